@@ -1,0 +1,71 @@
+# make demo        what the library can do today, in a minute
+# make test        everything: checks, tests, doctests, the built wheel in a clean environment
+# make test-fast   the tests without the slow ones
+# make check       ruff, ruff format, strict mypy
+# make bench       speed of the accountants against their peers
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+DEMO := demo-out
+
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+STAMP := $(VENV)/.installed
+# Each test process computes on one thread: the processes are the parallelism.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test test-fast check format pytest wheel-test bench clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+install: $(STAMP)
+
+# Rebuilt only when the requirements change; the package itself is installed in place.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c $(CONSTRAINTS) pip setuptools
+	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+demo: install
+	mkdir -p $(DEMO)
+	$(BIN)/dpgrad --version
+	$(BIN)/dpgrad calibrate --epsilon 2 --delta 1e-5 --sampling-rate 0.01 --steps 10000
+	$(BIN)/dpgrad epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --plot $(DEMO)/epsilon.svg
+	@test -s $(DEMO)/epsilon.svg && echo "wrote $(DEMO)/epsilon.svg"
+
+# One after another, so that a failed check stops before the long tests.
+test: install
+	$(MAKE) check
+	$(MAKE) pytest
+	$(MAKE) wheel-test
+
+pytest: install
+	$(PYTEST)
+
+test-fast: install
+	$(PYTEST) -m "not slow"
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel-test: install
+	sh tests/smoke_wheel.sh $(BIN)/python $(CONSTRAINTS) $(VENV)-wheel
+
+bench: install
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.accounting
+
+clean:
+	rm -rf $(VENV)-wheel build dist $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis src/dpgrad.egg-info

@@ -1,0 +1,60 @@
+"""Differentially private optimization: the object that configures a run is the object that is accounted.
+
+Public names are imported when first used, so ``import dpgrad`` loads neither torch nor numpy.
+
+>>> import dpgrad
+>>> dpgrad.Relation("add-remove").name
+'ADD_REMOVE'
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpgrad import accounting, calibrate, data, events, sampling, schedules
+    from dpgrad.events import Relation
+    from dpgrad.guarantee import Guarantee
+    from dpgrad.mechanism import Mechanism
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Guarantee",
+    "Mechanism",
+    "Relation",
+    "__version__",
+    "accounting",
+    "calibrate",
+    "data",
+    "events",
+    "sampling",
+    "schedules",
+]
+
+# Public name -> the module that defines it; a module is its own home.
+_HOMES = {
+    "Guarantee": "dpgrad.guarantee",
+    "Mechanism": "dpgrad.mechanism",
+    "Relation": "dpgrad.events",
+    "accounting": "dpgrad.accounting",
+    "calibrate": "dpgrad.calibrate",
+    "data": "dpgrad.data",
+    "events": "dpgrad.events",
+    "sampling": "dpgrad.sampling",
+    "schedules": "dpgrad.schedules",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'dpgrad' has no attribute {name!r}")
+        module = import_module(home)
+        value: object = module if home == f"dpgrad.{name}" else getattr(module, name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,73 @@
+"""Checks of arguments: each raises one line with name, value, bound and, where there is one, the remedy."""
+
+import math
+import operator
+from typing import SupportsFloat, SupportsIndex
+
+MOST_STEPS = 10**9
+
+
+def _number(name: str, value: object) -> float:
+    if type(value) is float and value == value:  # the usual case, and the only one that runs often
+        return value
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number, got nan")
+    return number
+
+
+def positive(**named: object) -> None:
+    """Refuse anything but a finite number above zero.
+
+    >>> positive(noise_multiplier=0)
+    Traceback (most recent call last):
+    ValueError: noise_multiplier must be positive and finite, got 0
+    """
+    for name, value in named.items():
+        if not 0 < _number(name, value) < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value!r}")
+
+
+def non_negative(**named: object) -> None:
+    """Refuse anything but a finite number of at least zero."""
+    for name, value in named.items():
+        if not 0 <= _number(name, value) < math.inf:
+            raise ValueError(f"{name} must be zero or more and finite, got {value!r}")
+
+
+def unit_interval(**named: object) -> None:
+    """Refuse anything outside [0, 1]."""
+    for name, value in named.items():
+        if not 0 <= _number(name, value) <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+
+
+def open_unit(**named: object) -> None:
+    """Refuse anything outside the open interval (0, 1)."""
+    for name, value in named.items():
+        if not 0 < _number(name, value) < 1:
+            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
+
+
+def whole(least: int = 0, most: int | None = None, **named: object) -> None:
+    """Refuse anything but a whole number within [least, most]; booleans are not numbers.
+
+    >>> whole(least=1, steps=0)
+    Traceback (most recent call last):
+    ValueError: steps must be a whole number of at least 1, got 0
+    """
+    for name, value in named.items():
+        if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+        number = operator.index(value)
+        if number < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if most is not None and number > most:
+            raise ValueError(f"{name} must be at most {most:,}, got {number:,}")
+
+
+def step_count(**named: object) -> None:
+    """Refuse anything but a number of steps from 1 to a thousand million: beyond that nothing is certified."""
+    whole(least=1, most=MOST_STEPS, **named)

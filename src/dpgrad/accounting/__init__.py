@@ -1,0 +1,34 @@
+"""Accountants: pure functions from an event and a relation to a privacy profile.
+
+>>> from dpgrad.events import Gaussian, Poisson, Repeat
+>>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000), accountant="rdp")
+>>> round(profile.epsilon(1e-5), 6)
+1.035384
+"""
+
+from importlib import import_module
+
+from dpgrad.events import Event, Relation
+from dpgrad.guarantee import Profile
+
+# accountant -> module and function; what is not a guarantee comes last
+ACCOUNTANTS = {
+    "pld": ("pld", "account"),
+    "rdp": ("rdp", "account"),
+    "moments": ("moments", "account"),
+    "exact": ("exact", "account"),
+    "strong": ("strong", "account"),
+    "rdp-classic": ("rdp", "classic"),
+    "moments-closed": ("moments", "closed"),
+    "moments-asymptotic": ("moments", "asymptotic"),
+    "strong-printed": ("strong", "printed"),
+}
+
+
+def account(event: Event, relation: Relation = Relation.ADD_REMOVE, accountant: str = "pld") -> Profile:
+    """The profile of ``event`` for neighbours under ``relation``, by the accountant of that name."""
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}")
+    module, function = ACCOUNTANTS[accountant]
+    profile: Profile = getattr(import_module(f"dpgrad.accounting.{module}"), function)(event, Relation(relation))
+    return profile

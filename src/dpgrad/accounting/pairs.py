@@ -1,0 +1,200 @@
+"""The pairs of distributions on the line whose privacy loss bounds one step, for every sampler and relation.
+
+A pair (P, Q) *dominates* a step if its hockey-stick divergence H_α(P‖Q) = ∫(P − αQ)₊ is at least the step's for all
+α ≥ 0 and all neighbours; dominating pairs compose (Zhu, Dong and Wang, 2022). In units of the clip bound, with noise
+N(0, σ²) and sampling rate q, each of ours is
+
+    P = (1−q)·N(0) + q·N(1)   or N(0),          Q = N(0)   or   (1−q)·N(0) + q·N(−1),
+
+so the loss is L(x) = log P/Q = [P is shifted]·ℓ(x) − [Q is shifted]·ℓ(−x) with ℓ(x) = log(1 − q + q·e^{(x−½)/σ²}),
+increasing in x and invertible in closed form.
+
+**remove** (P shifted) and **add** (Q shifted) are Poisson sampling under add/remove and zero-out; both directions
+must be composed and the worse one reported.
+
+**antipodal** (both shifted) is Poisson sampling under replace-one. *Proof that it dominates.* Let the exchanged row
+contribute a or b, |a|, |b| ≤ 1; conditioned on the other rows, which a shift removes, P = (1−q)N₀ + qN_a and Q =
+(1−q)N₀ + qN_b. Fix α ≥ 0 and let R = {P > αQ}. Turn b within span(a, b), its length fixed: by the envelope theorem
+dH_α = −αq∫_R N_b(x)·(x·b_⊥)/σ² dx with b_⊥ the direction in which b turns. Let b turn away from a. Reflecting x
+across span(b) keeps N₀ and N_b and raises N_a on the half that faces a, so R has more N_b-mass on that half, where
+x·b_⊥ < 0: the integral is ≤ 0 and H_α grows until b is antipodal to a. On the line they then span, P/Q is increasing
+in x; moving a outwards raises P's mass above the threshold of R, moving b outwards lowers Q's, so H_α grows with both
+lengths and |a| = |b| = 1 is worst. This holds for every α ≥ 0, so the pair dominates, and it composes. ∎ It is
+symmetric under x → −x, so one direction serves both.
+
+**larger** is fixed-size sampling under replace-one. With the same rows drawn around it, an exchanged row shifts the
+sum by at most 2 clips with probability q; every such step is dominated by the *pointwise maximum* of the remove and
+the add profile at noise σ/2 (the pair of the maximum is composed; the maximum of the two composed profiles is not a
+bound). The maximum is the remove profile where ε ≥ 0 and the add profile where ε ≤ 0, so its loss distribution is
+that of add below zero, that of remove above, and an atom at zero.
+
+**Noise levels and rates interpolate.** For fixed q each profile is convex in s = 2Φ(κ/σ) − 1, so a step at σ between
+two nodes is dominated by the mixture of the nodes with weights linear in s. *Proof.* Write μ = 1/σ. Remove and add
+profiles are a non-negative constant times the Gaussian profile at some ε′, whose derivative is dδ/dμ = φ(μ/2 − ε′/μ).
+With κ = ½, ds/dμ = φ(μ/2), and dδ/ds = exp(ε′/2 − ε′²/2μ²) grows with μ. For the antipodal pair take κ = 1, ds/dμ =
+2φ(μ). At the threshold x* write z = x*/σ², so e^z − αe^{−z} = (1−q)(α−1)/q·e^{μ²/2}; by the envelope theorem dδ/dμ =
+q[φ(z/μ − μ) + αφ(z/μ + μ)], hence dδ/ds = (q/2)·e^F with F = −z²/2μ² + log(e^z + αe^{−z}). With τ = (e^z −
+αe^{−z})/(e^z + αe^{−z}), dz/dμ = μτ, and dF/dμ = [(z/μ)² − (z/μ)(μτ) + (μτ)²]/μ ≥ 0. A maximum of convex functions is
+convex, which covers **larger**. ∎ In q, (P, Q) is linear, and H_α is jointly convex: mixtures of nodes in q dominate
+too. Both together: interpolate in one, then in the other.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from dpgrad.events import FixedSize, Gaussian, Leaf, Poisson, Relation, Shuffle
+
+Array = NDArray[np.float64]
+
+_HALF_LOG_2PI = 0.5 * np.log(2 * np.pi)
+
+
+class Kind(StrEnum):
+    """Which of the two distributions is shifted."""
+
+    REMOVE = "remove"
+    ADD = "add"
+    ANTIPODAL = "antipodal"
+    LARGER = "larger"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One dominating pair: ``kind`` at sampling rate ``rate`` and noise ``sigma`` in units of the shift.
+
+    >>> pair = Pair(Kind.REMOVE, 0.01, 1.0)
+    >>> round(float(pair.loss(pair.place(np.array([0.5])))[0]), 12)
+    0.5
+    """
+
+    kind: Kind
+    rate: float
+    sigma: float
+
+    @property
+    def up(self) -> bool:
+        """P is the shifted distribution (of ``larger``: for positive losses)."""
+        return self.kind is not Kind.ADD
+
+    @property
+    def down(self) -> bool:
+        """Q is the shifted distribution."""
+        return self.kind in (Kind.ADD, Kind.ANTIPODAL)
+
+    def loss(self, x: Array) -> Array:
+        """log P/Q at x."""
+        total = np.zeros_like(x)
+        if self.up:
+            total += _log_mixture(self.rate, (x - 0.5) / self.sigma**2)
+        if self.down:
+            total -= _log_mixture(self.rate, (-x - 0.5) / self.sigma**2)
+        return total
+
+    def log_p(self, x: Array) -> Array:
+        """The log-density of P at x."""
+        base = -((x / self.sigma) ** 2) / 2 - np.log(self.sigma) - _HALF_LOG_2PI
+        return np.asarray(base + _log_mixture(self.rate, (x - 0.5) / self.sigma**2) if self.up else base)
+
+    def place(self, loss: Array) -> Array:
+        """The x at which the loss is taken; ∓∞ outside its range."""
+        variance = self.sigma**2
+        if self.kind is Kind.ANTIPODAL:
+            # qe^{z−1/2σ²} − e^L·qe^{−z−1/2σ²} = (1−q)(e^L−1), z = L/2 + u: sinh u = (1−q)/q·e^{1/2σ²}·sinh(L/2)
+            with np.errstate(divide="ignore"):
+                log_sinh = np.abs(loss) / 2 + np.log(-np.expm1(-np.abs(loss)) / 2)
+                log_v = np.log1p(-self.rate) - np.log(self.rate) + 0.5 / variance + log_sinh
+            u = np.where(
+                log_v < 0, np.arcsinh(np.exp(np.minimum(log_v, 0))), log_v + np.log1p(np.hypot(1, _exp_neg(log_v)))
+            )
+            return np.asarray(variance * (loss / 2 + np.copysign(u, loss)))
+        if self.kind is Kind.ADD:
+            return -(variance * _inverse_mixture(self.rate, -loss) + 0.5)
+        return variance * _inverse_mixture(self.rate, loss) + 0.5
+
+    def mass(self, left: Array | float, right: Array | float) -> Array:
+        """P's mass between left and right, which may be infinite."""
+        return self._mass(left, right, 1.0 if self.up else 0.0)
+
+    def other_mass(self, left: Array | float, right: Array | float) -> Array:
+        """Q's mass between left and right, which may be infinite."""
+        return self._mass(left, right, -1.0 if self.down else 0.0)
+
+    def _mass(self, left: Array | float, right: Array | float, shift: float) -> Array:
+        plain = _interval(left / self.sigma, right / self.sigma)
+        if not shift:
+            return plain
+        shifted = _interval((left - shift) / self.sigma, (right - shift) / self.sigma)
+        return np.asarray((1 - self.rate) * plain + self.rate * shifted)
+
+    @property
+    def kappa(self) -> float:
+        """The profile is convex in 2Φ(κ/σ) − 1: see the module's proof."""
+        return 1.0 if self.kind is Kind.ANTIPODAL else 0.5
+
+
+def _interval(a: Array | float, b: Array | float) -> Array:
+    """Φ(b) − Φ(a), from the nearer tail."""
+    flip = a > 0
+    return np.asarray(ndtr(np.where(flip, -a, b)) - ndtr(np.where(flip, -b, a)))
+
+
+def _exp_neg(v: Array) -> Array:
+    return np.asarray(np.exp(-np.maximum(v, 0)))
+
+
+def _log_mixture(rate: float, y: Array) -> Array:
+    """log(1 − q + q·e^y), to full relative precision where it is small."""
+    if rate == 1:
+        return y
+    small = np.log1p(rate * np.expm1(np.minimum(y, 30)))
+    return np.where(y < 30, small, np.logaddexp(np.log1p(-rate), np.log(rate) + y))
+
+
+def _inverse_mixture(rate: float, loss: Array) -> Array:
+    """The y with log(1 − q + q·e^y) = loss; −∞ at and below log(1 − q)."""
+    if rate == 1:
+        return loss
+    with np.errstate(divide="ignore", invalid="ignore"):
+        small = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / rate, -1))
+        large = loss - np.log(rate) + np.log1p(-(1 - rate) * _exp_neg(loss))
+    return np.where(loss < 30, small, large)
+
+
+def directions(relation: Relation) -> tuple[Kind, ...]:
+    """The directions that must be composed, each by itself."""
+    return (Kind.ANTIPODAL,) if relation is Relation.REPLACE_ONE else (Kind.REMOVE, Kind.ADD)
+
+
+def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
+    """The pair that dominates one application of ``leaf``; what has no price under ``relation`` is refused by name."""
+    # A full-batch Gaussian under replace-one moves by 2 clips. Its pair is symmetric, so REMOVE at rate 1 serves.
+    shift = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    match leaf:
+        case Gaussian(z):
+            return Pair(Kind.REMOVE, 1.0, z / shift)
+        case Poisson(q, Gaussian(z)) if q == 1:
+            return Pair(Kind.REMOVE, 1.0, z / shift)
+        case Poisson(q, Gaussian(z)):
+            return Pair(direction, q, z)
+        case Shuffle(_, Gaussian(z)):
+            if relation is Relation.ADD_REMOVE:
+                raise ValueError(
+                    "shuffle has no price under add-remove: batches of a fixed size reveal the number of rows; "
+                    "use relation zero-out or replace-one, or the Poisson sampler"
+                )
+            return Pair(Kind.REMOVE, 1.0, z / shift)
+        case FixedSize(_, _, Gaussian(z)):
+            if relation is not Relation.REPLACE_ONE:
+                raise ValueError(
+                    f"fixed-size sampling has no price under {relation}: a sample of fixed size makes room for another "
+                    "row; use relation replace-one, or the Poisson sampler"
+                )
+            if leaf.sampling_rate == 1:
+                return Pair(Kind.REMOVE, 1.0, z / shift)
+            return Pair(Kind.LARGER, leaf.sampling_rate, z / shift)
+        case _:
+            raise ValueError(f"unknown event {leaf!r}: no pair is known to dominate it")

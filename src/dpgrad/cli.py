@@ -1,0 +1,459 @@
+"""The command `dpgrad`: what a run costs, how much noise a budget needs, how long a budget lasts.
+
+Nothing heavy is imported before it is used: no torch at all, rich for tables, matplotlib for plots. An answer is made
+whole before any of it is written, so that a refusal leaves standard output empty.
+"""
+
+import argparse
+import codecs
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from dpgrad import __version__, _validate
+from dpgrad.accounting import ACCOUNTANTS
+from dpgrad.events import Event, Relation
+
+if TYPE_CHECKING:
+    from dpgrad._compare import Figure
+    from dpgrad.mechanism import Mechanism
+    from dpgrad.sampling import FixedSize, FullBatch, Poisson, Shuffle
+
+T = TypeVar("T")
+
+_MOST_ROWS = 10**15
+_MOST_LEAVES = 50  # in JSON; an event of more is given by their number
+_SAMPLERS = ("poisson", "fixed-size", "full-batch", "shuffle")
+_PLOTS = (".svg", ".png")
+
+# what is written where the terminal's encoding lacks a character
+_SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses with one line and leaves ending the process to `main`."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(re.sub(r"^argument (\S+): (?=must )", r"\1 ", message))
+
+
+def _option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable[[str], T]:
+    """An argparse type: text converted, then checked by one of `_validate`."""
+
+    def parse(text: str) -> T:
+        try:
+            value = convert(text)
+            check(value=value)
+        except ValueError as error:
+            said = str(error).removeprefix("value ")
+            raise argparse.ArgumentTypeError(said if said.startswith("must ") else f"must be {error}") from None
+        return value
+
+    return parse
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"a number, got {text!r:.40}") from None
+
+
+def _exact(text: str) -> Fraction:
+    """The number as typed: 0.01 is 1/100, and 512/60000 is itself. Floats would lose a step where T = int(E/Q)."""
+    if match := re.fullmatch(r"\s*(\d{1,18})\s*/\s*(\d{1,18})\s*", text):
+        if not int(match[2]):
+            raise ValueError(f"a number, got {text!r}")
+        return Fraction(int(match[1]), int(match[2]))
+    number = _real(text)
+    if not math.isfinite(number):
+        raise ValueError(f"a finite number, got {text!r:.40}")
+    return Fraction(repr(number))
+
+
+def _whole(text: str) -> int:
+    """A whole number, as 10000 or 1e4."""
+    with contextlib.suppress(InvalidOperation):
+        number = Decimal(text.strip())
+        if number.is_finite() and number.adjusted() < 30 and number == number.to_integral_value():
+            return int(number)
+    raise ValueError(f"a whole number, got {text!r:.40}")
+
+
+def _rows(value: int) -> None:
+    _validate.whole(least=1, most=_MOST_ROWS, value=value)
+
+
+def _plot_file(text: str) -> str:
+    if os.path.splitext(text)[1].lower() not in _PLOTS:
+        raise argparse.ArgumentTypeError(f"must end in {' or '.join(_PLOTS)}, got {text!r:.80}")
+    return text
+
+
+_positive = _option(_real, _validate.positive)
+_steps = _option(_whole, _validate.step_count)
+
+
+def _parser() -> argparse.ArgumentParser:
+    main = _Parser(
+        prog="dpgrad",
+        description="Plan and account for training with differential privacy.",
+        epilog="`dpgrad COMMAND --help` explains the options of a command.",
+        allow_abbrev=False,
+    )
+    main.add_argument("--version", action="version", version=f"dpgrad {__version__}")
+    commands = main.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, short: str, long: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=short, description=long, allow_abbrev=False)
+
+    epsilon = command(
+        "epsilon",
+        "what a run costs: the privacy loss ε",
+        "Says how much a training run can reveal about one row: its ε, by one accountant (--json) or by all of them.",
+    )
+    _required(epsilon, "noise-multiplier", "delta")
+    _length(epsilon)
+    calibrate = command(
+        "calibrate",
+        "how much noise a budget needs",
+        "Finds the least noise with which a run of a given length stays within a privacy budget. With a clip schedule "
+        "this is the reading `less-noise` of Yu et al. (2018): a shrinking clip bound buys less noise.",
+    )
+    _required(calibrate, "epsilon", "delta")
+    _length(calibrate)
+    calibrate.add_argument(
+        "--precision",
+        metavar="P",
+        type=_positive,
+        help="Give the least multiple of P, for example 0.01, that stays within the budget.",
+    )
+    steps = command(
+        "steps",
+        "how long a budget lasts",
+        "Finds the most steps that stay within a privacy budget at given noise. With a clip schedule this is the "
+        "reading `more-steps` of Yu et al. (2018): a shrinking clip bound buys more steps.",
+    )
+    _required(steps, "epsilon", "noise-multiplier", "delta")
+    for parser in (epsilon, calibrate, steps):
+        _common(parser)
+    return main
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "epsilon": {
+        "metavar": "E",
+        "type": _positive,
+        "help": "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
+    },
+    "noise-multiplier": {
+        "metavar": "Z",
+        "type": _positive,
+        "help": "The standard deviation of the noise divided by the clip bound; more noise hides more.",
+    },
+    "delta": {
+        "metavar": "D",
+        "type": _option(_real, _validate.open_unit),
+        "help": "The chance with which the promise may fail; choose it well below one over the number of rows.",
+    },
+}
+
+
+def _required(parser: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        parser.add_argument(f"--{name}", required=True, **_OPTIONS[name])
+
+
+def _length(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--steps", metavar="T", type=_steps, help="The number of noisy updates, for example 10000.")
+    either.add_argument(
+        "--epochs",
+        metavar="E",
+        type=_option(_exact, _validate.positive),
+        help="The number of passes over the data instead of steps; the steps are E / Q, rounded down.",
+    )
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--sampling-rate",
+        metavar="Q",
+        type=_option(_exact, _validate.unit_interval),
+        help="The chance that one row takes part in one step: batch size over number of rows, as 0.01 or 512/60000.",
+    )
+    add(
+        "--sampler",
+        choices=_SAMPLERS,
+        default="poisson",
+        help="How batches are drawn: each row by its own coin (poisson, the default), a fixed number without "
+        "replacement, every row at every step, or shuffled epochs.",
+    )
+    add(
+        "--relation",
+        choices=[relation.value for relation in Relation],
+        default=Relation.ADD_REMOVE.value,
+        help="Which change of one row must stay hidden: that it is there (add-remove, the default), that it counts "
+        "(zero-out), or what it says (replace-one).",
+    )
+    add(
+        "--accountant",
+        choices=list(ACCOUNTANTS),
+        default="pld",
+        help="Who computes ε: pld, the default, is the tightest; the others are there to compare with papers.",
+    )
+    add(
+        "--clip-schedule",
+        metavar="NAME",
+        help="How the clip bound shrinks to one half while the noise keeps its size: linear, affine, geometric:R or "
+        "arithmetic:R with R a step, for example geometric:0.001.",
+    )
+    add(
+        "--schedule-steps",
+        metavar="H",
+        type=_steps,
+        help="The step at which a linear or affine clip schedule has reached one half; without it, the last one.",
+    )
+    add(
+        "--dataset-size",
+        metavar="N",
+        type=_option(_whole, _rows),
+        help="The number of rows, a public number; a fixed-size sampler needs it.",
+    )
+    add("--json", action="store_true", help="Print one JSON object, by the chosen accountant alone.")
+    add("--plot", metavar="FILE", type=_plot_file, help="Also draw ε against steps, to a file named .svg or .png.")
+
+
+def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shuffle":
+    from dpgrad import sampling
+
+    rate, rows = args.sampling_rate, args.dataset_size
+    if args.sampler == "full-batch":
+        if rate is not None:
+            raise ValueError("--sampling-rate is not allowed with --sampler full-batch: every row takes part each step")
+        return sampling.FullBatch()
+    if rate is None:
+        raise ValueError(f"--sampling-rate is required with --sampler {args.sampler}: batch size over number of rows")
+    if args.sampler == "poisson":
+        return sampling.Poisson(float(rate))
+    if args.sampler == "fixed-size" and rows is None:
+        raise ValueError("--dataset-size is required with --sampler fixed-size: the public number of rows")
+    if not rate:
+        raise ValueError(f"--sampling-rate must be above 0 with --sampler {args.sampler}, got 0")
+    if rows is None:  # only the number of batches is priced
+        batches = math.ceil(1 / rate)
+        _validate.step_count(**{"batches in an epoch": batches})
+        return sampling.Shuffle(batches, 1)
+    size = round(rate * rows)
+    if not size:
+        raise ValueError(
+            f"--sampling-rate {float(rate):g} of --dataset-size {rows:,} rounds to an empty batch: raise one of them"
+        )
+    return sampling.FixedSize(rows, size) if args.sampler == "fixed-size" else sampling.Shuffle(rows, size)
+
+
+def _step_count(args: argparse.Namespace, sampler: "Poisson | FixedSize | FullBatch | Shuffle") -> int:
+    """T, as given or as the whole steps within the epochs."""
+    from dpgrad import sampling
+
+    if args.epochs is None:
+        return int(args.steps)
+    match sampler:
+        case sampling.FullBatch():
+            an_epoch = Fraction(1)
+        case sampling.Shuffle():
+            an_epoch = Fraction(sampler.span)
+        case sampling.FixedSize(rows, size):
+            an_epoch = Fraction(rows, size)
+        case _:
+            if not args.sampling_rate:
+                raise ValueError("--epochs needs a --sampling-rate above 0: at 0 no epoch ends; give --steps")
+            an_epoch = 1 / args.sampling_rate
+    found = int(args.epochs * an_epoch)
+    if not found:
+        raise ValueError(
+            f"--epochs {float(args.epochs):g} is less than one step: give at least {float(1 / an_epoch):g}"
+        )
+    _validate.step_count(**{f"steps in {float(args.epochs):g} epochs": found})
+    return found
+
+
+def _run(args: argparse.Namespace, sampler: Any, steps: int | None, noise_multiplier: float) -> "Mechanism":
+    """The run as accounted; ``steps`` None where they are to be found."""
+    from dpgrad import schedules
+    from dpgrad.mechanism import Mechanism
+
+    relation = Relation(args.relation)
+    if args.clip_schedule is None:
+        if args.schedule_steps is not None:
+            raise ValueError("--schedule-steps needs --clip-schedule: without one the clip bound is constant")
+        return Mechanism(sampler, steps or 1, noise_multiplier, relation=relation)
+    timed = args.clip_schedule in ("linear", "affine")
+    if timed and steps is None and args.schedule_steps is None:
+        raise ValueError(
+            f"--schedule-steps is required with --clip-schedule {args.clip_schedule}: the step at which the clip bound "
+            "has reached one half"
+        )
+    args.schedule_steps = args.schedule_steps or (steps if timed else None)
+    clip = schedules.parse_clip(args.clip_schedule, 1.0, args.schedule_steps or 1)
+    return Mechanism(sampler, steps or 1, noise_multiplier, clip=clip, hold_noise=True, relation=relation)
+
+
+def _solved(args: argparse.Namespace) -> "Mechanism":
+    """The run that is asked about, its noise or its steps found where they were the question."""
+    sampler = _sampler(args)
+    match args.command:
+        case "epsilon":
+            return _run(args, sampler, _step_count(args, sampler), args.noise_multiplier)
+        case "calibrate":
+            run = _run(args, sampler, _step_count(args, sampler), 1.0)
+            return run.calibrated(args.epsilon, args.delta, args.accountant, args.precision)
+        case _:
+            run = _run(args, sampler, None, args.noise_multiplier)
+            return run.longest(args.epsilon, args.delta, args.accountant)
+
+
+def _answer(args: argparse.Namespace) -> str:
+    """The whole of what goes to standard output; a plot is written on the way."""
+    from dpgrad import _compare
+
+    run = _solved(args)
+    event = run.event()
+    chosen = _compare.figure(event, run.relation, args.accountant, args.delta, chosen=True)
+    public = _compare.assumed_public(run, args.dataset_size)
+    rows = [] if args.json else _compare.compare(event, run.relation, args.delta, chosen)
+    if args.plot is not None:
+        from dpgrad import _plot
+
+        known = {name: found for name, found in rows if isinstance(found, _compare.Figure)}
+        _plot.draw(args.plot, run, args.delta, known or {args.accountant: chosen})
+    if args.json:
+        return json.dumps(_fields(args, run, event, chosen, public), allow_nan=False) + "\n"
+    rough = _compare.runs(event) > _compare.MANY
+    explained = _compare.words(chosen, run, args.delta, public, rough)
+    if args.plot is not None:
+        explained.append(("plot", f"ε against steps is drawn in {args.plot}."))
+    return _compare.page(_headline(args, run, chosen), rows, explained, rough, *_screen())
+
+
+def _fields(
+    args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Figure", public: list[str]
+) -> dict[str, object]:
+    from dpgrad import _compare, events, sampling
+
+    distinct = _compare.runs(event)
+    infinite = math.isinf(chosen.epsilon)
+    declared = ", declared, not read from the data" if run.relation is Relation.ADD_REMOVE else ""
+    found: dict[str, object] = {
+        "epsilon": None if infinite else chosen.epsilon,
+        "epsilon_lower": None if chosen.lower is None or math.isinf(chosen.lower) else chosen.lower,
+        "epsilon_estimate": None if chosen.estimate is None or math.isinf(chosen.estimate) else chosen.estimate,
+        "delta": args.delta,
+        "accountant": chosen.accountant,
+        "guarantee": chosen.guarantee,
+        "relation": run.relation.value,
+        "sampler": run.sampler.name,
+        "steps": run.steps,
+        "sampling_rate": None if args.sampling_rate is None else float(args.sampling_rate),
+        "noise_multiplier": run.noise_multiplier,
+        "clip_schedule": args.clip_schedule,
+        "schedule_steps": args.schedule_steps,
+        "dataset_size": args.dataset_size,
+        "batch_size": run.sampler.batch_size if args.dataset_size is not None else None,
+        "batches_per_epoch": run.sampler.span if isinstance(run.sampler, sampling.Shuffle) else None,
+        "distinct_steps": distinct,
+        "event": events.to_dict(event) if distinct < _MOST_LEAVES else None,
+        "assumed_public": [item + declared for item in public],
+    }
+    if infinite:
+        found["reason"] = "no finite epsilon is certified at this delta: add noise, sample less or take fewer steps"
+    if args.command != "epsilon":
+        found["target_epsilon"] = args.epsilon
+    if args.plot is not None:
+        found["plot"] = args.plot
+    return found
+
+
+def _headline(args: argparse.Namespace, run: "Mechanism", chosen: "Figure") -> list[str]:
+    from dpgrad import _compare
+
+    lines = []
+    if args.command == "calibrate":
+        noise = _compare.up(run.noise_multiplier) if args.precision is None else f"{run.noise_multiplier:.10g}"
+        lines.append(f"noise multiplier {noise}: the least that keeps {run.steps:,} steps within ε = {args.epsilon:g}")
+    if args.command == "steps":
+        lines.append(f"{run.steps:,} steps: the most within ε = {args.epsilon:g} at noise {run.noise_multiplier:g}")
+    kind = "" if chosen.guarantee else ", a historical figure and no guarantee"
+    lines.append(
+        f"ε = {_compare.up(chosen.epsilon)} at δ = {args.delta:g} ({run.relation} neighbours, {run.sampler.name} "
+        f"sampling, accountant {chosen.accountant}{kind})"
+    )
+    return lines
+
+
+def _screen() -> tuple[bool, int]:
+    """Whether standard output is a terminal, and how wide to write."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return terminal, min(max(shutil.get_terminal_size((100, 24)).columns, 60), 110)
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_SPELLED.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def _write(text: str) -> None:
+    if sys.stdout is None:
+        raise ValueError("standard output is closed: there is nowhere to write the answer")
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _refused(message: str, code: int) -> int:
+    """One line on standard error; the exit status."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        print(f"dpgrad: error: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status: 0, 2 where the input was refused, 130 where interrupted.
+
+    >>> main(["--version"])
+    dpgrad 0.1.0
+    0
+    """
+    codecs.register_error("dpgrad.spell", _spell)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="dpgrad.spell")
+    try:
+        parser = _parser()
+        args = parser.parse_args(argv)
+        _write(parser.format_help() if args.command is None else _answer(args))
+        return 0
+    except SystemExit as done:  # --help and --version
+        return int(done.code or 0)
+    except KeyboardInterrupt:
+        return _refused("interrupted", 130)
+    except BrokenPipeError:
+        # what is left in the buffer must not fail again when the interpreter ends
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _refused("standard output was closed before the answer was written", 2)
+    except (ValueError, OSError) as error:
+        return _refused(str(error), 2)
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        return _refused(f"{type(error).__name__}: {error}: a defect of dpgrad, please report this command", 1)

@@ -1,0 +1,95 @@
+"""What a loader returns, and the two errors it may raise."""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+OUTSIDE = "outside the guarantee: "
+ROW_COUNTS = "the number of rows"
+# Said as it is: no row is read at run time, but whoever wrote the constants down was not blind to the published file.
+CHOSEN_BOUNDS = (
+    "bounds of the columns, values clipped: documented ranges, else round constants fixed in the code by authors who "
+    "knew the published file"
+)
+
+# A numpy array, or a scipy CSR array for Reuters; `| Any` keeps scipy out of this module's imports.
+Rows: TypeAlias = NDArray[Any] | Any
+
+
+class DataError(ValueError):
+    """A data file or a request for one that is refused, in one line that quotes no row.
+
+    >>> raise DataError("mnist/labels: 3 bytes, at least 8 expected")
+    Traceback (most recent call last):
+    dpgrad.data._dataset.DataError: mnist/labels: 3 bytes, at least 8 expected
+    """
+
+
+class MissingFileError(DataError):
+    """A data file that is not there: names it, its checksum, where it is published and where to put it.
+
+    >>> issubclass(MissingFileError, DataError)
+    True
+    """
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Training and test rows with the record of how they were made.
+
+    `y` holds class indices 0..K-1 into `classes`, or real targets where `classes` is None. `public` lists every fact
+    taken as public; entries that start with "outside the guarantee" were read from the private rows.
+    Images are (n, channels, height, width); `flat` gives one vector a row. The representation shows shapes, never rows.
+
+    >>> import numpy as np
+    >>> rows, labels = np.zeros((3, 2)), np.array([0, 1, 1])
+    >>> Dataset("toy", rows, labels, rows, labels, ("no", "yes"), "default", "none", ())
+    Dataset('toy', train=(3, 2), test=(3, 2), classes=2, preprocessing='default')
+    """
+
+    name: str
+    x_train: Rows
+    y_train: NDArray[Any]
+    x_test: Rows
+    y_test: NDArray[Any]
+    classes: tuple[str, ...] | None
+    preprocessing: str
+    split: str
+    public: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            if x.shape[0] != y.shape[0]:
+                raise DataError(f"{self.name} {part}: {x.shape[0]} rows but {y.shape[0]} labels")
+            if self.classes is not None and y.size and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
+                raise DataError(f"{self.name} {part}: a label lies outside 0..{len(self.classes) - 1}")
+
+    @property
+    def outside_guarantee(self) -> tuple[str, ...]:
+        """What was read from private rows without being charged: empty for every default preprocessing."""
+        return tuple(entry for entry in self.public if entry.startswith(OUTSIDE))
+
+    def flat(self) -> "Dataset":
+        """The same rows with each image laid out as one vector."""
+        return replace(self, x_train=_flat(self.x_train), x_test=_flat(self.x_test))
+
+    def __repr__(self) -> str:
+        classes = None if self.classes is None else len(self.classes)
+        return (
+            f"Dataset({self.name!r}, train={self.x_train.shape}, test={self.x_test.shape}, classes={classes}, "
+            f"preprocessing={self.preprocessing!r})"
+        )
+
+
+def _flat(x: Rows) -> Rows:
+    if isinstance(x, np.ndarray):
+        return x.reshape(x.shape[0], int(np.prod(x.shape[1:])))
+    return x
+
+
+def check_preprocessing(name: str, preprocessing: str, offered: tuple[str, ...]) -> None:
+    """Refuse a recipe the dataset does not offer."""
+    if preprocessing not in offered:
+        raise DataError(f"preprocessing of {name} must be one of {', '.join(offered)}, got {preprocessing!r}")

@@ -1,0 +1,157 @@
+"""Published files: where they are expected, what they must hash to, and reading them only if they do."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpgrad.data._dataset import DataError, MissingFileError
+from dpgrad.data._fetch import fetch
+
+
+@dataclass(frozen=True)
+class Content:
+    """A checksum of what a file holds, for files whose outer bytes differ between honest copies.
+
+    Gzip stamps a time into its header and text files change line ends in transit; `read` removes that, and its result
+    must hash to `sha256`.
+    """
+
+    sha256: str
+    read: Callable[[bytes, str], bytes]
+    described: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a dataset as it was published.
+
+    `url` is set where the very bytes can be fetched without an account; `published` says in words where they are from.
+
+    >>> Source("toy", "toy.csv", "ab" * 32, 12, "https://example.org/toy").place
+    'toy/toy.csv'
+    """
+
+    folder: str
+    file: str
+    sha256: str
+    size: int
+    published: str
+    url: str | None = None
+    content: Content | None = None
+
+    @property
+    def place(self) -> str:
+        """The path below the data folder."""
+        return f"{self.folder}/{self.file}"
+
+    @property
+    def checksum(self) -> str:
+        """The checksum that is verified, with what it is taken of."""
+        return (
+            f"sha256 {self.sha256}"
+            if self.content is None
+            else f"sha256 {self.content.sha256} {self.content.described}"
+        )
+
+
+def data_folder(root: Path | None) -> Path | None:
+    """The folder given, or the one `DPGRAD_DATA` names, or None."""
+    if root is not None:
+        return Path(root).expanduser()
+    named = os.environ.get("DPGRAD_DATA", "")
+    return Path(named).expanduser() if named else None
+
+
+def read_all(name: str, sources: Sequence[Source], root: Path | None, *, download: bool) -> list[bytes]:
+    """The verified contents of all files of a dataset; what is missing is fetched or named in one message."""
+    folder = data_folder(root)
+    missing = list(sources) if folder is None else [s for s in sources if not present(folder / s.place)]
+    if folder is None:
+        raise MissingFileError(_missing(name, missing, None))
+    if missing and download and all(source.url for source in missing):
+        for source in missing:
+            _download(source, folder)
+    elif missing:
+        raise MissingFileError(_missing(name, missing, folder))
+    return [read(folder / source.place, source) for source in sources]
+
+
+def present(path: Path) -> bool:
+    """Whether anything bears this name; what it is, `read` judges."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # For instance a parent that is a file, or a folder that may not be entered: `read` says which.
+        return True
+    return True
+
+
+def read(path: Path, source: Source) -> bytes:
+    """The bytes of one file, or of its content, refused unless they hash to the published checksum."""
+    raw = _bytes(path, source)
+    if source.content is None:
+        _compare(path, raw, source.sha256, "", source)
+        return raw
+    content = source.content.read(raw, str(path))
+    _compare(path, content, source.content.sha256, f" {source.content.described}", source)
+    return content
+
+
+def _bytes(path: Path, source: Source) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise DataError(f"{path} is {kind}: put the file {source.file} there")
+        if status.st_size == 0:
+            raise DataError(f"{path} is empty, {source.size} bytes expected: fetch it again from {source.published}")
+        # Never read much more than was published, whatever lies there.
+        limit = source.size if source.content is None else 2 * source.size + 4096
+        if status.st_size > limit or (source.content is None and status.st_size != source.size):
+            raise DataError(
+                f"{path} has {status.st_size} bytes, {source.size} expected: truncated or another version, "
+                f"fetch it again from {source.published}"
+            )
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
+
+
+def _compare(path: Path, content: bytes, expected: str, described: str, source: Source) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise DataError(
+            f"{path}: sha256{described} is {found}, published {expected}: damaged or another version, "
+            f"fetch it again from {source.published}"
+        )
+
+
+def _download(source: Source, folder: Path) -> None:
+    def verify(path: Path) -> None:
+        read(path, source)
+
+    if source.url is None:
+        raise DataError(f"{source.place} has no address to fetch it from: it is published at {source.published}")
+    try:
+        fetch(source.url, folder / source.place, size=source.size, verify=verify)
+    except DataError as error:
+        # Whoever fetches it by hand instead wants the checksum too; a mismatch has named it already.
+        digest = source.sha256 if source.content is None else source.content.sha256
+        raise DataError(f"{error}" if digest in str(error) else f"{error} ({source.checksum})") from None
+
+
+def _missing(name: str, sources: Sequence[Source], folder: Path | None) -> str:
+    files = "; ".join(f"{s.place} ({s.checksum}, {s.size} bytes, published at {s.published})" for s in sources)
+    where = (
+        "no data folder given: pass root (--data-dir) or set DPGRAD_DATA to a folder and put there"
+        if folder is None
+        else f"not found in {folder}: put there"
+    )
+    remedy = " (or pass download=True to fetch)" if all(source.url for source in sources) else ""
+    return f"{name}: {where}{remedy} {files}"

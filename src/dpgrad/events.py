@@ -1,0 +1,295 @@
+"""The language of accounting: what was released, and for which neighbours.
+
+An event says what a mechanism did, in public numbers alone. Leaves are one application of a mechanism; `Repeat` and
+`Compose` count them. Accountants price a leaf and let `fold` do the counting, so a count cannot be forgotten.
+
+A noise multiplier is std/clip, where clip bounds the norm of one example's contribution, under every relation: the
+relation changes only the price.
+
+>>> run = Repeat(Poisson(0.01, Gaussian(1.0)), 1000)
+>>> from_json(to_json(run)) == run
+True
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, assert_never, get_args
+
+from dpgrad import _validate
+
+
+class Relation(StrEnum):
+    """Which two datasets count as neighbours. The privacy unit is one row.
+
+    ``ADD_REMOVE``: one row more or less; sampling rate, steps, divisor and delta are declared, not read from the data.
+    ``ZERO_OUT``: the number of rows is public; one row's contribution is replaced by nothing.
+    ``REPLACE_ONE``: the number of rows is public; one row is exchanged for any other.
+
+    >>> Relation("zero-out").value
+    'zero-out'
+    """
+
+    ADD_REMOVE = "add-remove"
+    ZERO_OUT = "zero-out"
+    REPLACE_ONE = "replace-one"
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """One sum over every row, each clipped, with Gaussian noise of ``noise_multiplier`` times the clip bound.
+
+    >>> Gaussian(noise_multiplier=4.0)
+    Gaussian(noise_multiplier=4.0)
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """``event`` applied to a sample that holds each row independently with probability ``sampling_rate``."""
+
+    sampling_rate: float
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        _validate.unit_interval(sampling_rate=self.sampling_rate)
+        _inner_gaussian(self.event)
+        object.__setattr__(self, "sampling_rate", float(self.sampling_rate))
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """``event`` applied to ``sample_size`` rows drawn without replacement from ``dataset_size``; replace-one only."""
+
+    dataset_size: int
+    sample_size: int
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        _validate.whole(least=1, dataset_size=self.dataset_size, sample_size=self.sample_size)
+        _validate.whole(most=self.dataset_size, sample_size=self.sample_size)
+        _inner_gaussian(self.event)
+
+    @property
+    def sampling_rate(self) -> float:
+        return self.sample_size / self.dataset_size
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """One epoch: the rows are shuffled, cut into ``batches`` batches, and ``event`` is applied to each batch.
+
+    Every row takes part in one batch at most. Its price is that of one Gaussian an epoch; it is never the price of
+    Poisson sampling, which hides who took part.
+    """
+
+    batches: int
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        _validate.whole(least=1, batches=self.batches)
+        _inner_gaussian(self.event)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``event``, ``count`` times, each with fresh randomness and chosen with knowledge of earlier outputs."""
+
+    event: "Event"
+    count: int
+
+    def __post_init__(self) -> None:
+        _validate.whole(least=0, count=self.count)
+        _known(self.event)
+
+
+@dataclass(frozen=True)
+class Compose:
+    """Every one of ``events``, each chosen with knowledge of earlier outputs. ``Compose(())`` releases nothing."""
+
+    events: tuple["Event", ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))
+        for event in self.events:
+            _known(event)
+
+
+T = TypeVar("T")
+Leaf = Gaussian | Poisson | FixedSize | Shuffle
+Event = Leaf | Repeat | Compose
+
+NOTHING = Compose(())
+_EVENTS = get_args(Event)
+
+
+def _known(event: object) -> None:
+    if not isinstance(event, _EVENTS):
+        raise ValueError(f"unknown event {event!r}: expected one of {', '.join(t.__name__ for t in _EVENTS)}")
+
+
+def _inner_gaussian(event: object) -> None:
+    if not isinstance(event, Gaussian):
+        raise ValueError(f"only a Gaussian can be sampled, got {event!r}: sample it once, where the batch is drawn")
+
+
+def fold(
+    event: Event,
+    leaf: Callable[[Leaf], T],
+    repeat: Callable[[T, int], T],
+    combine: Callable[[Iterable[T]], T],
+) -> T:
+    """Reduce an event tree: ``leaf`` prices one application, ``repeat`` and ``combine`` do the counting.
+
+    >>> fold(Repeat(Gaussian(1.0), 3), lambda _: 1, lambda x, n: n * x, sum)
+    3
+    """
+    match event:
+        case Repeat(inner, count):
+            return repeat(fold(inner, leaf, repeat, combine), count)
+        case Compose(events):
+            return combine(fold(e, leaf, repeat, combine) for e in events)
+        case _:
+            _known(event)
+            return leaf(event)
+
+
+def leaves(event: Event) -> Counter[Leaf]:
+    """How often each distinct leaf is applied.
+
+    >>> leaves(Repeat(Compose((Gaussian(1.0), Gaussian(2.0), Gaussian(1.0))), 5))
+    Counter({Gaussian(noise_multiplier=1.0): 10, Gaussian(noise_multiplier=2.0): 5})
+    """
+    counts: Counter[Leaf] = Counter()
+    stack: list[tuple[Event, int]] = [(event, 1)]  # not `fold`: a Counter an inner node would be quadratic in depth
+    while stack:
+        node, times = stack.pop()
+        match node:
+            case Repeat(inner, count):
+                stack.append((inner, times * count))
+            case Compose(events):
+                stack.extend((e, times) for e in reversed(events))
+            case _:
+                _known(node)
+                if times:
+                    counts[node] += times
+    return counts
+
+
+def grouped(steps: Iterable[Leaf]) -> Event:
+    """The composition of ``steps``, neighbouring equal steps counted together.
+
+    >>> grouped([Gaussian(1.0), Gaussian(1.0), Gaussian(2.0)]) == Compose(
+    ...     (Repeat(Gaussian(1.0), 2), Repeat(Gaussian(2.0), 1))
+    ... )
+    True
+    """
+    runs: list[tuple[Leaf, int]] = []
+    for step in steps:
+        if runs and runs[-1][0] == step:
+            runs[-1] = (step, runs[-1][1] + 1)
+        else:
+            runs.append((step, 1))
+    events = tuple(Repeat(step, count) for step, count in runs)
+    return events[0] if len(events) == 1 else Compose(events)
+
+
+def group_multiplier(multipliers: Iterable[float]) -> float:
+    """The one noise multiplier that groups of parameters, each clipped and noised by itself, act as: 1/√Σ z_g⁻².
+
+    One example moves group g by at most C_g, so the sum scaled by 1/std_g moves by at most √Σ(C_g/std_g)².
+
+    >>> group_multiplier([2.0, 2.0])  # doctest: +ELLIPSIS
+    1.41421356...
+    """
+    values = list(multipliers)
+    if not values:
+        raise ValueError("groups must not be empty: give one noise multiplier a group")
+    for value in values:
+        _validate.positive(noise_multiplier=value)
+    return 1 / math.sqrt(math.fsum(value**-2 for value in values))
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """The event as plain dictionaries, for JSON."""
+    match event:
+        case Gaussian(noise_multiplier):
+            return {"type": "gaussian", "noise_multiplier": noise_multiplier}
+        case Poisson(sampling_rate, inner):
+            return {"type": "poisson", "sampling_rate": sampling_rate, "event": to_dict(inner)}
+        case FixedSize(dataset_size, sample_size, inner):
+            sizes = {"dataset_size": dataset_size, "sample_size": sample_size}
+            return {"type": "fixed-size", **sizes, "event": to_dict(inner)}
+        case Shuffle(batches, inner):
+            return {"type": "shuffle", "batches": batches, "event": to_dict(inner)}
+        case Repeat(inner, count):
+            return {"type": "repeat", "count": count, "event": to_dict(inner)}
+        case Compose(events):
+            return {"type": "compose", "events": [to_dict(e) for e in events]}
+        case _:
+            assert_never(event)
+
+
+_FIELDS: dict[str, tuple[type, frozenset[str]]] = {
+    "gaussian": (Gaussian, frozenset({"noise_multiplier"})),
+    "poisson": (Poisson, frozenset({"sampling_rate", "event"})),
+    "fixed-size": (FixedSize, frozenset({"dataset_size", "sample_size", "event"})),
+    "shuffle": (Shuffle, frozenset({"batches", "event"})),
+    "repeat": (Repeat, frozenset({"event", "count"})),
+    "compose": (Compose, frozenset({"events"})),
+}
+
+
+def from_dict(data: object) -> Event:
+    """The event that `to_dict` wrote; anything else is refused."""
+    if not isinstance(data, dict) or not isinstance(data.get("type"), str) or data["type"] not in _FIELDS:
+        raise ValueError(f"not an event: {data!r:.80}; expected an object whose type is one of {', '.join(_FIELDS)}")
+    kind, fields = _FIELDS[data["type"]]
+    given = {name: value for name, value in data.items() if name != "type"}
+    if given.keys() != fields:
+        raise ValueError(f"event of type {data['type']} must have fields {sorted(fields)}, got {sorted(given)}")
+    if "event" in given:
+        given["event"] = from_dict(given["event"])
+    if "events" in given:
+        if not isinstance(given["events"], list):
+            raise ValueError(f"events must be a list, got {given['events']!r:.80}")
+        given["events"] = tuple(from_dict(e) for e in given["events"])
+    event: Event = kind(**given)
+    return event
+
+
+def to_json(event: Event) -> str:
+    """The event as one line of JSON; floats keep every bit."""
+    return json.dumps(to_dict(event), allow_nan=False)
+
+
+def from_json(text: str) -> Event:
+    """The event that `to_json` wrote."""
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not an event: {error}") from None
+    return from_dict(data)
+
+
+def describe(event: Event) -> Iterator[str]:
+    """One line in words for each distinct leaf."""
+    for leaf, count in leaves(event).items():
+        match leaf:
+            case Gaussian(z):
+                yield f"{count:,} × full-batch Gaussian, noise multiplier {z:g}"
+            case Poisson(q, Gaussian(z)):
+                yield f"{count:,} × Poisson sampling at rate {q:g}, Gaussian with noise multiplier {z:g}"
+            case FixedSize(n, m, Gaussian(z)):
+                yield f"{count:,} × {m:,} of {n:,} rows without replacement, Gaussian with noise multiplier {z:g}"
+            case Shuffle(b, Gaussian(z)):
+                yield f"{count:,} × epoch of {b:,} shuffled batches, Gaussian with noise multiplier {z:g}"

@@ -1,0 +1,75 @@
+"""What a user is told: never an epsilon alone."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from dpgrad import _validate
+from dpgrad.events import Event, Relation
+
+
+class Profile(Protocol):
+    """What an accountant returns: the privacy of one event under one relation.
+
+    ``guarantee`` is False for historical arithmetic that may understate the truth: such a profile can be printed
+    beside others and can neither become a `Guarantee` nor calibrate anything.
+    """
+
+    @property
+    def accountant(self) -> str: ...
+    @property
+    def event(self) -> Event: ...
+    @property
+    def relation(self) -> Relation: ...
+    @property
+    def guarantee(self) -> bool: ...
+
+    def epsilon(self, delta: float) -> float: ...
+    def delta(self, epsilon: float) -> float: ...
+
+
+_NEIGHBOURS = {
+    Relation.ADD_REMOVE: "datasets that differ by the presence of one row",
+    Relation.ZERO_OUT: "datasets of the same public size, one row's contribution replaced by nothing",
+    Relation.REPLACE_ONE: "datasets of the same public size that differ in one row",
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ)-differential privacy of ``event`` for neighbours under ``relation``, as ``accountant`` proves it.
+
+    >>> from dpgrad.events import Gaussian
+    >>> print(Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(4.0)))
+    ε = 1 at δ = 1e-05 for datasets that differ by the presence of one row (exact accountant)
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    accountant: str
+    event: Event
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise ValueError(f"epsilon must be zero or more, got {self.epsilon!r}")
+        _validate.open_unit(delta=self.delta)
+
+    @classmethod
+    def of(cls, profile: Profile, delta: float) -> "Guarantee":
+        """The guarantee a profile gives at ``delta``; refused where the profile is not one."""
+        refuse_history(profile)
+        return cls(profile.epsilon(delta), delta, profile.relation, profile.accountant, profile.event)
+
+    def __str__(self) -> str:
+        neighbours = _NEIGHBOURS[self.relation]
+        return f"ε = {self.epsilon:.6g} at δ = {self.delta:g} for {neighbours} ({self.accountant} accountant)"
+
+
+def refuse_history(profile: Profile) -> None:
+    """Raise where a profile is a historical comparison and not a guarantee."""
+    if not profile.guarantee:
+        raise ValueError(
+            f"accountant {profile.accountant} is a historical comparison that can understate epsilon, not a guarantee: "
+            "use pld, rdp, moments, exact or the valid strong composition"
+        )

@@ -1,0 +1,29 @@
+"""Shared by all tests: how hypothesis runs, where the data folder is."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# No deadline: shared machines stall. Under CI the examples are the same in every run.
+settings.register_profile("dpgrad", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("dpgrad")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder that holds pyproject.toml."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real datasets: ``DPGRAD_DATA``, else the sibling folder shared/data; skips where neither is."""
+    named = os.environ.get("DPGRAD_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no data folder at {folder}: set DPGRAD_DATA to the folder that holds the datasets")
+    return folder

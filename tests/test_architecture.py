@@ -1,0 +1,320 @@
+"""The shape of the package: who may import whom, what loads when, how long a file may grow."""
+
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dpgrad
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "dpgrad"
+MOST_LINES = 400
+
+# A module imports only modules listed above it. `folder.*` stands for the files of that folder that have no line of
+# their own; they do not import each other. A package (its __init__) comes after its files.
+ORDER = [
+    "_validate",
+    "events",
+    "guarantee",
+    "accounting.pairs",
+    "accounting.cumulants",
+    "accounting.exact",
+    "accounting.rdp",
+    "accounting.moments",
+    "accounting.strong",
+    "accounting.laws",
+    "accounting.contour",
+    "accounting.lattice",
+    "accounting.certify",
+    "accounting.pld",
+    "accounting",
+    "calibrate",
+    "online",
+    "schedules",
+    "sampling",
+    "mechanism",
+    "data._dataset",
+    "data._fetch",
+    "data._source",
+    "data._unpack",
+    "data._idx",
+    "data._images",
+    "data._libsvm",
+    "data._prepare",
+    "data._regression",
+    "data._table",
+    "data.*",
+    "data",
+    "convex.losses",
+    "convex.solvers",
+    "convex.curvature",
+    "convex.bounds",
+    "convex.estimators",
+    "convex",
+    "-- torch begins below --",
+    "scaling",
+    "noise",
+    "grads.vmap",
+    "grads.layers.*",
+    "grads.layers",
+    "grads.bookkeeping",
+    "grads.history",
+    "grads.check",
+    "grads",
+    "draw",
+    "distributed",
+    "private",
+    "graph",
+    "checkpoint",
+    "train",
+    "pca",
+    "tuning",
+    "audit",
+    "lab.experiment",
+    "lab.run",
+    "lab.report",
+    "lab.*",
+    "lab",
+]
+EXEMPT = {"", "cli", "__main__"}  # the package itself and the command may import anything
+LINE = ORDER.index("-- torch begins below --")
+
+RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "torch"}
+# Loaded only inside the function that needs it, so that a command that does not need it starts at once.
+DEFERRED = ("matplotlib", "rich", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
+SKLEARN_HOMES = {"convex.estimators", "data.digits"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+NAMES = [pytest.param(name, id=f"dpgrad.{name}" if name else "dpgrad") for name in FILES]
+
+
+def place(name: str) -> int | None:
+    """Where a module stands in ORDER; None where it stands nowhere."""
+    folder = name.rpartition(".")[0]
+    for entry in (name, f"{folder}.*"):
+        if entry in ORDER:
+            return ORDER.index(entry)
+    return None
+
+
+def imports(source: str, modules: set[str], own: str = "test") -> Iterator[tuple[str, bool]]:
+    """Each import anywhere in ``source`` as (dotted module, at module level); ``modules`` are those of dpgrad."""
+    tree = ast.parse(source)
+    inner = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        top = id(node) not in inner
+        match node:
+            case ast.Import(names):
+                yield from ((alias.name, top) for alias in names)
+            case ast.ImportFrom(module, names, level):
+                assert level == 0, f"dpgrad.{own} line {node.lineno}: relative import"
+                for alias in names:
+                    whole = f"{module}.{alias.name}"
+                    inside = whole.removeprefix("dpgrad.") in modules
+                    # `from scipy import stats` loads scipy.stats; `from numpy import array` merely reads a name.
+                    yield (whole if inside or module in {"dpgrad", "scipy"} else str(module)), top
+                    if module == "dpgrad" and not inside and own not in EXEMPT:
+                        assert alias.name == "__version__", (
+                            f"dpgrad.{own} line {node.lineno}: import {alias.name} from the module that defines it"
+                        )
+            case ast.Call(
+                ast.Name("__import__") | ast.Attribute(attr="import_module") | ast.Name("import_module"), args
+            ):
+                if args and isinstance(args[0], ast.Constant):
+                    yield str(args[0].value), top
+
+
+def lines_of_code(source: str) -> int:
+    """Lines that hold code: not blank, not only a comment, not a docstring."""
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(ast.Constant(str())):
+                lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def loaded_after(code: str) -> set[str]:
+    """The modules a fresh interpreter has loaded after running ``code``."""
+    script = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_the_package_is_found() -> None:
+    assert {"", "events", "guarantee", "accounting"} <= FILES.keys()
+
+
+def test_order_names_each_module_once() -> None:
+    assert len(ORDER) == len(set(ORDER))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_has_a_place_in_the_order(name: str) -> None:
+    assert name in EXEMPT or place(name) is not None, f"dpgrad.{name} is not in ORDER: say which modules it may import"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_imports_only_modules_above_it(name: str) -> None:
+    here = len(ORDER) if name in EXEMPT else place(name)
+    assert here is not None
+    for imported, _ in imports(FILES[name].read_text("utf-8"), set(FILES), name):
+        package, _, inner = imported.partition(".")
+        if package == "dpgrad" and name not in EXEMPT and imported != "dpgrad.__version__":
+            assert inner, f"dpgrad.{name} imports dpgrad itself: import the module that is needed"
+            there = place(inner)
+            assert there is not None, f"dpgrad.{name} imports {imported}, which has no place in ORDER"
+            assert there < here, f"dpgrad.{name} imports {imported}, which is not above it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_imports_what_it_may(name: str) -> None:
+    here = place(name)
+    for imported, top in imports(FILES[name].read_text("utf-8"), set(FILES), name):
+        package = imported.partition(".")[0]
+        assert package in sys.stdlib_module_names | RUNTIME, f"dpgrad.{name} imports {imported}: not a dependency"
+        if package == "torch":
+            assert name in EXEMPT or (here is not None and here > LINE), f"dpgrad.{name} is above the line: no torch"
+            assert name not in EXEMPT or not top, f"dpgrad.{name} imports torch at module level"
+        if package == "sklearn":
+            assert name in SKLEARN_HOMES, f"dpgrad.{name} imports {imported}: only {SKLEARN_HOMES} may"
+        deferred = any(f"{imported}.".startswith(f"{heavy}.") for heavy in DEFERRED)
+        assert not (top and deferred), f"dpgrad.{name} imports {imported} at module level: import it where it is used"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_module_is_short(name: str) -> None:
+    count = lines_of_code(FILES[name].read_text("utf-8"))
+    assert count <= MOST_LINES, f"dpgrad.{name} has {count} lines of code, at most {MOST_LINES}: it holds a second idea"
+
+
+def test_import_of_the_package_is_light() -> None:
+    loaded = loaded_after("import dpgrad; dpgrad.__version__; dir(dpgrad)")
+    assert not loaded & {"numpy", "scipy", "torch", "sklearn", "matplotlib", "rich"}
+
+
+ABOVE = [name for name in FILES if name not in EXEMPT and (place(name) or 0) < LINE and name not in SKLEARN_HOMES]
+
+
+@pytest.mark.parametrize("name", ABOVE)
+def test_import_above_the_line_is_quick(name: str) -> None:
+    loaded = loaded_after(f"import dpgrad.{name}")
+    slow = {"torch", "sklearn", "matplotlib", "rich", "scipy.stats", "scipy.optimize", "scipy.integrate"}
+    assert not loaded & slow
+
+
+@pytest.mark.skipif("cli" not in FILES, reason="the command is not there")
+def test_epsilon_loads_nothing_heavy() -> None:
+    arguments = "epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --json".split()
+    run = f"import sys\nfrom dpgrad.cli import main\nsys.argv = ['dpgrad', *{arguments}]"
+    loaded = loaded_after(
+        f"{run}\ntry: code = main()\nexcept SystemExit as stop: code = stop.code\nassert not code, code"
+    )
+    assert not loaded & {"torch", "sklearn", "matplotlib", "scipy.stats", "scipy.optimize", "scipy.integrate"}
+
+
+def test_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    top = re.search(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert top is not None, "CHANGELOG.md has no version heading"
+    assert project["version"] == dpgrad.__version__ == top.group(1)
+
+
+def test_constraints_pin_every_requirement_exactly() -> None:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins), pins
+    assert "torch==2.13.0" in pins
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    names = {re.split(r"[<>=!~ \[]", requirement)[0].lower() for requirement in wanted}
+    assert names <= {pin.partition("==")[0].lower() for pin in pins}
+
+
+MACHINE_PATH = re.compile(r"(?<![\w.~}])/(?:work|root|opt|home|Users)(?![\w-])")
+REGISTRY = re.compile(
+    r"pypi\.(?:org|python)|pythonhosted\.|download\.pytorch|npmjs\.|anaconda\.(?:org|com)|index[-]url|find[-]links"
+)
+PASSED_OVER = re.compile(
+    r"^(?:\.git|\.venv.*|\.carry|\..*_cache|\.hypothesis|__pycache__|.*\.egg-info|build|dist|demo-out)$"
+)
+
+
+def text_files(folder: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(folder.iterdir()):
+        if PASSED_OVER.match(path.name):
+            continue
+        if path.is_dir():
+            yield from text_files(path)
+        elif path.is_file():
+            try:
+                yield path.relative_to(ROOT), path.read_text("utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in text_files(ROOT)
+        for number, line in enumerate(text.splitlines(), 1)
+        if MACHINE_PATH.search(line) or REGISTRY.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+class TestTheTestsThemselves:
+    """The searches above find what they are for."""
+
+    def test_imports_are_found_wherever_they_hide(self) -> None:
+        source = (
+            "import torch.nn\ndef f():\n    from scipy import stats\n    import_module('torch')\n"
+            "from dpgrad import events\nfrom dpgrad.accounting import account, pld\n"
+        )
+        found = set(imports(source, {"events", "accounting", "accounting.pld"}))
+        assert found == {
+            ("torch.nn", True),
+            ("scipy.stats", False),
+            ("torch", False),
+            ("dpgrad.events", True),
+            ("dpgrad.accounting", True),
+            ("dpgrad.accounting.pld", True),
+        }
+
+    def test_the_facade_is_not_a_way_around_the_order(self) -> None:
+        with pytest.raises(AssertionError, match="the module that defines it"):
+            list(imports("from dpgrad import Relation", {"events"}))
+
+    def test_code_is_counted_without_words(self) -> None:
+        assert lines_of_code('"""Doc\nstring."""\n\n# comment\nx = [\n    1,\n]\n') == 3
+
+    @pytest.mark.parametrize(
+        ("line", "bad"), [("see /" + "work/x", True), ("and/" + "work", False), ("a network/", False)]
+    )
+    def test_machine_paths_are_told_apart(self, line: str, bad: bool) -> None:
+        assert bool(MACHINE_PATH.search(line)) is bad
