@@ -42,6 +42,8 @@ ORDER = [
     "schedules",
     "sampling",
     "mechanism",
+    "_compare",
+    "_plot",
     "data._dataset",
     "data._fetch",
     "data._source",

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpgrad.events import (
+    LEAST_NOISE,
+    MOST_NOISE,
     NOTHING,
     Compose,
     Event,
@@ -33,7 +35,7 @@ from dpgrad.events import (
     to_json,
 )
 
-NOISES = st.floats(0, exclude_min=True, allow_infinity=False)
+NOISES = st.floats(LEAST_NOISE, MOST_NOISE)
 GAUSSIANS = st.builds(Gaussian, NOISES)
 LEAVES = st.one_of(
     GAUSSIANS,
@@ -225,7 +227,7 @@ class TestJson:
         assert to_dict(from_json(text)) == to_dict(event)
 
     def test_every_bit_is_kept(self) -> None:
-        for noise in (0.1 + 0.2, 5e-324, 1.7976931348623157e308, 1 / 3):
+        for noise in (0.1 + 0.2, LEAST_NOISE, MOST_NOISE, 1 / 3):
             assert from_json(to_json(Gaussian(noise))) == Gaussian(noise)
 
     @staticmethod

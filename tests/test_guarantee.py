@@ -59,7 +59,7 @@ def test_epsilon_is_checked(epsilon: float) -> None:
 
 
 def test_an_infinite_epsilon_can_be_said() -> None:
-    assert str(Guarantee(math.inf, 1e-5, Relation.ADD_REMOVE, "pld", RUN)).startswith("ε = inf")
+    assert str(Guarantee(math.inf, 1e-5, Relation.ADD_REMOVE, "pld", RUN)).startswith("ε = ∞")
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan, True, "1e-5", None])

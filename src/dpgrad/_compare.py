@@ -6,12 +6,12 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 from dpgrad import sampling
 from dpgrad.accounting import ACCOUNTANTS, account
 from dpgrad.accounting.pld import PldProfile
 from dpgrad.events import Compose, Event, Gaussian, Leaf, Relation, Repeat, leaves
+from dpgrad.guarantee import down, up
 from dpgrad.mechanism import Mechanism
 
 MANY = 1000  # distinct steps beyond which the accountants that were not chosen see rounded noise
@@ -53,10 +53,10 @@ def figure(event: Event, relation: Relation, accountant: str, delta: float, chos
             found = profile.interval(delta)
             return Figure(accountant, float(found.upper), True, float(found.lower), float(found.estimate), chosen)
         return Figure(accountant, float(profile.epsilon(delta)), profile.guarantee, chosen=chosen)
-    except ArithmeticError as error:
+    except ArithmeticError:
         raise ValueError(
-            f"accountant {accountant} cannot price this event, its numbers leave the range of a computer's ({error}): "
-            "use more noise or fewer steps"
+            f"accountant {accountant} cannot price this event: its numbers leave the range of floating point; choose a "
+            "noise multiplier nearer to 1 or fewer steps"
         ) from None
 
 
@@ -110,30 +110,6 @@ def compare(event: Event, relation: Relation, delta: float, chosen: Figure) -> l
 def _short(name: str, refusal: str) -> str:
     """What an accountant prices, out of its refusal: without its own name, what it got, and the remedy."""
     return re.split(r", got |: ", refusal.removeprefix(f"accountant {name} "))[0]
-
-
-def up(value: float) -> str:
-    """Five digits, never below the value.
-
-    >>> up(0.94688549), up(math.inf), up(2.0)
-    ('0.94689', '∞', '2')
-    """
-    return _digits(value, ROUND_CEILING)
-
-
-def down(value: float) -> str:
-    """Five digits, never above the value.
-
-    >>> down(0.94688549)
-    '0.94688'
-    """
-    return _digits(value, ROUND_FLOOR)
-
-
-def _digits(value: float, rounding: str) -> str:
-    if not math.isfinite(value):
-        return "∞"
-    return f"{float(Context(prec=5, rounding=rounding).create_decimal(value)):.5g}"
 
 
 def assumed_public(run: Mechanism, dataset_size: int | None) -> list[str]:

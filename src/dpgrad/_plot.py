@@ -11,6 +11,7 @@ from dpgrad import _compare, sampling
 from dpgrad._compare import Figure
 from dpgrad.accounting import ACCOUNTANTS, account, pld
 from dpgrad.events import Event, Relation
+from dpgrad.guarantee import up
 from dpgrad.mechanism import Mechanism
 
 _POINTS, _FEWER = 16, 12  # the fewer where steps differ and each point takes a while
@@ -84,7 +85,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
 
     found = lines(run, delta, known)
     if not found:
-        raise ValueError("there is no finite epsilon above zero to plot: add noise or take fewer steps")
+        raise ValueError("--plot has nothing to draw: no accountant gives a finite epsilon above 0")
     with matplotlib.rc_context(
         {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
     ):
@@ -98,7 +99,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
                 linewidth=2.4 if name == "pld" else 1.4,
                 linestyle="-" if guarantee else (0, (4, 2.5)),
                 zorder=3 if name == "pld" else 2,
-                label=f"{name}  {_compare.up(epsilons[-1])}",
+                label=f"{name}  {up(epsilons[-1])}",
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -141,5 +142,5 @@ def _title(run: Mechanism) -> str:
             drawn = f"{run.sampler.span:,} shuffled batches an epoch"
         case _:
             drawn = "full batch"
-    shrinking = ", shrinking clip bound" if run.hold_noise else ""
+    shrinking = " at first,\nclip bound shrinking to one half under noise of the same size" if run.hold_noise else ""
     return f"{drawn}, noise multiplier {run.noise_multiplier:.4g}{shrinking}"

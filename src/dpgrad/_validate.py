@@ -11,11 +11,24 @@ def _number(name: str, value: object) -> float:
     if type(value) is float and value == value:  # the usual case, and the only one that runs often
         return value
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    number = float(value)
+        raise ValueError(f"{name} must be a number, got {shown(value)}")
+    try:
+        number = float(value)
+    except (TypeError, OverflowError):  # an array, or a whole number beyond any float
+        raise ValueError(f"{name} must be a number, got {shown(value)}") from None
     if math.isnan(number):
         raise ValueError(f"{name} must be a number, got nan")
     return number
+
+
+def shown(value: object) -> str:
+    """The value as it is written, cut short: a message is one line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write very long whole numbers
+        text = f"a {type(value).__name__} too long to write"
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def positive(**named: object) -> None:
@@ -27,28 +40,28 @@ def positive(**named: object) -> None:
     """
     for name, value in named.items():
         if not 0 < _number(name, value) < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value!r}")
+            raise ValueError(f"{name} must be positive and finite, got {shown(value)}")
 
 
 def non_negative(**named: object) -> None:
     """Refuse anything but a finite number of at least zero."""
     for name, value in named.items():
         if not 0 <= _number(name, value) < math.inf:
-            raise ValueError(f"{name} must be zero or more and finite, got {value!r}")
+            raise ValueError(f"{name} must be zero or more and finite, got {shown(value)}")
 
 
 def unit_interval(**named: object) -> None:
     """Refuse anything outside [0, 1]."""
     for name, value in named.items():
         if not 0 <= _number(name, value) <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+            raise ValueError(f"{name} must lie in [0, 1], got {shown(value)}")
 
 
 def open_unit(**named: object) -> None:
     """Refuse anything outside the open interval (0, 1)."""
     for name, value in named.items():
         if not 0 < _number(name, value) < 1:
-            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}")
+            raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}")
 
 
 def whole(least: int = 0, most: int | None = None, **named: object) -> None:
@@ -60,12 +73,13 @@ def whole(least: int = 0, most: int | None = None, **named: object) -> None:
     """
     for name, value in named.items():
         if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
-            raise ValueError(f"{name} must be a whole number, got {value!r}")
+            raise ValueError(f"{name} must be a whole number, got {shown(value)}")
         number = operator.index(value)
         if number < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
         if most is not None and number > most:
-            raise ValueError(f"{name} must be at most {most:,}, got {number:,}")
+            got = f"{number:,}" if number < 10**30 else shown(value)
+            raise ValueError(f"{name} must be at most {most:,}, got {got}")
 
 
 def step_count(**named: object) -> None:

@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from dpgrad import __version__, _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.events import Event, Relation
+from dpgrad.guarantee import up
 
 if TYPE_CHECKING:
     from dpgrad._compare import Figure
@@ -52,7 +54,7 @@ def _option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable
     def parse(text: str) -> T:
         try:
             value = convert(text)
-            check(value=value)
+            check(value=float(value) if isinstance(value, Fraction) else value)
         except ValueError as error:
             said = str(error).removeprefix("value ")
             raise argparse.ArgumentTypeError(said if said.startswith("must ") else f"must be {error}") from None
@@ -323,6 +325,25 @@ def _solved(args: argparse.Namespace) -> "Mechanism":
             return run.longest(args.epsilon, args.delta, args.accountant)
 
 
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """A sign of life on standard error while the work takes long; nothing where it is quick."""
+    message = "pricing every step of the run"
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(message):
+            yield
+        return
+    late = threading.Timer(3.0, lambda: print(f"dpgrad: {message} ...", file=sys.stderr, flush=True))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
 def _answer(args: argparse.Namespace) -> str:
     """The whole of what goes to standard output; a plot is written on the way."""
     from dpgrad import _compare
@@ -385,17 +406,18 @@ def _fields(
 
 
 def _headline(args: argparse.Namespace, run: "Mechanism", chosen: "Figure") -> list[str]:
-    from dpgrad import _compare
+    from dpgrad.calibrate import LEAST_NOISE
 
     lines = []
     if args.command == "calibrate":
-        noise = _compare.up(run.noise_multiplier) if args.precision is None else f"{run.noise_multiplier:.10g}"
-        lines.append(f"noise multiplier {noise}: the least that keeps {run.steps:,} steps within ε = {args.epsilon:g}")
+        noise = up(run.noise_multiplier) if args.precision is None else f"{run.noise_multiplier:.10g}"
+        least = "the least that is tried, and it" if run.noise_multiplier <= LEAST_NOISE else "the least that"
+        lines.append(f"noise multiplier {noise}: {least} keeps {run.steps:,} steps within ε = {args.epsilon:g}")
     if args.command == "steps":
         lines.append(f"{run.steps:,} steps: the most within ε = {args.epsilon:g} at noise {run.noise_multiplier:g}")
     kind = "" if chosen.guarantee else ", a historical figure and no guarantee"
     lines.append(
-        f"ε = {_compare.up(chosen.epsilon)} at δ = {args.delta:g} ({run.relation} neighbours, {run.sampler.name} "
+        f"ε = {up(chosen.epsilon)} at δ = {args.delta:g} ({run.relation} neighbours, {run.sampler.name} "
         f"sampling, accountant {chosen.accountant}{kind})"
     )
     return lines
@@ -410,6 +432,17 @@ def _screen() -> tuple[bool, int]:
 def _spell(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     return "".join(_SPELLED.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """The arguments with negative numbers joined to their option: argparse takes -1e-5 for an option of its own."""
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-(\.?\d|inf|nan)", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _write(text: str) -> None:
@@ -439,19 +472,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="dpgrad.spell")
     try:
         parser = _parser()
-        args = parser.parse_args(argv)
-        _write(parser.format_help() if args.command is None else _answer(args))
+        args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+        with contextlib.nullcontext() if args.command is None else _patience():
+            text = parser.format_help() if args.command is None else _answer(args)
+        _write(text)
         return 0
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     except KeyboardInterrupt:
         return _refused("interrupted", 130)
-    except BrokenPipeError:
+    except OSError as error:
         # what is left in the buffer must not fail again when the interpreter ends
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _refused("standard output was closed before the answer was written", 2)
-    except (ValueError, OSError) as error:
+        return _refused(f"the answer could not be written to standard output: {error.strerror}", 2)
+    except ValueError as error:
         return _refused(str(error), 2)
     except Exception as error:
         if sys.flags.dev_mode:

@@ -13,6 +13,7 @@ True
 
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from enum import StrEnum
 from typing import Any, TypeVar, assert_never, get_args
 
 from dpgrad import _validate
+
+# beyond these nothing can be priced in floating point, and nothing is private or useful
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e12
 
 
 class Relation(StrEnum):
@@ -50,6 +54,9 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         _validate.positive(noise_multiplier=self.noise_multiplier)
+        if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
+            bounds = f"between {LEAST_NOISE:g} and {MOST_NOISE:g}"
+            raise ValueError(f"noise_multiplier must lie {bounds}, got {self.noise_multiplier!r}: std/clip, not std")
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
 
 
@@ -78,6 +85,8 @@ class FixedSize:
         _validate.whole(least=1, dataset_size=self.dataset_size, sample_size=self.sample_size)
         _validate.whole(most=self.dataset_size, sample_size=self.sample_size)
         _inner_gaussian(self.event)
+        object.__setattr__(self, "dataset_size", operator.index(self.dataset_size))
+        object.__setattr__(self, "sample_size", operator.index(self.sample_size))
 
     @property
     def sampling_rate(self) -> float:
@@ -98,6 +107,7 @@ class Shuffle:
     def __post_init__(self) -> None:
         _validate.whole(least=1, batches=self.batches)
         _inner_gaussian(self.event)
+        object.__setattr__(self, "batches", operator.index(self.batches))
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,7 @@ class Repeat:
     def __post_init__(self) -> None:
         _validate.whole(least=0, count=self.count)
         _known(self.event)
+        object.__setattr__(self, "count", operator.index(self.count))
 
 
 @dataclass(frozen=True)
@@ -134,12 +145,16 @@ _EVENTS = get_args(Event)
 
 def _known(event: object) -> None:
     if not isinstance(event, _EVENTS):
-        raise ValueError(f"unknown event {event!r}: expected one of {', '.join(t.__name__ for t in _EVENTS)}")
+        raise ValueError(
+            f"unknown event {_validate.shown(event)}: expected one of {', '.join(t.__name__ for t in _EVENTS)}"
+        )
 
 
 def _inner_gaussian(event: object) -> None:
     if not isinstance(event, Gaussian):
-        raise ValueError(f"only a Gaussian can be sampled, got {event!r}: sample it once, where the batch is drawn")
+        raise ValueError(
+            f"only a Gaussian can be sampled, got {_validate.shown(event)}: sample it once, where the batch is drawn"
+        )
 
 
 def fold(
@@ -252,16 +267,19 @@ _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
 def from_dict(data: object) -> Event:
     """The event that `to_dict` wrote; anything else is refused."""
     if not isinstance(data, dict) or not isinstance(data.get("type"), str) or data["type"] not in _FIELDS:
-        raise ValueError(f"not an event: {data!r:.80}; expected an object whose type is one of {', '.join(_FIELDS)}")
+        raise ValueError(
+            f"not an event: {_validate.shown(data)}; expected an object whose type is one of {', '.join(_FIELDS)}"
+        )
     kind, fields = _FIELDS[data["type"]]
     given = {name: value for name, value in data.items() if name != "type"}
     if given.keys() != fields:
-        raise ValueError(f"event of type {data['type']} must have fields {sorted(fields)}, got {sorted(given)}")
+        shown = _validate.shown(sorted(map(str, given)))
+        raise ValueError(f"event of type {data['type']} must have fields {sorted(fields)}, got {shown}")
     if "event" in given:
         given["event"] = from_dict(given["event"])
     if "events" in given:
         if not isinstance(given["events"], list):
-            raise ValueError(f"events must be a list, got {given['events']!r:.80}")
+            raise ValueError(f"events must be a list, got {_validate.shown(given['events'])}")
         given["events"] = tuple(from_dict(e) for e in given["events"])
     event: Event = kind(**given)
     return event
@@ -276,9 +294,14 @@ def from_json(text: str) -> Event:
     """The event that `to_json` wrote."""
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError("not an event: nested too deeply") from None
+    except ValueError as error:
         raise ValueError(f"not an event: {error}") from None
-    return from_dict(data)
+    try:
+        return from_dict(data)
+    except RecursionError:
+        raise ValueError("not an event: nested too deeply") from None
 
 
 def describe(event: Event) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Protocol
 
 from dpgrad import _validate
@@ -26,6 +27,30 @@ class Profile(Protocol):
 
     def epsilon(self, delta: float) -> float: ...
     def delta(self, epsilon: float) -> float: ...
+
+
+def up(value: float) -> str:
+    """Five digits, never below the value.
+
+    >>> up(0.94688549), up(math.inf), up(2.0)
+    ('0.94689', '∞', '2')
+    """
+    return _digits(value, ROUND_CEILING)
+
+
+def down(value: float) -> str:
+    """Five digits, never above the value.
+
+    >>> down(0.94688549)
+    '0.94688'
+    """
+    return _digits(value, ROUND_FLOOR)
+
+
+def _digits(value: float, rounding: str) -> str:
+    if not math.isfinite(value):
+        return "∞"
+    return f"{float(Context(prec=5, rounding=rounding).create_decimal(value)):.5g}"
 
 
 _NEIGHBOURS = {
@@ -63,7 +88,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         neighbours = _NEIGHBOURS[self.relation]
-        return f"ε = {self.epsilon:.6g} at δ = {self.delta:g} for {neighbours} ({self.accountant} accountant)"
+        return f"ε = {up(self.epsilon)} at δ = {self.delta:g} for {neighbours} ({self.accountant} accountant)"
 
 
 def refuse_history(profile: Profile) -> None:

@@ -68,8 +68,8 @@ class RdpFilter:
     and ρ_t the divergence of step t, chosen with knowledge of earlier outputs, stopping before Σρ_t exceeds B keeps the
     whole interaction (α, B)-Rényi private (Feldman and Zrnic 2021, Theorem 4.3; Lécuyer 2021), and B is what the
     improved conversion allows at (ε, δ). One order, fixed before the run: the best order in hindsight would depend on
-    the outputs. ``expected`` is a public guess of what the steps are like; the order that lets it be repeated most often
-    is taken from it, and nothing else.
+    the outputs. ``expected`` is a public guess of what the steps are like; the order that lets it be repeated most
+    often is taken from it, and nothing else.
 
     >>> from dpgrad.events import Gaussian, Poisson
     >>> step = Poisson(0.01, Gaussian(1.0))

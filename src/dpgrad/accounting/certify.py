@@ -33,7 +33,7 @@ from dpgrad.accounting.lattice import (
 from dpgrad.accounting.pairs import Array, Kind, Pair
 
 _BLOCK = 64
-_LONGEST = 1 << 19
+_LONGEST = 1 << 18
 _DISTINCT = 100  # up to here each distinct step has a measure of its own
 _WIDTH = 0.014  # of a cell in log σ and log q at the usual precision; bounds err by its square
 _POLYNOMIAL = 7

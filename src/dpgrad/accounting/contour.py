@@ -131,38 +131,52 @@ def saddle_for_delta(composed: Total, delta: float, tail: float, most: float = m
     saddle, and the search stops.
     """
     target = math.log(delta)
-    found = _search(composed, lambda s: s.log_delta - target, tail, most)
+    flat = _saddle(composed, 1e-6, tail)
+    # a Gaussian loss of the same spread would have its saddle here
+    guess = math.sqrt(-2 * target) / max(flat.deviation, 1e-12)
+    found = _search(composed, lambda s: s.log_delta - target, flat, guess, tail, most)
     return found if found.epsilon >= 0 else saddle_for_epsilon(composed, 0.0, tail, most)
 
 
 def saddle_for_epsilon(composed: Total, epsilon: float, tail: float, most: float = math.inf) -> Saddle:
     """The saddle of the integrand at ``epsilon``."""
-    return _search(composed, lambda s: epsilon - s.epsilon, tail, most)._replace(epsilon=epsilon)
+    flat = _saddle(composed, 1e-6, tail)
+    guess = (epsilon + math.hypot(epsilon, 2 * flat.deviation)) / 2 / max(flat.deviation, 1e-12) ** 2
+
+    def excess(s: Saddle) -> float:
+        return (epsilon - s.epsilon) / max(s.deviation, 1e-12)
+
+    return _search(composed, excess, flat, guess, tail, most)._replace(epsilon=epsilon)
 
 
-def _search(composed: Total, excess: Callable[[Saddle], float], tail: float, most: float) -> Saddle:
-    """Bisection (by secant in log c) for the c at which ``excess``, which falls with c, is zero."""
-    low, high = 1e-6, 1.0
-    at_low, at_high = _saddle(composed, low, tail), _saddle(composed, high, tail)
-    while excess(at_high) > 0:
-        if at_high.epsilon >= 0.9995 * most or high > 1e8:
-            return at_high
-        low, at_low = high, at_high
-        high *= 4
-        at_high = _saddle(composed, high, tail)
-    if excess(at_low) <= 0:
-        return at_low
+def _search(
+    composed: Total, excess: Callable[[Saddle], float], flat: Saddle, guess: float, tail: float, most: float
+) -> Saddle:
+    """The saddle at which ``excess``, which falls with the tilt, is zero: secants in log c kept within a bracket."""
+    if excess(flat) <= 0:
+        return flat
+    low = high = _saddle(composed, min(max(guess, 1e-4), 1e7), tail)
+    if excess(high) > 0:
+        while excess(high) > 0:
+            if high.epsilon >= 0.9995 * most or high.tilt > 1e8:
+                return high
+            low, high = high, _saddle(composed, 2 * high.tilt, tail)
+    else:
+        while excess(low) <= 0:
+            if low.tilt < 1e-5:
+                low = flat
+                break
+            high, low = low, _saddle(composed, low.tilt / 2, tail)
+    middle = low
     for _ in range(60):
-        f_low, f_high = excess(at_low), excess(at_high)
-        x_low, x_high = math.log(low), math.log(high)
-        x = x_low + (x_high - x_low) * min(max(f_low / (f_low - f_high), 0.1), 0.9)
-        middle = _saddle(composed, math.exp(x), tail)
-        if abs(excess(middle)) < 1e-3 or x_high - x_low < 1e-4:
-            return middle
-        if excess(middle) > 0:
-            low, at_low = middle.tilt, middle
-        else:
-            high, at_high = middle.tilt, middle
+        if math.log(high.tilt / low.tilt) < 1e-4:
+            break
+        at_low, at_high = excess(low), excess(high)
+        share = min(max(at_low / (at_low - at_high), 0.05), 0.95)
+        middle = _saddle(composed, low.tilt * (high.tilt / low.tilt) ** share, tail)
+        if abs(excess(middle)) < 1e-3:
+            break
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return middle
 
 
@@ -182,7 +196,13 @@ class Contour:
             z = saddle.tilt + 1j * block
             new = np.exp(composed.transform(saddle.tilt, block, tail) - self._value) / (z * (z + 1))
             w, terms = np.concatenate([w, block]), np.concatenate([terms, new])
-            self.converged = bool(np.abs(new[-8:]).max() * len(w) < 1e-13 * np.abs(terms).sum())
+            left = float(np.abs(new[-8:]).max()) * len(w) / float(np.abs(terms).sum())
+            self.converged = left < 1e-13
+            if (
+                len(w) >= 128
+                and math.log(1e-13) / math.log(min(max(left, 1e-300), 0.99)) * len(w) > 2 * _MOST_FREQUENCIES
+            ):
+                break  # at this pace it would not decay in time
         terms[:1] /= 2
         self._w, self._terms = w, terms
 

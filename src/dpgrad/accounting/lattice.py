@@ -34,7 +34,7 @@ from dpgrad.accounting.pairs import Array, Kind, Pair
 Index = NDArray[np.int64]
 
 _EPS = float(np.finfo(float).eps)
-_QUADRATURE = 4e-15  # relative error allowed to a panel's mass
+_QUADRATURE = 2e-14  # relative error allowed to a panel's mass
 _TAIL_ERROR = 2e-15  # relative error of Φ in its tail
 _TRIM = 1e-14  # tilted mass cut from each end of a block
 MOST_POINTS = 1 << 21

@@ -64,8 +64,12 @@ class PldProfile:
     def estimate(self, delta: float) -> float:
         """The estimate of ε at ``delta`` alone: no bound, several times quicker than `interval`."""
         question = EpsilonAt(delta)
-        found = [side.estimate(question) for side in _sides(self.event, self.relation)]
-        return self.interval(delta).estimate if None in found else max(x for x in found if x is not None)
+        sides = sorted(_sides(self.event, self.relation), key=lambda side: side.rough(question), reverse=True)
+        best = sides[0].estimate(question)
+        if best is None:
+            return self._upper(question, sides)
+        close = [side.estimate(question) for side in sides[1:] if side.rough(question) > 0.8 * sides[0].rough(question)]
+        return max([best, *(x for x in close if x is not None)])
 
     def _upper(self, question: "Question", sides: "list[_Side]") -> float:
         best = 0.0
@@ -186,6 +190,7 @@ class _Side:
         # one row more can hide, but never reveal itself, by more than this
         self.most = -sum(n * math.log1p(-p.rate) if p.kind is Kind.ADD else -math.inf for p, n in self.counts.items())
         self._total: contour.Total | None = None
+        self._saddles: dict[EpsilonAt, contour.Saddle] = {}
         self._places: dict[Question, _Place] = {}
 
     @property
@@ -204,9 +209,7 @@ class _Side:
         if self.closed:
             return self._exact(question)
         if isinstance(question, EpsilonAt):
-            return contour.saddle_for_delta(
-                self.total, question.delta, _TAIL * question.delta / self.steps, self.most
-            ).epsilon
+            return self._first(question).epsilon
         return 0.0 if question.epsilon >= self.most else math.exp(min(self._place(question).saddle.log_delta, 0.0))
 
     def estimate(self, question: Question) -> float | None:
@@ -221,7 +224,7 @@ class _Side:
             return wave.delta(question.epsilon) if wave.converged else None
         tail = _TAIL * question.delta / self.steps
         known = self._places.get(question)
-        saddle = known.saddle if known else contour.saddle_for_delta(self.total, question.delta, tail, self.most)
+        saddle = known.saddle if known else self._first(question)
         found = contour.Contour(self.total, saddle, tail * 1e-8).epsilon(question.delta, saddle.epsilon)
         if found is not None and abs(found - saddle.epsilon) > 0.25 * saddle.deviation:
             # far from its saddle the integral may only seem to converge: ask again from there
@@ -253,9 +256,16 @@ class _Side:
             self._places[question] = place(question)  # type: ignore[arg-type]
         return self._places[question]
 
+    def _first(self, question: EpsilonAt) -> contour.Saddle:
+        """The saddle-point approximation."""
+        if question not in self._saddles:
+            tail = _TAIL * question.delta / self.steps
+            self._saddles[question] = contour.saddle_for_delta(self.total, question.delta, tail, self.most)
+        return self._saddles[question]
+
     def _near_delta(self, question: EpsilonAt) -> _Place:
         delta, tail = question.delta, _TAIL * question.delta / self.steps
-        saddle = contour.saddle_for_delta(self.total, delta, tail, self.most)
+        saddle = self._first(question)
         # the saddle-point approximation can be far off where few steps carry the loss: quick bounds find the place
         for _ in range(4):
             near = epsilon_at(Upper(self.counts, saddle, delta, _COARSE), delta, saddle.epsilon, upper=True)
