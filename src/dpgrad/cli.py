@@ -98,6 +98,10 @@ def _rows(value: int) -> None:
 def _plot_file(text: str) -> str:
     if os.path.splitext(text)[1].lower() not in _PLOTS:
         raise argparse.ArgumentTypeError(f"must end in {' or '.join(_PLOTS)}, got {text!r:.80}")
+    folder = os.path.dirname(text) or "."
+    # before the work, not after it; what still fails while drawing is refused there
+    if os.path.isdir(text) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text!r:.80}: name a file in a folder that exists")
     return text
 
 
