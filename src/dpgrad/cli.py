@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that refuses with one line and leaves ending the process to `main`."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(re.sub(r"^argument (\S+): (?=must )", r"\1 ", message))
+        raise ValueError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
 
 
 def _option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable[[str], T]:
