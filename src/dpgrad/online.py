@@ -96,9 +96,15 @@ class RdpFilter:
             raise ValueError(
                 "expected must release something: give steps as they are likely to be, to fix the order by"
             )
-        orders = [1 + 2 ** (k / 4) for k in range(-8, 60)]
-        held = [self._budget(order) / profile.divergence(order) for order in orders]
-        self.order = orders[held.index(max(held))]
+        most = min(curve.most for curve in profile.curves)
+        held = -math.inf
+        for k in range(-8, 60):  # budget over divergence rises to one peak and falls
+            order = 1 + min(2 ** (k / 4), most)
+            times = self._budget(order) / profile.divergence(order)
+            if times > held:
+                held, self.order = times, order
+            elif held > 0 and times < held / 2:
+                break
         self.budget = self._budget(self.order)
         self.spent = 0.0
         self._prices: dict[Leaf, float] = {}
@@ -114,8 +120,11 @@ class RdpFilter:
 
     def allows(self, step: Leaf) -> bool:
         """Whether ``step`` stays within the budget."""
-        # sums of floats: a last digit to the safe side for every step that could have been charged
-        return (self.spent + self._price(step)) * (1 + 1e-12) <= self.budget
+        return self._after(step) <= self.budget
+
+    def _after(self, step: Leaf) -> float:
+        # every sum is rounded up, so that no number of steps drifts past the budget
+        return math.nextafter(self.spent + self._price(step), math.inf)
 
     def charge(self, step: Leaf) -> None:
         """Charge ``step``, before anything computed from it is looked at; refused where it would exceed the budget."""
@@ -124,4 +133,4 @@ class RdpFilter:
                 f"this step would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "
                 f"{self.spent:.6g} of {self.budget:.6g} is spent at order {self.order:.4g}; stop here, or add noise"
             )
-        self.spent = math.fsum((self.spent, self._price(step)))
+        self.spent = self._after(step)

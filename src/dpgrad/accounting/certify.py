@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import erf, log_ndtr
 
 from dpgrad.accounting.contour import Saddle
 from dpgrad.accounting.lattice import (
@@ -46,6 +46,7 @@ _SLACK = 1e-11  # relative: suffix sums, exponentials and the quadrature of one 
 class Resolution:
     """Lattice spacing at each level, and the mass that each step may leave out."""
 
+    tilt: float
     spacings: tuple[float, ...]
     tail: float
     width: float  # of a cell of noise levels or rates, in their logarithm
@@ -55,8 +56,15 @@ class Resolution:
 def resolution(counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float) -> Resolution:
     """Spacings at which rounding costs about ``precision`` of ε: added variance v costs (c+1)v/2."""
     steps = sum(counts.values())
+    tail = delta * 1e-5 / steps
+    # a lattice of more than _LONGEST points is not worth its time: the bounds widen instead
+    worst = {kind: [p for p in counts if p.kind is kind] for kind in {p.kind for p in counts}}
+    widest = [Pair(k, max(p.rate for p in ps), min(p.sigma for p in ps)) for k, ps in worst.items()]
+    least = max(_range(pair, tail) for pair in widest) / (_LONGEST if len(counts) == 1 else _LONGEST / 4)
+    # a cell must be short on the scale of 1/c; any tilt gives bounds
+    tilt = min(saddle.tilt, 1 / least)
     scale = max(saddle.epsilon, 0.3 * saddle.deviation, 1e-12)
-    variance = 2 * precision * scale / (saddle.tilt + 1)
+    variance = 2 * precision * scale / (tilt + 1)
     width = _WIDTH * math.sqrt(precision / 2e-5)
     climbs = len(counts) == 1 or (steps > _MOST_BLOCKS and len(counts) <= _DISTINCT)
     if climbs:
@@ -67,15 +75,8 @@ def resolution(counts: Mapping[Pair, int], saddle: Saddle, delta: float, precisi
         blocks = [steps, min(len(counts), 50) + steps // 512]
         if len(counts) > _DISTINCT:
             variance *= 5  # the cells' own width costs about as much
-    tail = delta * 1e-5 / steps
-    # a lattice of more than _LONGEST points is not worth its time: the bounds widen instead
-    worst = {kind: [p for p in counts if p.kind is kind] for kind in {p.kind for p in counts}}
-    widest = [Pair(k, max(p.rate for p in ps), min(p.sigma for p in ps)) for k, ps in worst.items()]
-    least = max(_range(pair, tail) for pair in widest) / (_LONGEST if len(counts) == 1 else _LONGEST / 4)
-    # a cell must also be short on the scale of 1/c, on which δ changes
-    most = 1 / saddle.tilt
-    spacings = tuple(max(min(math.sqrt(6 * variance / len(blocks) / b), most), least) for b in blocks)
-    return Resolution(spacings, tail, min(width, 0.2), climbs)
+    spacings = tuple(max(min(math.sqrt(6 * variance / len(blocks) / b), 1 / tilt), least) for b in blocks)
+    return Resolution(tilt, spacings, tail, min(width, 0.2), climbs)
 
 
 def _range(pair: Pair, tail: float) -> float:
@@ -196,7 +197,7 @@ def _mixtures(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Itera
     made: dict[Pair, Measure] = {}
     for cell in _cells(counts, res.width):
         kappa = Pair(cell.kind, 1.0, 1.0).kappa
-        by_sigma = _linear(_s(cell.sigma_nodes, kappa), _s(cell.sigma, kappa))
+        by_sigma = _in_s(cell.sigma_nodes, cell.sigma, kappa)
         by_rate = _linear(cell.rate_nodes, cell.rate)
         corners = [Pair(cell.kind, float(r), float(s)) for s in cell.sigma_nodes for r in cell.rate_nodes]
         for pair in corners:
@@ -206,8 +207,21 @@ def _mixtures(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Itera
         yield product([made[pair] for pair in corners], weights, cell.counts)
 
 
-def _s(sigma: Array, kappa: float) -> Array:
-    return np.asarray(ndtr(kappa / sigma) - ndtr(-kappa / sigma))
+def _in_s(nodes: Array, sigma: Array, kappa: float) -> Array:
+    """Weights that interpolate linearly in s = 2Φ(κ/σ) − 1 between two noise levels, in doubt towards the smaller.
+
+    Where s is close to one it has no digits left: its complement 2Φ(−κ/σ) has, relative to that of the larger noise.
+    """
+    if len(nodes) == 1:
+        return np.ones((len(sigma), 1))
+    if kappa / nodes[0] > 1:
+        low, here, high = (log_ndtr(-kappa / x) for x in (nodes[0], sigma, nodes[1]))
+        share = (np.exp(here - high) - np.exp(low - high)) / -np.expm1(low - high)
+    else:
+        low, here, high = (erf(kappa / x / math.sqrt(2)) for x in (nodes[0], sigma, nodes[1]))
+        share = (here - low) / (high - low)
+    share = np.clip(share - 1e-9, 0, 1)
+    return np.stack([1 - share, share], axis=1)
 
 
 def _polynomials(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Iterator[tuple[Product, Product]]:
@@ -224,16 +238,21 @@ def _polynomials(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> It
         ruler = Pair(cell.kind, float(cell.rate_nodes[0]), middle)
         at, basis = _lagrange(middle, half, cell.sigma)
         actual = [Pair(cell.kind, float(r), float(s)) for s in at for r in cell.rate_nodes]
-        wide = Pair(
-            cell.kind, float(cell.rate_nodes[-1]), middle * math.exp(_RADIUS) / math.sqrt(math.cos(2 * _RADIUS))
-        )
-        *steps, bound = rounded(ruler, [*actual, wide], tilt, res.spacings[0], res.tail)
+        # (1 − q)N₀ + qN₁ is at most the sum of those at the lowest and at the highest rate
+        broad = middle * math.exp(_RADIUS) / math.sqrt(math.cos(2 * _RADIUS))
+        wide = [Pair(cell.kind, float(r), broad) for r in cell.rate_nodes]
+        found = rounded(ruler, [*actual, *wide], tilt, res.spacings[0], res.tail)
+        steps, bounds = found[: len(actual)], found[len(actual) :]
         weights = np.einsum("ts,tr->tsr", basis, _linear(cell.rate_nodes, cell.rate)).reshape(len(cell.sigma), -1)
         share = _remainder(half, len(at))
         sides = []
-        for measures, over in (([s.p for s in steps], bound.p), ([s.q for s in steps], bound.q)):
+        for measures, overs in (
+            ([s.p for s in steps], [b.p for b in bounds]),
+            ([s.q for s in steps], [b.q for b in bounds]),
+        ):
             together = product(measures, weights, cell.counts)
-            extra = share * math.exp(min(over.log_scale - float(together.log_scale.min()), 300.0))
+            least = float(together.log_scale.min())
+            extra = share * sum(math.exp(min(over.log_scale - least, 300.0)) for over in overs)
             error = np.full(len(measures), float(together.error.max()) + extra)
             sides.append(replace(together, error=error))
         yield sides[0], sides[1]
@@ -267,17 +286,16 @@ class _Sums:
         loss = spacing * (measure.first + np.arange(len(measure.mass)))
         self.reference = reference
         kept = loss >= reference - 300 / (tilt + 1)
-        kept[-1] = True
         self.loss, mass = loss[kept], measure.mass[kept]
         self.first = measure.first + len(loss) - len(self.loss)
-        self.whole = bool(kept.all())
+        self.whole, self.top = bool(kept.all()), float(loss[-1])
         self.log_scale = measure.log_scale - tilt * self.reference
         self._mass, self._tilt = mass, tilt
         self.error = measure.error
 
     def above(self, power: float) -> Array:
         """Σ_{l ≥ l_j} mass·e^{−power·(l − reference)}; one more, zero, at the end."""
-        terms = self._mass * np.exp(np.minimum(-power * (self.loss - self.reference), 600.0))
+        terms = self._mass * np.exp(-power * (self.loss - self.reference))
         return np.append(np.cumsum(terms[::-1])[::-1], 0.0)
 
 
@@ -286,9 +304,9 @@ class Upper:
 
     def __init__(self, counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float) -> None:
         res = resolution(counts, saddle, delta, precision)
-        measure = upper_measure(counts, saddle.tilt, res)
-        sums = _Sums(measure, saddle.tilt, res.spacings[-1], saddle.epsilon)
-        self._c, self._sums, self._measure = saddle.tilt, sums, measure
+        measure = upper_measure(counts, res.tilt, res)
+        sums = _Sums(measure, res.tilt, res.spacings[-1], saddle.epsilon)
+        self._c, self._sums, self._measure = res.tilt, sums, measure
         self._p, self._q = sums.above(self._c), sums.above(self._c + 1)
         c = self._c
         # the most that e^{−cy}(1 − e^{−y}) can be for y ≥ 0
@@ -297,10 +315,12 @@ class Upper:
     def delta(self, epsilon: float) -> float:
         sums = self._sums
         j = int(np.searchsorted(sums.loss, epsilon, side="right"))
-        if j == 0 and not sums.whole:
+        if j == 0 and not sums.whole and epsilon < sums.top:
             return 1.0
         inside = self._p[j] * (1 + _SLACK) - math.exp(min(epsilon - sums.reference, 600.0)) * self._q[j]
-        total = math.exp(min(sums.log_scale, 700.0)) * inside if inside > 0 else 0.0
+        if not math.isfinite(inside):
+            return 1.0
+        total = math.exp(min(sums.log_scale, 700.0)) * max(inside, 0.0)
         total += math.exp(min(self._measure.log_scale - self._c * epsilon, 700.0)) * self._most * sums.error
         return float(min(total + self._measure.infinite, 1.0))
 
@@ -310,17 +330,17 @@ class Lower:
 
     def __init__(self, counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float) -> None:
         res = resolution(counts, saddle, delta, precision)
-        measures = lower_measures(counts, saddle.tilt, res)
-        p = _Sums(measures.p, saddle.tilt, res.spacings[-1], saddle.epsilon)
-        q = _Sums(measures.q, saddle.tilt + 1, res.spacings[-1], saddle.epsilon)
+        measures = lower_measures(counts, res.tilt, res)
+        p = _Sums(measures.p, res.tilt, res.spacings[-1], saddle.epsilon)
+        q = _Sums(measures.q, res.tilt + 1, res.spacings[-1], saddle.epsilon)
         first, last = max(p.first, q.first), min(p.first + len(p.loss), q.first + len(q.loss))
-        self._p = self._logs(p, saddle.tilt, -1)[first - p.first : max(last, first) - p.first]
-        self._q = self._logs(q, saddle.tilt + 1, 1)[first - q.first : max(last, first) - q.first]
+        self._p = self._logs(p, res.tilt, -1)[first - p.first : max(last, first) - p.first]
+        self._q = self._logs(q, res.tilt + 1, 1)[first - q.first : max(last, first) - q.first]
 
     @staticmethod
     def _logs(sums: _Sums, tilt: float, sign: int) -> Array:
         """log of the untilted mass at and above each point, its error taken to the safe side."""
-        error = sums.error * np.exp(np.minimum(-tilt * (sums.loss - sums.reference), 600.0))
+        error = sums.error * np.exp(-tilt * (sums.loss - sums.reference))
         with np.errstate(divide="ignore"):
             logs = np.log(np.maximum(sums.above(tilt)[:-1] * (1 + sign * _SLACK) + sign * error, 0.0))
         return np.asarray(logs + sums.log_scale)

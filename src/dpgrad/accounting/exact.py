@@ -33,7 +33,7 @@ def log_delta(mu: float, epsilon: float) -> float:
     if mu == 0:
         return -math.inf if epsilon >= 0 else math.log(-math.expm1(epsilon))
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if low < 0:
+    if low < 0 and (mu >= 0.5 or epsilon < 0):
         first, second = float(log_ndtr(-low)), epsilon + float(log_ndtr(-high))
         return first + math.log1p(-math.exp(min(second - first, -1e-16)))
     if mu < 0.5:  # m(t₁) − m(t₂) = ∫(1 − t·m(t))dt has no cancellation in μ

@@ -256,8 +256,10 @@ class Product:
             out[live] = self._multiplied(waves[:, live])
         # a coefficient of a forward transform errs by a few eps·log N of the measure's 2-norm; a product of n by n such
         each = 3 * _EPS * math.log2(size) * self.amplify * float(np.sqrt((self.masses**2).sum(axis=1)).max())
+        # of n factors of modulus f the error is n·f^{n−1} times that of one, and the powers' own rounding is relative
         rough = np.abs(out[live]) / np.maximum(np.abs(waves[:, live]).min(axis=0), 0.1)
-        return out, float(steps * each * math.sqrt(2 * (rough**2).sum() / size) + 1e-24)
+        rough = each * np.maximum(rough, 0.1 ** min(steps - 1, 300.0)) + 4 * _EPS * np.abs(out[live])
+        return out, float(steps * math.sqrt(2 * (rough**2).sum() / size) + 1e-24)
 
     def _multiplied(self, waves: Complex) -> Complex:
         rows = (self.weights[i : i + 256] @ waves for i in range(0, len(self.counts), 256))

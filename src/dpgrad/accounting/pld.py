@@ -24,6 +24,7 @@ from dpgrad.events import Event, FixedSize, Gaussian, Leaf, Relation, Shuffle, l
 NAME = "pld"
 PRECISION = 2e-5
 _COARSE = 1e-2
+_LEAST_NOISE = 0.02
 _TAIL = 1e-5  # of δ, given up to losses too large for the lattice
 
 
@@ -75,7 +76,7 @@ class PldProfile:
         best = 0.0
         for side in sorted(sides, key=lambda side: side.rough(question), reverse=True):
             # the better direction need only be shown to be better
-            if not (best and side.upper(question, _COARSE) <= best):
+            if not (best and (side.beneath(question, best) or side.upper(question, _COARSE) <= best)):
                 best = max(best, side.upper(question, self.precision))
         return best
 
@@ -85,7 +86,7 @@ class PldProfile:
         lower = 0.0
         attained = _concrete(self.event, self.relation) or sides
         for side in sorted(attained, key=lambda side: side.rough(question), reverse=True):
-            if not (lower and side.upper(question, _COARSE) <= lower):
+            if not (lower and (side.beneath(question, lower) or side.upper(question, _COARSE) <= lower)):
                 lower = max(lower, side.lower(question, self.precision))
         likely = max(side.rough(question) for side in sides)
         found = [side.estimate(question) for side in sides if side.rough(question) >= 0.8 * likely]
@@ -102,7 +103,8 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE, precision: f
     >>> interval.lower <= 0.9468668 <= interval.upper, round(interval.estimate, 7)
     (True, 0.9468668)
     """
-    _validate.positive(precision=precision)
+    if not 1e-9 <= precision <= 0.1:
+        raise ValueError(f"precision must lie between 1e-09 and 0.1, got {precision!r}")
     _sides(event, relation)  # refuses what has no price
     return PldProfile(event, relation, precision)
 
@@ -142,7 +144,8 @@ def _concrete(event: Event, relation: Relation) -> "list[_Side]":
     """Concrete neighbours, where the dominating pair of some step is not known to be attained.
 
     Fixed-size: all other rows contribute −1, the exchanged one +1 and then −1 (remove, or add the other way round); or
-    the others contribute nothing and the exchanged one ±1 (antipodal). Shuffle: the batches of an epoch added up.
+    the others contribute nothing and the exchanged one ±1 (antipodal). Shuffle: none is offered, the bound is zero: an
+    epoch may have been cut short.
     """
     counts = leaves(event)
     if not any(isinstance(leaf, FixedSize | Shuffle) for leaf in counts):
@@ -152,8 +155,8 @@ def _concrete(event: Event, relation: Relation) -> "list[_Side]":
         match leaf:
             case FixedSize(_, _, Gaussian(z)) if leaf.sampling_rate < 1:
                 return Pair(fixed, leaf.sampling_rate, z if fixed is Kind.ANTIPODAL else z / 2)
-            case Shuffle(batches, Gaussian(z)):
-                return pairs.of(Gaussian(z * math.sqrt(batches)), relation, fixed)
+            case Shuffle():
+                return Pair(fixed, 0.0, 1.0)
             case _:
                 return pairs.of(leaf, relation, Kind.ANTIPODAL if relation is Relation.REPLACE_ONE else fixed)
 
@@ -179,6 +182,11 @@ class _Side:
             if pair.rate == 1:
                 square += count / pair.sigma**2
             elif pair.rate > 0:
+                if pair.sigma < _LEAST_NOISE:
+                    raise ValueError(
+                        f"accountant pld certifies sampled steps with std/shift of at least {_LEAST_NOISE:g}, got "
+                        f"{pair.sigma:g} in {leaf}: add noise, or take the looser bound of accountant rdp"
+                    )
                 self.counts[pair] += count
         self.steps = sum(self.counts.values())
         _validate.whole(most=_validate.MOST_STEPS, steps=self.steps)
@@ -211,6 +219,10 @@ class _Side:
         if isinstance(question, EpsilonAt):
             return self._first(question).epsilon
         return 0.0 if question.epsilon >= self.most else math.exp(min(self._place(question).saddle.log_delta, 0.0))
+
+    def beneath(self, question: Question, value: float) -> bool:
+        """Whether the answer is certainly at most ``value``: a bounded loss needs no lattice."""
+        return isinstance(question, EpsilonAt) and self.most <= value
 
     def estimate(self, question: Question) -> float | None:
         """The answer by the contour integral; None where that does not converge."""
