@@ -193,7 +193,7 @@ def main() -> int:
     data = {"environment": where, "claims": [dict(zip(("asked", "measured", "holds"), c, strict=True)) for c in found]}
     environment.write("accounting", data | {"rows": [asdict(row) for row in rows]}, "Speed of the accountants", text)
     print(environment.table(verdicts))
-    return 0 if all(holds for *_, holds in found) else 1
+    return 0  # a measurement, not a gate
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import FrozenInstanceError
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -82,3 +83,17 @@ def test_a_relation_may_be_given_by_name(name: str) -> None:
     by_name = account(RUN, "replace-one", name)  # type: ignore[arg-type]
     assert by_name.relation is Relation.REPLACE_ONE
     assert by_name.epsilon(1e-5) == account(RUN, Relation.REPLACE_ONE, name).epsilon(1e-5)
+
+
+@pytest.mark.parametrize("name", ["pld", "rdp", "moments", "exact", "strong", "rdp-classic", "moments-closed"])
+def test_no_accountant_takes_one_relation_for_another(name: str) -> None:
+    """Given a relation by its name, an accountant prices that one or refuses; add/remove would understate."""
+    module, function = ACCOUNTANTS[name]
+    price = getattr(import_module(f"dpgrad.accounting.{module}"), function)
+    least = account(Gaussian(4.0), Relation.REPLACE_ONE, "exact").epsilon(1e-5)
+    try:
+        assert price(Gaussian(4.0), "replace-one").epsilon(1e-5) >= least * (1 - 1e-12)
+    except ValueError:
+        pass
+    with pytest.raises(ValueError, match="swap"):
+        price(Gaussian(4.0), "swap")

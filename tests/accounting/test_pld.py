@@ -140,7 +140,7 @@ class TestReferenceValues:
         for relation, upper in ((Relation.ZERO_OUT, 33.2), (REPLACE_ONE, 92.3)):
             shuffled = pld.account(Repeat(Shuffle(117, Gaussian(0.8916415)), 20), relation).interval(1e-5)
             assert round(shuffled.upper, 1) == upper
-            assert 0 < shuffled.lower < shuffled.upper
+            assert 0 == shuffled.lower < shuffled.upper
 
 
 class TestOracle:
@@ -353,7 +353,7 @@ class TestRefusals:
         for ask in (profile.delta, profile.delta_interval):
             self.refused(lambda ask=ask: ask(epsilon), "epsilon must")
 
-    @pytest.mark.parametrize("precision", [0, -1e-5, math.nan, math.inf, True, None])
+    @pytest.mark.parametrize("precision", [0, -1e-5, math.nan, math.inf, True])
     def test_precision(self, precision: Any) -> None:
         self.refused(lambda: pld.account(CASE_A, precision=precision), "precision must")
 
@@ -411,7 +411,8 @@ def test_every_leaf_and_relation_is_priced_or_refused(leaf: Leaf, relation: Rela
             pld.account(leaf, relation)
     else:
         interval = pld.account(Repeat(leaf, 3), relation).interval(1e-5)
-        assert 0 < interval.lower <= interval.estimate <= interval.upper < 20
+        assert 0 <= interval.lower <= interval.estimate <= interval.upper < 20
+        assert interval.lower > 0 or isinstance(leaf, Shuffle)
 
 
 EXTREMES = {

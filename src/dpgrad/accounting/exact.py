@@ -37,8 +37,8 @@ def log_delta(mu: float, epsilon: float) -> float:
         first, second = float(log_ndtr(-low)), epsilon + float(log_ndtr(-high))
         return first + math.log1p(-math.exp(min(second - first, -1e-16)))
     if mu < 0.5:  # m(t₁) − m(t₂) = ∫(1 − t·m(t))dt has no cancellation in μ
-        t = (low + high) / 2 + (high - low) / 2 * _POINTS
-        gap = float(_WEIGHTS @ (1 - t * _mills(t))) * (high - low) / 2
+        t = epsilon / mu + mu / 2 * _POINTS
+        gap = float(_WEIGHTS @ (1 - t * _mills(t))) * mu / 2
     else:
         gap = float(_mills(low) - _mills(high))
     return -(low**2) / 2 - 0.5 * math.log(2 * math.pi) + (math.log(gap) if gap > 0 else -math.inf)
@@ -117,6 +117,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianP
     >>> round(profile.epsilon(1e-5), 6)
     6.57297
     """
+    relation = Relation(relation)
     square = fold(event, lambda leaf: _precision(leaf, relation), lambda x, n: n * x, lambda xs: math.fsum(xs))
     return GaussianProfile(math.sqrt(square), event, relation)
 

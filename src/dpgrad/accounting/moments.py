@@ -72,6 +72,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPr
 
     Guarantee: (epsilon(δ), δ)-private for every δ, for neighbours under ``relation``.
     """
+    relation = Relation(relation)
     distinct = list(leaves(event))
     worst = np.zeros((len(MOMENTS), len(distinct)))
     for direction in pairs.directions(relation):
@@ -99,6 +100,7 @@ def closed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPro
 
     Guarantee: (epsilon(δ), δ)-private for every δ, for neighbours under ``relation``.
     """
+    relation = Relation(relation)
     distinct = list(leaves(event))
     found = [_closed_pair(leaf, relation) for leaf in distinct]
     rate, sigma = np.array([(pair.rate, pair.sigma) for pair in found]).reshape(-1, 2).T
@@ -114,6 +116,7 @@ def asymptotic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> Moment
     >>> round(profile.epsilon(1e-5), 2), profile.guarantee  # the truth is 6.48
     (1.4, False)
     """
+    relation = Relation(relation)
     one = {leaf: _asymptotic_moments(leaf, relation) for leaf in leaves(event)}
     return MomentsProfile(event, relation, _total(event, one), ASYMPTOTIC, guarantee=False)
 

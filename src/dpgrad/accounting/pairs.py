@@ -166,11 +166,12 @@ def _inverse_mixture(rate: float, loss: Array) -> Array:
 
 def directions(relation: Relation) -> tuple[Kind, ...]:
     """The directions that must be composed, each by itself."""
-    return (Kind.ANTIPODAL,) if relation is Relation.REPLACE_ONE else (Kind.REMOVE, Kind.ADD)
+    return (Kind.ANTIPODAL,) if Relation(relation) is Relation.REPLACE_ONE else (Kind.REMOVE, Kind.ADD)
 
 
 def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
     """The pair that dominates one application of ``leaf``; what has no price under ``relation`` is refused by name."""
+    relation = Relation(relation)  # a name that is no relation must never be priced as another
     # A full-batch Gaussian under replace-one moves by 2 clips. Its pair is symmetric, so REMOVE at rate 1 serves.
     shift = 2.0 if relation is Relation.REPLACE_ONE else 1.0
     match leaf:

@@ -103,6 +103,8 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE, precision: f
     >>> interval.lower <= 0.9468668 <= interval.upper, round(interval.estimate, 7)
     (True, 0.9468668)
     """
+    relation = Relation(relation)
+    _validate.positive(precision=precision)
     if not 1e-9 <= precision <= 0.1:
         raise ValueError(f"precision must lie between 1e-09 and 0.1, got {precision!r}")
     _sides(event, relation)  # refuses what has no price

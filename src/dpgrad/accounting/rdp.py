@@ -263,6 +263,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
     Guarantee: (epsilon(δ), δ)-private for every δ, for neighbours under ``relation``; the steps may be chosen with
     knowledge of earlier outputs as long as the events are fixed in advance.
     """
+    relation = Relation(relation)
     return RdpProfile(event, relation, _curves(event, relation))
 
 
@@ -273,6 +274,7 @@ def classic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
     >>> round(classic(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000)).epsilon(1e-5), 6)
     1.258376
     """
+    relation = Relation(relation)
     return RdpProfile(event, relation, _curves(event, relation), improved=False, accountant=CLASSIC)
 
 

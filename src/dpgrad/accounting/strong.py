@@ -142,6 +142,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> StrongPro
 
     Guarantee: (epsilon(δ), δ)-private for every δ, for neighbours under ``relation``.
     """
+    relation = Relation(relation)
     steps: Counter[tuple[float, float]] = Counter()
     counts = leaves(event)
     for leaf, count in counts.items():
@@ -161,6 +162,7 @@ def printed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> PrintedPr
     >>> round(profile.epsilon(1e-5), 3), profile.guarantee
     (9.339, False)
     """
+    relation = Relation(relation)
     for leaf in leaves(event):
         if relation is Relation.REPLACE_ONE or not isinstance(leaf, Gaussian | Poisson):
             raise ValueError(
