@@ -1,5 +1,6 @@
 """What a user is told: never an epsilon alone, and never one that is not a guarantee."""
 
+import contextlib
 import math
 from dataclasses import FrozenInstanceError
 from importlib import import_module
@@ -91,9 +92,7 @@ def test_no_accountant_takes_one_relation_for_another(name: str) -> None:
     module, function = ACCOUNTANTS[name]
     price = getattr(import_module(f"dpgrad.accounting.{module}"), function)
     least = account(Gaussian(4.0), Relation.REPLACE_ONE, "exact").epsilon(1e-5)
-    try:
+    with contextlib.suppress(ValueError):
         assert price(Gaussian(4.0), "replace-one").epsilon(1e-5) >= least * (1 - 1e-12)
-    except ValueError:
-        pass
     with pytest.raises(ValueError, match="swap"):
         price(Gaussian(4.0), "swap")

@@ -32,7 +32,6 @@ from dpgrad.accounting.lattice import (
 )
 from dpgrad.accounting.pairs import Array, Kind, Pair
 
-_BLOCK = 64
 _LONGEST = 1 << 18
 _DISTINCT = 100  # up to here each distinct step has a measure of its own
 _WIDTH = 0.014  # of a cell in log σ and log q at the usual precision; bounds err by its square
@@ -51,6 +50,7 @@ class Resolution:
     tail: float
     width: float  # of a cell of noise levels or rates, in their logarithm
     climbs: bool  # one ladder of levels for each distinct step; otherwise two levels for all
+    block: int  # steps composed on one level
 
 
 def resolution(counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float) -> Resolution:
@@ -67,16 +67,27 @@ def resolution(counts: Mapping[Pair, int], saddle: Saddle, delta: float, precisi
     variance = 2 * precision * scale / (tilt + 1)
     width = _WIDTH * math.sqrt(precision / 2e-5)
     climbs = len(counts) == 1 or (steps > _MOST_BLOCKS and len(counts) <= _DISTINCT)
+    block = min(range(40, 160), key=lambda b: sum(_compositions(n, b) for n in counts.values())) if climbs else 1024
     if climbs:
         blocks = [steps]
-        while max(counts.values()) >= _BLOCK ** len(blocks) or (len(blocks) == 1 and len(counts) > 1):
-            blocks.append(sum(math.ceil(n / _BLOCK ** len(blocks)) for n in counts.values()))
+        while max(counts.values()) >= block ** len(blocks) or (len(blocks) == 1 and len(counts) > 1):
+            blocks.append(sum(math.ceil(n / block ** len(blocks)) for n in counts.values()))
     else:
         blocks = [steps, min(len(counts), 50) + steps // 512]
         if len(counts) > _DISTINCT:
             variance *= 5  # the cells' own width costs about as much
     spacings = tuple(max(min(math.sqrt(6 * variance / len(blocks) / b), 1 / tilt), least) for b in blocks)
-    return Resolution(tilt, spacings, tail, min(width, 0.2), climbs)
+    return Resolution(tilt, spacings, tail, min(width, 0.2), climbs, block)
+
+
+def _compositions(count: int, block: int) -> int:
+    """How many convolutions `_ladder` takes: one a level, and one more from the first digit that is not zero."""
+    total, rest = 1, 0
+    while count >= block:
+        count, digit = divmod(count, block)
+        rest |= digit > 0
+        total += 1 + rest
+    return total
 
 
 def _range(pair: Pair, tail: float) -> float:
@@ -113,19 +124,19 @@ def _from_steps(steps: list[tuple[Measure, int]], rounding: Rounding, res: Resol
         groups = [steps[i : i + 12] for i in range(0, len(steps), 12)]
         cells = (product([m for m, _ in g], np.eye(len(g)), np.array([float(n) for _, n in g])) for g in groups)
         return _from_cells(cells, rounding, res)
-    top = [part for measure, n in steps for part in _ladder(measure, n, rounding, res.spacings)]
+    top = [part for measure, n in steps for part in _ladder(measure, n, rounding, res)]
     return compose([power(measure, n) for measure, n in top], res.spacings[-1])
 
 
-def _ladder(measure: Measure, count: int, rounding: Rounding, spacings: tuple[float, ...]) -> list[tuple[Measure, int]]:
+def _ladder(measure: Measure, count: int, rounding: Rounding, res: Resolution) -> list[tuple[Measure, int]]:
     """The ``count``-fold composition as few measures on the coarsest lattice: count's digits, one a level."""
     rest: Measure | None = None
-    for fine, coarse in pairwise(spacings):
-        count, digit = divmod(count, _BLOCK)
+    for fine, coarse in pairwise(res.spacings):
+        count, digit = divmod(count, res.block)
         low = ([power(measure, digit)] if digit else []) + ([power(rest)] if rest is not None else [])
         rest = regrid(compose(low, fine), rounding, fine, coarse) if low else None
         if count:
-            measure = regrid(compose([power(measure, _BLOCK)], fine), rounding, fine, coarse)
+            measure = regrid(compose([power(measure, res.block)], fine), rounding, fine, coarse)
     found = [(measure, count)] if count else []
     return found + ([(rest, 1)] if rest is not None else [])
 
@@ -135,7 +146,7 @@ def _from_cells(cells: Iterable[Product], rounding: Rounding, res: Resolution) -
     fine, coarse = res.spacings
     top = []
     for cell in cells:
-        times = max(1, int(cell.steps // 1024))
+        times = max(1, int(cell.steps // res.block))
         for counts, n in ((cell.counts // times, times), (cell.counts % times, 1)):
             kept = counts > 0
             if kept.any():

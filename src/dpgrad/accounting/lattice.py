@@ -14,8 +14,8 @@ by at most τ·e^{K−cε}·c^c/(1+c)^{1+c}, wherever it is misplaced, because e
 bound of the discrete measure itself), and trimmed tails; it adds under composition.
 
 **Levels.** Rounding T times with spacing h adds variance T·h²/6; a grid fine enough for that over the range of the
-whole composition would need √T points. Blocks of 64 steps are composed on a short fine grid and rounded again to a
-coarser one, so no grid is long and the cost grows with log T.
+whole composition would need √T points. Blocks of about a hundred steps are composed on a short fine grid and rounded
+again to a coarser one, so no grid is long and the cost grows with log T.
 """
 
 import math
