@@ -3,6 +3,7 @@
 # make test-fast   the tests without the slow ones
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
+# make conformance certified intervals against the high-precision oracle, 300 settings (a quarter of an hour)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +20,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast check format pytest wheel-test bench clean
+.PHONY: help install demo test test-fast check format pytest wheel-test bench conformance clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -66,6 +67,9 @@ wheel-test: install
 
 bench: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.accounting
+
+conformance: install
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance
 
 clean:
 	rm -rf $(VENV)-wheel build dist $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis src/dpgrad.egg-info

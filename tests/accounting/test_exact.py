@@ -60,7 +60,7 @@ class TestAgainstManyDigits:
         assert true_delta(mu * (1 + 1e-11), epsilon) > delta
 
     def test_case_h(self) -> None:
-        """specs/accounting.md §1."""
+        """The reference values of full batches."""
         assert round(exact.epsilon(math.sqrt(1 / 8), 1e-5), 10) == 1.3564673645
         assert round(exact.account(Repeat(Gaussian(8.0), 128)).epsilon(1e-5), 10) == 6.5729700670
 

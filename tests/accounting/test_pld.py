@@ -64,7 +64,7 @@ def side(steps: oracle.Steps, direction: str) -> _Side:
 
 ADD_REMOVE, REPLACE_ONE = Relation.ADD_REMOVE, Relation.REPLACE_ONE
 CASE_A, CASE_B, CASE_D = run(0.01, 4.0, 10_000), run(RATE_B, 0.8916415, 2343), run(RATE_D, 1.9686454, 1953)
-# specs/accounting.md §1: event, relation, ε at δ = 1e-5, and half a unit of its last printed digit
+# Reference values: event, relation, ε at δ = 1e-5, and half a unit of its last printed digit
 REFERENCE = {
     "A": (CASE_A, ADD_REMOVE, 0.9468668008, 0.6e-10),
     "B": (CASE_B, ADD_REMOVE, 3.0, 2.5e-7),  # σ is printed to 5e-8, dε/dσ is about -4.5

@@ -1,4 +1,4 @@
-"""Traps seen in peers, one test each (specs/accounting.md §4): what a peer returns, and what is true.
+"""Traps seen in peers, one test each: what a peer returns, and what is true.
 
 Where a peer is quick its value is computed here, so that the trap is seen to be real; the truth is the independent
 oracle's, and ours must be on the right side of it.
