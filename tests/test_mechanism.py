@@ -354,7 +354,8 @@ class TestYu2018:
     """ε = 2, δ = 1e-5, q = .01: how long σ̃ for a constant bound lasts under the shrinking one, and the least σ̃.
 
     The step counts are those of the exact ε (the estimate, ten digits). Elsewhere they are given as 5,039 / 6,229 /
-    9,159 / 15,219; for 1000, the exact ε is 1.9998852 after 6,230 steps and 2.0000224 after 6,231: one more is within the budget.
+    9,159 / 15,219; for 1000 the exact ε is 1.9998852 after 6,230 steps and 2.0000224 after 6,231, so that one more is
+    within the budget.
     """
 
     MORE = ((500, 0.86, 5039), (1000, 0.96, 6230), (2000, 1.15, 9159), (4000, 1.46, 15219))
