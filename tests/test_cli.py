@@ -287,8 +287,7 @@ class TestForPeople:
     def test_words(self, told: Callable[[str], str]) -> None:
         text = told(f"{CASE_A} --dataset-size 60000")
         for words in (
-            "Anyone who sees the model",
-            "cannot tell whether one row was used",
+            "Whatever anyone sees of the model",
             "at most 2.5777 times",
             "The unit is one row",
             "Poisson sampling",
@@ -368,7 +367,6 @@ REFUSED = {
     "rows": (f"{CASE_A} --dataset-size 0", "--dataset-size must be a whole number of at least 1"),
     "fixed-size without rows": (f"{CASE_A} --sampler fixed-size --relation replace-one", "--dataset-size is required"),
     "fixed-size, add-remove": (f"{CASE_A} --sampler fixed-size --dataset-size 1000", "use relation replace-one"),
-    "fixed-size, no batch": (f"{CASE_A} --sampler fixed-size --relation replace-one --dataset-size 9", "empty batch"),
     "shuffle, add-remove": (f"{CASE_A} --sampler shuffle", "use relation zero-out or replace-one"),
     "shuffle, no batch": (f"{CASE_A} --sampler shuffle --relation zero-out --sampling-rate 0", "must be above 0"),
     "full-batch at a rate": (f"{CASE_A} --sampler full-batch", "--sampling-rate is not allowed"),

@@ -20,7 +20,7 @@ def test_says_delta_neighbours_and_accountant() -> None:
     said = {relation: str(Guarantee(1.5, 1e-5, relation, "pld", RUN)) for relation in Relation}
     for text in said.values():
         assert text.startswith("ε = 1.5 at δ = 1e-05 for datasets ")
-        assert text.endswith("(pld accountant)")
+        assert text.endswith("(Poisson sampling, pld accountant)")
     assert "presence of one row" in said[Relation.ADD_REMOVE]
     assert "replaced by nothing" in said[Relation.ZERO_OUT]
     assert "differ in one row" in said[Relation.REPLACE_ONE]

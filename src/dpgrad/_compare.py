@@ -155,7 +155,7 @@ def _covered(chosen: Figure, run: Mechanism, delta: float) -> str:
         return f"Nothing is promised: accountant {chosen.accountant} repeats a paper's arithmetic. Use pld."
     times = f"e^{up(chosen.epsilon)}" if chosen.epsilon > 50 else up(math.exp(chosen.epsilon))
     text = (
-        "Anyone who sees the model, even after every step, cannot tell whether one row was used: whatever they see is "
+        "Whatever anyone sees of the model, even after every step, is "
         f"at most {times} times more or less likely than {_OTHERWISE[run.relation]}, up to a chance of {delta:g} (δ)."
     )
     return text + (" A factor that large protects hardly anyone." if chosen.epsilon > 10 else "")

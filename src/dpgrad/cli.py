@@ -186,7 +186,8 @@ def _length(parser: argparse.ArgumentParser) -> None:
         "--epochs",
         metavar="E",
         type=_option(_exact, _validate.positive),
-        help="The number of passes over the data instead of steps; the steps are E / Q, rounded down.",
+        help="The number of passes over the data instead of steps: E / Q steps rounded down, whole epochs when "
+        "shuffled, E steps with full batches.",
     )
 
 
@@ -260,11 +261,7 @@ def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shu
         batches = math.ceil(1 / rate)
         _validate.step_count(**{"batches in an epoch": batches})
         return sampling.Shuffle(batches, 1)
-    size = round(rate * rows)
-    if not size:
-        raise ValueError(
-            f"--sampling-rate {float(rate):g} of --dataset-size {rows:,} rounds to an empty batch: raise one of them"
-        )
+    size = min(math.ceil(rate * rows), rows)  # up, the dearer way
     return sampling.FixedSize(rows, size) if args.sampler == "fixed-size" else sampling.Shuffle(rows, size)
 
 

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Protocol
 
 from dpgrad import _validate
-from dpgrad.events import Event, Relation
+from dpgrad.events import Event, FixedSize, Gaussian, Poisson, Relation, Shuffle, leaves
 
 
 class Profile(Protocol):
@@ -53,6 +53,12 @@ def _digits(value: float, rounding: str) -> str:
     return f"{float(Context(prec=5, rounding=rounding).create_decimal(value)):.5g}"
 
 
+_SAMPLING: dict[type, str] = {
+    Gaussian: "full batch",
+    Poisson: "Poisson sampling",
+    FixedSize: "fixed-size sampling",
+    Shuffle: "shuffled batches",
+}
 _NEIGHBOURS = {
     Relation.ADD_REMOVE: "datasets that differ by the presence of one row",
     Relation.ZERO_OUT: "datasets of the same public size, one row's contribution replaced by nothing",
@@ -64,9 +70,8 @@ _NEIGHBOURS = {
 class Guarantee:
     """(ε, δ)-differential privacy of ``event`` for neighbours under ``relation``, as ``accountant`` proves it.
 
-    >>> from dpgrad.events import Gaussian
     >>> print(Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(4.0)))
-    ε = 1 at δ = 1e-05 for datasets that differ by the presence of one row (exact accountant)
+    ε = 1 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, exact accountant)
     """
 
     epsilon: float
@@ -88,7 +93,9 @@ class Guarantee:
 
     def __str__(self) -> str:
         neighbours = _NEIGHBOURS[self.relation]
-        return f"ε = {up(self.epsilon)} at δ = {self.delta:g} for {neighbours} ({self.accountant} accountant)"
+        kinds = dict.fromkeys(type(leaf) for leaf in leaves(self.event))
+        drawn = " and ".join(_SAMPLING[kind] for kind in kinds) or "nothing released"
+        return f"ε = {up(self.epsilon)} at δ = {self.delta:g} for {neighbours} ({drawn}, {self.accountant} accountant)"
 
 
 def refuse_history(profile: Profile) -> None:

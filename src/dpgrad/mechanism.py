@@ -290,7 +290,7 @@ class Mechanism:
         """The (ε, δ) that ``accountant`` certifies for the whole run.
 
         >>> print(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).guarantee(1e-5))
-        ε = 1.3565 at δ = 1e-05 for datasets that differ by the presence of one row (pld accountant)
+        ε = 1.3565 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, pld accountant)
         """
         return Guarantee.of(self.profile(accountant), delta)
 

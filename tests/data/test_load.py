@@ -63,7 +63,7 @@ def test_missing_files_are_named_in_one_line(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WITH_FILES)
 def test_without_a_folder_the_message_says_how_to_give_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DPGRAD_DATA", raising=False)
-    with pytest.raises(data.MissingFileError, match=r"--data-dir.*DPGRAD_DATA") as caught:
+    with pytest.raises(data.MissingFileError, match=r"root.*DPGRAD_DATA") as caught:
         data.load(name)
     assert all(source.place in str(caught.value) for source in data.sources(name))
 

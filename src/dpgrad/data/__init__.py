@@ -1,7 +1,7 @@
 """Datasets by name, as numpy arrays, with checksums and a record of what was assumed public.
 
 Every public module of this package is one dataset; a new file is found by its name and needs no registration.
-Files are read from `root`, which the command line calls `--data-dir`, or from the folder named by `DPGRAD_DATA`.
+Files are read from `root` or from the folder named by `DPGRAD_DATA`.
 """
 
 import difflib

@@ -149,7 +149,7 @@ def _download(source: Source, folder: Path) -> None:
 def _missing(name: str, sources: Sequence[Source], folder: Path | None) -> str:
     files = "; ".join(f"{s.place} ({s.checksum}, {s.size} bytes, published at {s.published})" for s in sources)
     where = (
-        "no data folder given: pass root (--data-dir) or set DPGRAD_DATA to a folder and put there"
+        "no data folder given: pass root or set DPGRAD_DATA to a folder and put there"
         if folder is None
         else f"not found in {folder}: put there"
     )
