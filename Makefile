@@ -3,7 +3,7 @@
 # make test-fast   the tests without the slow ones
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
-# make conformance certified intervals against the high-precision oracle, 300 settings (a quarter of an hour)
+# make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -189,7 +189,7 @@ class TestCompose:
     @settings(max_examples=80)
     def test_powers_are_within_the_stated_error(self, mass: list[float], first: int, count: int) -> None:
         array = np.array(mass) / sum(mass)
-        found = lattice.compose([lattice.power(Measure(first, array, 0.3), count)], 0.1)
+        found = lattice.compose([lattice.power(Measure(first, array, 0.3), count)])
         truth = direct([array] * count)
         assert self.misplaced(found, first * count, truth, 0.3 * count) <= found.error
         assert found.error < 1e-11
@@ -200,7 +200,7 @@ class TestCompose:
         measures = [
             (Measure(first, np.array(mass) / sum(mass), 0.1 * i), n) for i, (mass, first, n) in enumerate(parts)
         ]
-        found = lattice.compose([lattice.power(m, n) for m, n in measures], 0.1)
+        found = lattice.compose([lattice.power(m, n) for m, n in measures])
         truth = direct([m.mass for m, n in measures for _ in range(n)])
         first = sum(m.first * n for m, n in measures)
         assert self.misplaced(found, first, truth, sum(m.log_scale * n for m, n in measures)) <= found.error
@@ -212,7 +212,7 @@ class TestCompose:
     ) -> None:
         a, b = (Measure(f, np.array(m) / sum(m), s) for f, m, s in ((-3, one, 0.0), (2, two, 0.4)))
         weights = np.array([[1 - s, s] for s in shares])
-        found = lattice.compose([lattice.product([a, b], weights, np.full(len(shares), float(count)))], 0.1)
+        found = lattice.compose([lattice.product([a, b], weights, np.full(len(shares), float(count)))])
         size = max(len(a.mass), len(b.mass) + 5)
         padded = [np.pad(a.mass, (0, size - len(a.mass))), np.pad(b.mass, (5, size - 5 - len(b.mass))) * math.exp(0.4)]
         truth = direct([(1 - s) * padded[0] + s * padded[1] for s in shares for _ in range(count)])
@@ -224,7 +224,7 @@ class TestCompose:
         """A real step, composed directly in extended precision: Σ|difference| in the tilted scale."""
         tilt, spacing = 2.0, 0.05
         step = lattice.dotted(Pair(kind, rate, sigma), tilt, spacing, 1e-16)
-        found = lattice.compose([lattice.power(step, count)], spacing)
+        found = lattice.compose([lattice.power(step, count)])
         square, truth, n = step.mass.astype(np.longdouble), np.ones(1, np.longdouble), count
         at, offset = step.first, 0
         while n:
@@ -243,7 +243,7 @@ class TestCompose:
         """A rare large loss lies inside the window or inside the error, by Chernoff's bound of the discrete measure."""
         mass = np.zeros(5001)
         mass[0], mass[5000] = 1 - 1e-7, 1e-7
-        found = lattice.compose([lattice.power(Measure(0, mass, 0.0), 1000)], 0.01)
+        found = lattice.compose([lattice.power(Measure(0, mass, 0.0), 1000)])
         n = 1000
         truth = {5000 * k: math.comb(n, k) * 1e-7**k * (1 - 1e-7) ** (n - k) for k in range(8)}
         at = {found.first + i: m for i, m in enumerate(found.mass) if m > 1e-13}
@@ -252,7 +252,7 @@ class TestCompose:
 
     def test_inherited_error_and_infinite_mass_add(self) -> None:
         measure = Measure(0, np.array([0.5, 0.5]), 0.0, error=1e-6, infinite=1e-9)
-        found = lattice.compose([lattice.power(measure, 50)], 0.1)
+        found = lattice.compose([lattice.power(measure, 50)])
         assert found.error == pytest.approx(50e-6, rel=1e-4)
         assert found.infinite == pytest.approx(50e-9, rel=1e-12)
 
@@ -260,7 +260,7 @@ class TestCompose:
         mass = np.zeros(1 << 20)
         mass[[0, -1]] = 0.5
         with pytest.raises(ValueError, match="its loss spreads too widely to certify"):
-            lattice.compose([lattice.power(Measure(0, mass, 0.0), 1000)], 1.0)
+            lattice.compose([lattice.power(Measure(0, mass, 0.0), 1000)])
 
 
 def hockey_stick(loss: np.ndarray, mass: np.ndarray, epsilon: float) -> float:

@@ -43,7 +43,7 @@ _SLACK = 1e-11  # relative: suffix sums, exponentials and the quadrature of one 
 
 @dataclass(frozen=True)
 class Resolution:
-    """Lattice spacing at each level, and the mass that each step may leave out."""
+    """How a composition is put on lattices: tilt, spacing at each level, and the mass each step may leave out."""
 
     tilt: float
     spacings: tuple[float, ...]
@@ -95,22 +95,22 @@ def _range(pair: Pair, tail: float) -> float:
     return float(high - low)
 
 
-def upper_measure(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Measure:
+def upper_measure(counts: Mapping[Pair, int], res: Resolution) -> Measure:
     """A measure on the coarsest lattice whose profile is at least that of the composition."""
-    rounding = Rounding(tilt, upper=True)
+    rounding = Rounding(res.tilt, upper=True)
     if len(counts) > _DISTINCT:
-        return _from_cells(_mixtures(counts, tilt, res), rounding, res)
-    steps = [(dotted(pair, tilt, res.spacings[0], res.tail), n) for pair, n in _ordered(counts)]
+        return _from_cells(_mixtures(counts, res), rounding, res)
+    steps = [(dotted(pair, res.tilt, res.spacings[0], res.tail), n) for pair, n in _ordered(counts)]
     return _from_steps(steps, rounding, res)
 
 
-def lower_measures(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Rounded:
+def lower_measures(counts: Mapping[Pair, int], res: Resolution) -> Rounded:
     """The masses under P and under Q of one function of the composition's output."""
-    of_p, of_q = Rounding(tilt, upper=False), Rounding(tilt + 1, upper=False)
+    of_p, of_q = Rounding(res.tilt, upper=False), Rounding(res.tilt + 1, upper=False)
     if len(counts) > _DISTINCT:
-        cells = list(_polynomials(counts, tilt, res))
+        cells = list(_polynomials(counts, res))
         return Rounded(_from_cells([p for p, _ in cells], of_p, res), _from_cells([q for _, q in cells], of_q, res))
-    steps = [(rounded(pair, [pair], tilt, res.spacings[0], res.tail)[0], n) for pair, n in _ordered(counts)]
+    steps = [(rounded(pair, [pair], res.tilt, res.spacings[0], res.tail)[0], n) for pair, n in _ordered(counts)]
     p, q = [(step.p, n) for step, n in steps], [(step.q, n) for step, n in steps]
     return Rounded(_from_steps(p, of_p, res), _from_steps(q, of_q, res))
 
@@ -125,7 +125,7 @@ def _from_steps(steps: list[tuple[Measure, int]], rounding: Rounding, res: Resol
         cells = (product([m for m, _ in g], np.eye(len(g)), np.array([float(n) for _, n in g])) for g in groups)
         return _from_cells(cells, rounding, res)
     top = [part for measure, n in steps for part in _ladder(measure, n, rounding, res)]
-    return compose([power(measure, n) for measure, n in top], res.spacings[-1])
+    return compose([power(measure, n) for measure, n in top])
 
 
 def _ladder(measure: Measure, count: int, rounding: Rounding, res: Resolution) -> list[tuple[Measure, int]]:
@@ -134,9 +134,9 @@ def _ladder(measure: Measure, count: int, rounding: Rounding, res: Resolution) -
     for fine, coarse in pairwise(res.spacings):
         count, digit = divmod(count, res.block)
         low = ([power(measure, digit)] if digit else []) + ([power(rest)] if rest is not None else [])
-        rest = regrid(compose(low, fine), rounding, fine, coarse) if low else None
+        rest = regrid(compose(low), rounding, fine, coarse) if low else None
         if count:
-            measure = regrid(compose([power(measure, res.block)], fine), rounding, fine, coarse)
+            measure = regrid(compose([power(measure, res.block)]), rounding, fine, coarse)
     found = [(measure, count)] if count else []
     return found + ([(rest, 1)] if rest is not None else [])
 
@@ -151,8 +151,8 @@ def _from_cells(cells: Iterable[Product], rounding: Rounding, res: Resolution) -
             kept = counts > 0
             if kept.any():
                 block = replace(cell, weights=cell.weights[kept], counts=counts[kept], log_scale=cell.log_scale[kept])
-                top.append(power(regrid(compose([block], fine), rounding, fine, coarse), n))
-    return compose(top, coarse)
+                top.append(power(regrid(compose([block]), rounding, fine, coarse), n))
+    return compose(top)
 
 
 class Cell(NamedTuple):
@@ -203,7 +203,7 @@ def _linear(nodes: Array, values: Array) -> Array:
     return np.stack([1 - share, share], axis=1)
 
 
-def _mixtures(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Iterator[Product]:
+def _mixtures(counts: Mapping[Pair, int], res: Resolution) -> Iterator[Product]:
     """Every step as the mixture of the corners of its cell, which dominates it."""
     made: dict[Pair, Measure] = {}
     for cell in _cells(counts, res.width):
@@ -213,7 +213,7 @@ def _mixtures(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Itera
         corners = [Pair(cell.kind, float(r), float(s)) for s in cell.sigma_nodes for r in cell.rate_nodes]
         for pair in corners:
             if pair not in made:
-                made[pair] = dotted(pair, tilt, res.spacings[0], res.tail)
+                made[pair] = dotted(pair, res.tilt, res.spacings[0], res.tail)
         weights = np.einsum("ts,tr->tsr", by_sigma, by_rate).reshape(len(cell.sigma), -1)
         yield product([made[pair] for pair in corners], weights, cell.counts)
 
@@ -235,7 +235,7 @@ def _in_s(nodes: Array, sigma: Array, kappa: float) -> Array:
     return np.stack([1 - share, share], axis=1)
 
 
-def _polynomials(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> Iterator[tuple[Product, Product]]:
+def _polynomials(counts: Mapping[Pair, int], res: Resolution) -> Iterator[tuple[Product, Product]]:
     """The steps of a cell, all read with one ruler; their masses interpolated in log σ (exactly linear in q).
 
     A mass of N(m, σ²) is analytic in log σ, and for complex σ with |log σ − log σ₀| ≤ r its modulus is at most e^{2r}
@@ -252,7 +252,7 @@ def _polynomials(counts: Mapping[Pair, int], tilt: float, res: Resolution) -> It
         # (1 − q)N₀ + qN₁ is at most the sum of those at the lowest and at the highest rate
         broad = middle * math.exp(_RADIUS) / math.sqrt(math.cos(2 * _RADIUS))
         wide = [Pair(cell.kind, float(r), broad) for r in cell.rate_nodes]
-        found = rounded(ruler, [*actual, *wide], tilt, res.spacings[0], res.tail)
+        found = rounded(ruler, [*actual, *wide], res.tilt, res.spacings[0], res.tail)
         steps, bounds = found[: len(actual)], found[len(actual) :]
         weights = np.einsum("ts,tr->tsr", basis, _linear(cell.rate_nodes, cell.rate)).reshape(len(cell.sigma), -1)
         share = _remainder(half, len(at))
@@ -301,7 +301,7 @@ class _Sums:
         self.first = measure.first + len(loss) - len(self.loss)
         self.whole, self.top = bool(kept.all()), float(loss[-1])
         self.log_scale = measure.log_scale - tilt * self.reference
-        self._mass, self._tilt = mass, tilt
+        self._mass = mass
         self.error = measure.error
 
     def above(self, power: float) -> Array:
@@ -315,7 +315,7 @@ class Upper:
 
     def __init__(self, counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float) -> None:
         res = resolution(counts, saddle, delta, precision)
-        measure = upper_measure(counts, res.tilt, res)
+        measure = upper_measure(counts, res)
         sums = _Sums(measure, res.tilt, res.spacings[-1], saddle.epsilon)
         self._c, self._sums, self._measure = res.tilt, sums, measure
         self._p, self._q = sums.above(self._c), sums.above(self._c + 1)
@@ -341,7 +341,7 @@ class Lower:
 
     def __init__(self, counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float) -> None:
         res = resolution(counts, saddle, delta, precision)
-        measures = lower_measures(counts, res.tilt, res)
+        measures = lower_measures(counts, res)
         p = _Sums(measures.p, res.tilt, res.spacings[-1], saddle.epsilon)
         q = _Sums(measures.q, res.tilt + 1, res.spacings[-1], saddle.epsilon)
         first, last = max(p.first, q.first), min(p.first + len(p.loss), q.first + len(q.loss))

@@ -37,7 +37,7 @@ _EPS = float(np.finfo(float).eps)
 _QUADRATURE = 2e-14  # relative error allowed to a panel's mass
 _TAIL_ERROR = 2e-15  # relative error of Φ in its tail
 _TRIM = 1e-14  # tilted mass cut from each end of a block
-MOST_POINTS = 1 << 21
+MOST_POINTS = 1 << 23
 
 
 class Measure(NamedTuple):
@@ -299,13 +299,13 @@ def product(measures: list[Measure], weights: Array, counts: Array) -> Product:
     return Product(first, masses, top + np.log(total), error, infinite, mixed / total[:, None], counts)
 
 
-def compose(products: list[Product], spacing: float) -> Measure:
-    """The composition of all ``products`` on one lattice of the given spacing."""
+def compose(products: list[Product]) -> Measure:
+    """The composition of all ``products``, which share one lattice."""
     offset = sum(int(p.first * p.steps) for p in products)
     log_scale = sum(float(p.counts @ p.log_scale) for p in products)
-    low, high, mean_mass = _window(products, spacing)
+    low, high, mean_mass = _window(products)
     size = fft.next_fast_len(max(high - low + 1, 16), real=True)
-    if size > 4 * MOST_POINTS:
+    if size > MOST_POINTS:
         raise ValueError(f"the composition needs a lattice of {size:,} points: its loss spreads too widely to certify")
     waves, error = np.ones(size // 2 + 1, np.complex128), 0.0
     for p in products:
@@ -333,7 +333,7 @@ def _trimmed(mass: Array) -> tuple[int, int]:
     return start, max(stop, start + 1)
 
 
-def _window(products: list[Product], spacing: float) -> tuple[int, int, float]:
+def _window(products: list[Product]) -> tuple[int, int, float]:
     """Lattice points, from the sum of the first points, outside which the composition has tilted mass below `_TRIM`
     times its total, by Chernoff's bound on the discrete measures."""
     variance = log_total = 0.0
