@@ -10,6 +10,10 @@ from hypothesis import settings
 settings.register_profile("dpgrad", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("dpgrad")
 
+# Some virtual machines name AMX among their processor's instructions and then do not run it: bfloat16 products would
+# end the process. Read when torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

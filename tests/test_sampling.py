@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import tracemalloc
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from scipy import stats
 
 from dpgrad import events, sampling, schedules
 from dpgrad.events import Gaussian, Relation
+from dpgrad.keys import Key
 from dpgrad.sampling import FixedSize, FullBatch, Poisson, Sampler, Shuffle
 
 SAMPLERS: list[Sampler] = [
@@ -126,14 +129,70 @@ class TestKeys:
         keys = [1, 1 + 2**32, 1 + 2**64, 1 + 2**128, b"a" * 32, b"a" * 33]
         assert len({tuple(Poisson(0.5).draw(200, 0, key)) for key in keys}) == len(keys)
 
-    @pytest.mark.parametrize("key", [-1, 1.5, True, "secret", None])
-    def test_hostile(self, key: Any) -> None:
+    @every
+    def test_a_number_is_the_key_of_that_seed(self, sampler: Sampler) -> None:
+        assert sampler.draw(101, 3, 77).tolist() == sampler.draw(101, 3, Key.from_seed(77)).tolist()
+
+    @pytest.mark.parametrize("sampler", [Poisson(0.5), FixedSize(10, 5), Shuffle(10, 5)], ids=repr)
+    @pytest.mark.parametrize("key", [-1, 1.5, True, "secret", None, [1]])
+    def test_hostile(self, sampler: Sampler, key: Any) -> None:
         with pytest.raises(ValueError, match="key must be a whole number"):
-            Poisson(0.5).draw(10, 0, key)
+            sampler.draw(10, 0, key)
+
+    def test_a_number_and_what_equals_it_are_not_confused(self) -> None:
+        """The permutation that was kept for key 1 is not handed to True, which Python holds equal to 1."""
+        Shuffle(10, 5).draw(10, 0, 1)
+        with pytest.raises(ValueError, match="key must be a whole number"):
+            Shuffle(10, 5).draw(10, 0, True)
 
     def test_empty(self) -> None:
         with pytest.raises(ValueError, match="key must not be empty, got b''"):
             sampling.generator(b"", 0)
+
+
+class TestWords:
+    """Word i of a step is a function of (key, step, i), whatever range it is asked for in."""
+
+    @given(st.integers(0, 10**9), st.integers(0, 3000), st.integers(0, 60))
+    def test_any_range_is_that_of_the_stream(self, step: int, start: int, count: int) -> None:
+        philox = np.random.Philox(
+            key=np.frombuffer(Key.of(5).derive("sampling", size=16), np.uint64), counter=[0, 0, step, 0]
+        )
+        assert sampling.words(5, step, start, count).tolist() == philox.random_raw(start + count)[start:].tolist()
+
+    def test_far_ranges_are_found_by_counting_on(self) -> None:
+        """numpy counts on by itself across 2^32 blocks."""
+        start = 4 * (2**32 - 2) + 1
+        whole = sampling.words(5, 10**9, start, 40)
+        assert whole.tolist() == [int(sampling.words(5, 10**9, start + i, 1)[0]) for i in range(40)]
+
+    def test_bits_are_fair(self) -> None:
+        """Each of 64 bits, over the rows of a step and over the steps of a row; a false alarm once in a million."""
+        count = 20_000
+        rows = sampling.words(5, 3, 0, count)
+        steps = np.array([sampling.words(5, step, 0, 1)[0] for step in range(count)])
+        for words in (rows, steps):
+            ones = np.array([np.count_nonzero(words & np.uint64(1 << bit)) for bit in range(64)])
+            p = 2 * np.minimum(stats.binom.cdf(ones, count, 0.5), stats.binom.sf(ones - 1, count, 0.5))
+            assert p.min() > 1e-6 / (2 * 64)
+
+    @pytest.mark.parametrize(("start", "count"), [(-1, 1), (0, -1), (2**62 + 1, 1), (0, 1.5), (True, 1)])
+    def test_range_must_be_one(self, start: Any, count: Any) -> None:
+        with pytest.raises(ValueError, match=r"start|count"):
+            sampling.words(5, 0, start, count)
+
+    def test_steps_are_bounded(self) -> None:
+        with pytest.raises(ValueError, match="step must be at most 1,000,000,000, got 1,000,000,001"):
+            sampling.words(5, 10**9 + 1, 0, 1)
+
+    @given(st.floats(0, 1))
+    def test_threshold_is_the_floor(self, rate: float) -> None:
+        assert sampling.threshold(rate) == math.floor(Fraction(rate) * 2**64)
+
+    @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
+    def test_threshold_refuses_what_is_no_rate(self, rate: float) -> None:
+        with pytest.raises(ValueError, match="rate must"):
+            sampling.threshold(rate)
 
 
 def poisson_bits(rate: float, rows: int, steps: int, key: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -197,9 +256,48 @@ class TestPoissonLaw:
     def test_no_rows(self) -> None:
         assert len(Poisson(0.5).draw(0, 0, 1)) == 0
 
-    def test_large_data_costs_what_the_batch_costs(self) -> None:
-        drawn = Poisson(1e-9).draw(10**12, 3, 1)  # would need 8 TB a row at a time
-        assert 0 < len(drawn) < 2000
+    def test_overall_count_is_binomial(self) -> None:
+        rows, steps, rate = 1_000_003, 5, 0.013  # rows are drawn in chunks, the last one short
+        total = sum(len(Poisson(rate).draw(rows, step, 17)) for step in range(steps))
+        tails = stats.binom.cdf(total, rows * steps, rate), stats.binom.sf(total - 1, rows * steps, rate)
+        assert 2 * min(tails) > self.FALSE_ALARM
+
+    def test_pairs_of_steps_and_of_neighbours_are_independent(self) -> None:
+        """Counts of (in, in), (in, out), ... for a row at two steps, and for two rows one to five apart."""
+        rows, rate = 400_000, 0.2
+        here, there = poisson_bits(rate, rows, 2, key=18)
+        law = np.outer([1 - rate, rate], [1 - rate, rate]).ravel()
+        for a, b in [(here, there), *((here[:-lag], here[lag:]) for lag in range(1, 6))]:
+            seen = np.bincount(2 * a[::12] + b[::12], minlength=4)  # every twelfth: no row is in two pairs
+            assert stats.chisquare(seen, law * seen.sum()).pvalue > self.FALSE_ALARM / 6
+
+    @pytest.mark.parametrize("rate", [0.0, 2.0**-70, 0.02, 0.5, 1.0])
+    def test_more_rows_change_nothing_for_those_before_them(self, rate: float) -> None:
+        many = Poisson(rate).draw(600_000, 4, 1)
+        for rows in (0, 1, 7, 1 << 18, (1 << 18) + 1):
+            assert Poisson(rate).draw(rows, 4, 1).tolist() == many[many < rows].tolist()
+
+    def test_a_row_is_in_below_the_threshold_and_out_at_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for rate in (0.0, 2.0**-64, 0.5, 1 - 2.0**-53, 1.0):
+            below = sampling.threshold(rate)
+            near = [word for word in (0, below - 1, below, 2**64 - 1) if 0 <= word < 2**64]
+            monkeypatch.setattr(sampling, "words", lambda *_, near=near: np.array(near, np.uint64))
+            assert Poisson(rate).draw(len(near), 0, 1).tolist() == [i for i, word in enumerate(near) if word < below]
+
+    def test_rates_are_nested(self) -> None:
+        """The rows at a rate are among those at any greater rate: one word a row, against a threshold."""
+        drawn = [set(Poisson(rate).draw(1000, 4, 1).tolist()) for rate in (0.0, 0.01, 0.3, 0.31, 1.0)]
+        assert all(a <= b for a, b in itertools.pairwise(drawn))
+        assert [len(drawn[0]), len(drawn[-1])] == [0, 1000]
+
+    def test_memory_is_bounded(self) -> None:
+        """30 million words are 240 MB; a chunk of them, the comparison and the rows drawn are a few."""
+        tracemalloc.start()
+        try:
+            Poisson(1e-3).draw(30_000_000, 3, 1)
+            assert tracemalloc.get_traced_memory()[1] < 10e6
+        finally:
+            tracemalloc.stop()
 
     @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan, True, "0.1", None])
     def test_rate_must_lie_in_the_unit_interval(self, rate: Any) -> None:

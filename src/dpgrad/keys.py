@@ -1,0 +1,125 @@
+"""The secret key of a run: all randomness of a private step is a function of (key, step, what it is for).
+
+>>> key = Key.fresh()
+>>> key
+Key(secret)
+>>> Key.from_seed(7).label
+'reproducible, not for release'
+"""
+
+import hashlib
+import operator
+import secrets
+from dataclasses import dataclass
+from typing import SupportsIndex, TypeAlias
+
+from dpgrad import _validate
+
+SIZE = 32  # bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Key:
+    """32 secret bytes, and whether a seed gave them.
+
+    Guarantee: whoever holds the key of a run can draw its batches and subtract its noise. It is never shown; it may be
+    written only to a file that is not released. One key serves one run on one dataset: two results with the same noise
+    and different sums reveal their difference without noise.
+
+    >>> Key(bytes(32), reproducible=True) == Key(bytes(32), reproducible=True)
+    True
+    """
+
+    secret: bytes
+    reproducible: bool
+
+    def __post_init__(self) -> None:
+        _check_secret(self.secret)
+
+    def __repr__(self) -> str:
+        return f"Key({self.label})"
+
+    @classmethod
+    def fresh(cls) -> "Key":
+        """A key drawn from the operating system.
+
+        >>> Key.fresh() == Key.fresh()
+        False
+        """
+        return cls(secrets.token_bytes(SIZE), reproducible=False)
+
+    @classmethod
+    def from_seed(cls, seed: int) -> "Key":
+        """The key of a whole number: anyone who guesses the number has the key.
+
+        >>> Key.from_seed(7) == Key.from_seed(7)
+        True
+        """
+        number = _whole("seed", seed)
+        digest = _digest(b"dpgrad seed", number.to_bytes(number.bit_length() // 8 + 1, "little"))
+        return cls(digest, reproducible=True)
+
+    @classmethod
+    def of(cls, key: "AnyKey") -> "Key":
+        """A key as it is; a whole number or bytes as a seed, since nothing says that no one else knows them.
+
+        >>> Key.of(7) == Key.from_seed(7), Key.of(b"told by a friend").label
+        (True, 'reproducible, not for release')
+        """
+        match key:
+            case Key():
+                return key
+            case bytes():
+                if not key:
+                    raise ValueError("key must not be empty, got b'': use Key.fresh()")
+                return cls(_digest(b"dpgrad bytes", key), reproducible=True)
+            case _:
+                return cls.from_seed(_whole("key", key))
+
+    @property
+    def label(self) -> str:
+        """What may be said of the key, and must be said of a result that a seed made."""
+        return "reproducible, not for release" if self.reproducible else "secret"
+
+    def derive(self, purpose: str, *names: str, size: int = SIZE) -> bytes:
+        """``size`` bytes for one use: keyed BLAKE2b (RFC 7693) of the purpose and the names, each after its length.
+
+        Guarantee: no two lists of names are hashed from the same bytes, so distinct uses have independent bytes.
+
+        >>> key = Key.from_seed(7)
+        >>> key.derive("noise", "ab", "c") == key.derive("noise", "a", "bc")
+        False
+        """
+        words = [_text(word) for word in (purpose, *names)]
+        message = b"".join(len(word).to_bytes(8, "little") + word for word in words)
+        return hashlib.blake2b(message, digest_size=size, key=self.secret, person=b"dpgrad derive").digest()
+
+
+AnyKey: TypeAlias = Key | int | bytes
+
+
+def _check_secret(secret: object) -> None:
+    if not isinstance(secret, bytes) or len(secret) != SIZE:
+        given = f"{len(secret)} of them" if isinstance(secret, bytes) else f"a {type(secret).__name__}"
+        raise ValueError(f"secret must be {SIZE} bytes, got {given}: use Key.fresh() or Key.from_seed(seed)")
+
+
+def _whole(name: str, value: object) -> int:
+    """The whole number; unlike other checks, a refusal does not repeat what may be a secret."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        remedy = "" if name == "seed" else ", bytes or a Key"
+        raise ValueError(f"{name} must be a whole number{remedy}, got a {type(value).__name__}")
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0, got a negative one")
+    return number
+
+
+def _text(word: object) -> bytes:
+    if not isinstance(word, str):
+        raise ValueError(f"name must be text, got {_validate.shown(word)}")
+    return word.encode()
+
+
+def _digest(person: bytes, message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=SIZE, person=person).digest()

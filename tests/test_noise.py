@@ -1,0 +1,262 @@
+"""Noise follows the normal law and is a pure function of (key, step, parameter).
+
+Statistical tests are seeded, so that they pass or fail for good; with a fresh seed each would fail about once in a
+million. Tests that need a CUDA device take no arguments, so that they can be called without pytest.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from dpgrad import noise, sampling
+from dpgrad.keys import Key
+from dpgrad.noise import gaussian
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+FALSE_ALARM = 1e-6
+
+
+def draws(
+    count: int,
+    key: int = 1,
+    step: int = 0,
+    name: str = "w",
+    std: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return gaussian(torch.empty(count, dtype=dtype, device=device), std, key, step, name).double().cpu().numpy()
+
+
+def assert_normal(x: np.ndarray[Any, Any], std: float) -> None:
+    """Mean, variance, shape of the body and weight of the tails are those of N(0, std²)."""
+    n = len(x)
+    assert 2 * stats.norm.sf(abs(x.sum()) / (std * math.sqrt(n))) > FALSE_ALARM
+    energy = (x**2).sum() / std**2
+    assert 2 * min(stats.chi2.cdf(energy, n), stats.chi2.sf(energy, n)) > FALSE_ALARM
+    assert stats.kstest(x / std, "norm").pvalue > FALSE_ALARM
+    for edge in (2.0, 3.0, 4.0):
+        beyond, chance = int((np.abs(x) > edge * std).sum()), 2 * stats.norm.sf(edge)
+        assert 2 * min(stats.binom.cdf(beyond, n, chance), stats.binom.sf(beyond - 1, n, chance)) > FALSE_ALARM
+
+
+def assert_uncorrelated(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> None:
+    """Σ aᵢbᵢ is nearly normal with variance n for independent standard normal values."""
+    assert 2 * stats.norm.sf(abs(a @ b) / math.sqrt(len(a))) > FALSE_ALARM
+    squares = ((a**2 - 1) @ (b**2 - 1)) / (2 * math.sqrt(len(a)))
+    assert 2 * stats.norm.sf(abs(squares)) > FALSE_ALARM
+
+
+class TestLaw:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("std", [1e-3, 1.0, 250.0])
+    def test_normal(self, dtype: torch.dtype, std: float) -> None:
+        assert_normal(draws(200_000, key=21, step=3, std=std, dtype=dtype), std)
+
+    def test_normal_across_steps(self) -> None:
+        """The first value of each of many steps."""
+        assert_normal(np.concatenate([draws(1, key=22, step=t) for t in range(20_000)]), 1.0)
+
+    def test_normal_across_names(self) -> None:
+        assert_normal(np.concatenate([draws(1, key=23, name=f"layer.{i}") for i in range(20_000)]), 1.0)
+
+    def test_steps_names_and_keys_are_independent(self) -> None:
+        streams = [
+            draws(100_000, key=24),
+            draws(100_000, key=24, step=1),
+            draws(100_000, key=24, step=10**9),
+            draws(100_000, key=24, name="w2"),
+            draws(100_000, key=25),
+            sampling.generator(24, 0).standard_normal(100_000),
+        ]
+        for a, b in itertools.combinations(streams, 2):
+            assert_uncorrelated(a, b)
+
+    @pytest.mark.parametrize("lag", [1, 2, 4, 1000])
+    def test_values_are_independent(self, lag: int) -> None:
+        x = draws(200_000, key=26)
+        assert_uncorrelated(x[:-lag], x[lag:])
+
+
+class TestFunction:
+    def test_any_order_gives_the_same_values(self) -> None:
+        asked = list(itertools.product((1, 2), (0, 1, 10**9), ("a", "b")))
+        there = [draws(50, *each).tolist() for each in asked]
+        back = [draws(50, *each).tolist() for each in reversed(asked)]
+        assert there == back[::-1]
+        assert len({tuple(values) for values in there}) == len(asked)
+
+    def test_a_number_is_the_key_of_that_seed(self) -> None:
+        like = torch.zeros(9)
+        assert torch.equal(gaussian(like, 1.0, 7, 0, "w"), gaussian(like, 1.0, Key.from_seed(7), 0, "w"))
+
+    def test_all_of_a_key_counts(self) -> None:
+        """A generator that kept 32 bits of its seed would give the same values to some of these."""
+        keys = [1, 1 + 2**31, 1 + 2**32, 1 + 2**64, 1 + 2**128]
+        assert len({tuple(draws(4, key=key)) for key in keys}) == len(keys)
+
+    @pytest.mark.parametrize("name", ["w", "w1", "", "1w", "w\0", "é"])
+    def test_names_are_told_apart(self, name: str) -> None:
+        assert (draws(50, name=name) != draws(50, name=f"{name} ")).all()
+
+    def test_contents_layout_and_gradients_of_like_play_no_part(self) -> None:
+        plain = gaussian(torch.zeros(4, 6), 1.0, 7, 0, "w")
+        for like in (torch.full((4, 6), math.nan), torch.zeros(6, 4).T, torch.nn.Parameter(torch.ones(4, 6))):
+            drawn = gaussian(like, 1.0, 7, 0, "w")
+            assert torch.equal(drawn, plain)
+            assert drawn.is_contiguous()
+            assert not drawn.requires_grad
+
+    @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 3, 4)])
+    def test_shape(self, shape: tuple[int, ...]) -> None:
+        assert gaussian(torch.zeros(shape), 1.0, 7, 0, "w").shape == shape
+
+    @pytest.mark.parametrize(
+        ("dtype", "drawn"),
+        [
+            (torch.float16, torch.float32),
+            (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float32),
+            (torch.float64, torch.float64),
+        ],
+    )
+    def test_dtype(self, dtype: torch.dtype, drawn: torch.dtype) -> None:
+        assert gaussian(torch.zeros(3, dtype=dtype), 1.0, 7, 0, "w").dtype == drawn
+
+    def test_float32_is_float64_rounded_once(self) -> None:
+        std = 0.1  # not a float32 number
+        exact = gaussian(torch.zeros(1000, dtype=torch.float64), std, 7, 0, "w")
+        assert torch.equal(gaussian(torch.zeros(1000), std, 7, 0, "w"), exact.float())
+        unit = gaussian(torch.zeros(1000, dtype=torch.float64), 1.0, 7, 0, "w")
+        assert torch.equal(exact, unit * std)
+
+    @pytest.mark.parametrize("chunk", [1, 7, 100])
+    def test_chunks_do_not_matter(self, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = draws(100)
+        monkeypatch.setattr(noise, "_CHUNK", chunk)
+        assert draws(100).tolist() == whole.tolist()
+
+    def test_std_may_be_a_tensor(self) -> None:
+        like = torch.zeros(50)
+        for std in (torch.tensor(0.25), torch.tensor(0.25, dtype=torch.float64)):
+            assert torch.equal(gaussian(like, std, 7, 0, "w"), gaussian(like, 0.25, 7, 0, "w"))
+
+    def test_global_generators_play_no_part_and_are_not_moved(self) -> None:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+        first = draws(100)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert (np.random.get_state()[1] == numpy_before).all()
+        torch.manual_seed(1)
+        np.random.seed(1)
+        assert draws(100).tolist() == first.tolist()
+
+
+class TestHostile:
+    @pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, True, "1", None])
+    def test_std(self, std: Any) -> None:
+        with pytest.raises(ValueError, match="std must be"):
+            gaussian(torch.zeros(3), std, 7, 0, "w")
+
+    @pytest.mark.parametrize("std", [torch.tensor(0.0), torch.tensor(math.nan), torch.tensor([1.0]), torch.tensor(1)])
+    def test_tensor_of_std(self, std: Tensor) -> None:
+        with pytest.raises(ValueError, match="std must be"):
+            gaussian(torch.zeros(3), std, 7, 0, "w")
+
+    def test_noise_that_would_round_to_nothing(self) -> None:
+        with pytest.raises(ValueError, match=r"std must be at least 1.18e-38 for noise of torch.float32, got 1e-40"):
+            gaussian(torch.zeros(3), 1e-40, 7, 0, "w")
+        assert gaussian(torch.zeros(3, dtype=torch.float64), 1e-40, 7, 0, "w").all()
+
+    @pytest.mark.parametrize("step", [-1, 1.5, True, None, 10**9 + 1])
+    def test_step(self, step: Any) -> None:
+        with pytest.raises(ValueError, match="step must be"):
+            gaussian(torch.zeros(3), 1.0, 7, step, "w")
+
+    @pytest.mark.parametrize("key", [-1, 1.5, True, None, "secret", b""])
+    def test_key(self, key: Any) -> None:
+        with pytest.raises(ValueError, match="key must"):
+            gaussian(torch.zeros(3), 1.0, key, 0, "w")
+
+    @pytest.mark.parametrize("name", [None, 3, b"w"])
+    def test_name(self, name: Any) -> None:
+        with pytest.raises(ValueError, match="name must be text, got"):
+            gaussian(torch.zeros(3), 1.0, 7, 0, name)
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+    def test_like(self, dtype: torch.dtype) -> None:
+        with pytest.raises(ValueError, match=f"like must hold real floating-point values, got {dtype}"):
+            gaussian(torch.zeros(3, dtype=dtype), 1.0, 7, 0, "w")
+
+
+def test_offsets_of_steps_neither_meet_nor_wrap() -> None:
+    """The reasons given for the stride on a CUDA device."""
+    chunks = math.ceil(noise.MOST_VALUES / noise._CHUNK)
+    assert 2 * noise.MOST_VALUES + 8 * chunks < noise.STRIDE
+    assert noise.STRIDE % 4 == 0
+    assert (10**9 + 1) * noise.STRIDE < 2**63
+
+
+@on_cuda
+def test_cuda_law() -> None:
+    for dtype, std in [(torch.float32, 250.0), (torch.float64, 1.0), (torch.bfloat16, 1e-3)]:
+        assert_normal(draws(2_000_000, key=31, step=3, std=std, dtype=dtype, device="cuda"), std)
+    assert_normal(np.concatenate([draws(1, key=32, step=t, device="cuda") for t in range(5000)]), 1.0)
+    assert_normal(np.concatenate([draws(1, key=32, name=f"{i}", device="cuda") for i in range(5000)]), 1.0)
+
+
+@on_cuda
+def test_cuda_streams_are_independent() -> None:
+    asked = [(33, 0, "w"), (33, 1, "w"), (33, 2**29, "w"), (33, 10**9, "w"), (33, 0, "w2"), (34, 0, "w")]
+    streams = [draws(200_000, *each, device="cuda") for each in asked]
+    for a, b in itertools.combinations(streams, 2):
+        assert_uncorrelated(a, b)
+    assert_uncorrelated(streams[0], draws(200_000, 33, 0, "w"))
+
+
+@on_cuda
+def test_cuda_is_a_function_of_its_arguments() -> None:
+    asked = list(itertools.product((1, 2), (0, 1, 2**20, 10**9), ("a", "b")))
+    there = [draws(500, *each, device="cuda").tolist() for each in asked]
+    torch.cuda.manual_seed(5)
+    torch.randn(100, device="cuda")
+    back = [draws(500, *each, device="cuda").tolist() for each in reversed(asked)]
+    assert there == back[::-1]
+    assert len({tuple(values) for values in there}) == len(asked)
+
+
+@on_cuda
+def test_cuda_global_generator_is_not_moved() -> None:
+    before, cpu = torch.cuda.get_rng_state(), torch.get_rng_state()
+    draws(1000, device="cuda")
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), cpu)
+
+
+@on_cuda
+def test_cuda_call_stays_within_its_stride() -> None:
+    """What a call takes of the offset, over sizes that fill the device and more; also that offsets are kept whole."""
+    random = torch.Generator("cuda")
+    for count in (1, 1000, 10**6, noise._CHUNK, 50 * noise._CHUNK):
+        random.manual_seed(3)
+        random.set_offset(10**9 * noise.STRIDE)
+        torch.randn(count, generator=random, dtype=torch.float64, device="cuda")
+        assert 0 < random.get_offset() - 10**9 * noise.STRIDE < 2 * count + 8
+
+
+@on_cuda
+def test_cuda_does_not_wait() -> None:
+    like, std = torch.zeros(9 * 10**6, device="cuda"), torch.tensor(2.0, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drawn = gaussian(like, std, 7, 0, "w")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(drawn, gaussian(like, 2.0, 7, 0, "w"))
