@@ -14,9 +14,10 @@ import dpgrad
 PUBLIC = {
     "Guarantee": "dpgrad.guarantee",
     "Mechanism": "dpgrad.mechanism",
+    "PrivateGradient": "dpgrad.private",
     "Relation": "dpgrad.events",
 }
-MODULES = {"accounting", "calibrate", "data", "events", "sampling", "schedules"}
+MODULES = {"accounting", "calibrate", "data", "events", "grads", "sampling", "scaling", "schedules"}
 
 
 def test_public_names() -> None:

@@ -11,23 +11,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpgrad import accounting, calibrate, data, events, sampling, schedules
+    from dpgrad import accounting, calibrate, data, events, grads, sampling, scaling, schedules
     from dpgrad.events import Relation
     from dpgrad.guarantee import Guarantee
     from dpgrad.mechanism import Mechanism
+    from dpgrad.private import PrivateGradient
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Guarantee",
     "Mechanism",
+    "PrivateGradient",
     "Relation",
     "__version__",
     "accounting",
     "calibrate",
     "data",
     "events",
+    "grads",
     "sampling",
+    "scaling",
     "schedules",
 ]
 
@@ -35,12 +39,15 @@ __all__ = [
 _HOMES = {
     "Guarantee": "dpgrad.guarantee",
     "Mechanism": "dpgrad.mechanism",
+    "PrivateGradient": "dpgrad.private",
     "Relation": "dpgrad.events",
     "accounting": "dpgrad.accounting",
     "calibrate": "dpgrad.calibrate",
     "data": "dpgrad.data",
     "events": "dpgrad.events",
+    "grads": "dpgrad.grads",
     "sampling": "dpgrad.sampling",
+    "scaling": "dpgrad.scaling",
     "schedules": "dpgrad.schedules",
 }
 

@@ -1,0 +1,15 @@
+"""Gradients of single examples: two engines for one definition, and the clipped sum made of them.
+
+`vmap` defines the answer; `bookkeeping` computes the same at about the price of ordinary training. `clipped_sum` turns
+a batch into a `ClippedSum`, in pieces that fit in memory. `check` refuses models whose examples act on each other or
+that an engine does not get right, `convert` replaces BatchNorm by GroupNorm, and `InnerMomentum` scales a momentum of
+each example's gradients instead of the gradient.
+"""
+
+from dpgrad.grads.accumulate import ENGINES, Engine, clipped_sum
+from dpgrad.grads.check import check
+from dpgrad.grads.convert import convert
+from dpgrad.grads.history import InnerMomentum
+from dpgrad.grads.sums import ClippedSum
+
+__all__ = ["ENGINES", "ClippedSum", "Engine", "InnerMomentum", "check", "clipped_sum", "convert"]

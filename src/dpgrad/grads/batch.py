@@ -1,0 +1,87 @@
+"""Batches: any pytree of tensors with a common first dimension."""
+
+import re
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpgrad._validate import shown
+from dpgrad.grads.sums import Batch, Loss
+
+_TYPES = re.compile(
+    r"dtype|datatype|scalar type|[Ii]nput type|output type|not implemented for '"
+)  # in torch's messages
+
+
+def leaves(batch: Batch) -> list[Tensor]:
+    """The tensors of a batch; anything else in it is refused."""
+    found = []
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        if not isinstance(leaf, Tensor):
+            place = f" at {pytree.keystr(path)}" if path else ""
+            raise ValueError(
+                f"batch must be a tensor, or a tuple, list or dict of tensors, got a {type(leaf).__name__}{place}: "
+                "convert it with torch.as_tensor or dict(...)"
+            )
+        if not leaf.ndim:
+            raise ValueError("batch must hold tensors with a first dimension of examples, got a 0-dimensional tensor")
+        found.append(leaf)
+    if not found:
+        raise ValueError(f"batch must hold a tensor, got {shown(batch)}")
+    return found
+
+
+def size(batch: Batch) -> int:
+    """The first dimension that all tensors of a batch have in common.
+
+    >>> import torch; size({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    3
+    """
+    lengths = [len(leaf) for leaf in leaves(batch)]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"batch must hold tensors with one first dimension, got {lengths}: one entry per example")
+    return lengths[0]
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """The examples from ``start`` to ``stop``."""
+    return pytree.tree_map(lambda leaf: leaf[start:stop], batch)
+
+
+def on_device_of(model: nn.Module, batch: Batch) -> None:
+    """Refuse a batch that lies on another device than the model."""
+    devices = {parameter.device for parameter in model.parameters()}
+    for leaf in leaves(batch):
+        if devices and leaf.device not in devices:
+            where = ", ".join(sorted(map(str, devices)))
+            raise ValueError(f"batch lies on {leaf.device} and the model on {where}: move one with .to(device)")
+
+
+def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
+    """The loss of each row, (rows,); a loss that returns anything else is refused."""
+    try:
+        found: object = loss(model, batch)
+    except RuntimeError as error:
+        if _TYPES.search(str(error)):
+            raise ValueError(_mismatch(model, batch, str(error))) from error
+        raise
+    if not isinstance(found, Tensor):
+        raise ValueError(f"loss must return a tensor with one value per example, got {shown(found)}")
+    if tuple(found.shape) != (rows,):
+        hint = "use reduction='none'" if not found.ndim else "sum or average over every dimension but the first"
+        raise ValueError(
+            f"loss must return one value per example, shape ({rows},), got shape {tuple(found.shape)}: {hint}"
+        )
+    if not found.is_floating_point():
+        raise ValueError(f"loss must return floating-point values, got {found.dtype}")
+    return found
+
+
+def _mismatch(model: nn.Module, batch: Batch, reason: str) -> str:
+    """What to say when torch refuses the types that meet in a model."""
+    given = [f"batch{pytree.keystr(path)} is {leaf.dtype}" for path, leaf in pytree.tree_leaves_with_path(batch)]
+    computed = next((parameter.dtype for parameter in model.parameters()), None)
+    return (
+        f"types do not match ({reason.splitlines()[0]}): the model is {computed}, {', '.join(given)}: convert inputs "
+        f"with .to({computed}), indices and class labels with .long()"
+    )

@@ -1,0 +1,198 @@
+"""The fast engine: one forward pass, one backward pass for the gradients of activations only, one weighted product.
+
+The gradient of a layer's weight is made of the layer's input and its output's gradient. Both are there after an
+ordinary backward pass that skips the weights; norms are computed from them layer by layer, and the weighted sum is one
+product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al., 2022.)
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from dpgrad.grads.batch import leaves, row_losses, size
+from dpgrad.grads.clip import PerExample
+from dpgrad.grads.layers.recurrent import known_inputs
+from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
+from dpgrad.grads.precision import exact_products
+from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.swap import swapped
+from dpgrad.grads.tape import Tape, UnseenError
+from dpgrad.grads.uses import Dense, Use, combined
+
+_COMPARED = 7  # rows whose order is looked at
+
+
+def gradients(
+    model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1, layouts: Layouts | None = None
+) -> PerExample:
+    """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it.
+
+    ``layouts``, from `layouts`, says where the batch stands in the tensors that parameters meet; it does not depend on
+    the batch and is found anew where it is not given.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> found = gradients(model, lambda model, x: model(x)[:, 0], torch.tensor([[2.0], [3.0]]), torch.ones(2))
+    >>> found.uses["weight"].per_example().flatten()
+    tensor([2., 3.])
+    """
+    known = find_layouts(model, loss, batch, rows) if layouts is None else layouts
+    try:
+        return _gradients(model, loss, batch, weights, rows, known)
+    except UnseenError:
+        known.update(find_layouts(model, loss, batch, rows))  # another path through the model than before
+    try:
+        return _gradients(model, loss, batch, weights, rows, known)
+    except UnseenError as unseen:
+        raise ValueError(f"the model uses {unseen} differently from pass to pass: use engine='vmap'") from None
+
+
+def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int, layouts: Layouts) -> PerExample:
+    parameters = trainable(model)
+    examples = len(weights) // rows
+    tape = Tape(parameters, len(weights), examples, layouts)
+    with torch.enable_grad(), _watched(model, tape):
+        losses = row_losses(loss, model, batch, len(weights))
+        tape.recording = False  # a checkpointed block runs again during the backward pass
+        arrived = _backward(losses, weights, tape, parameters)
+    with torch.no_grad(), exact_products():
+        uses = _uses(tape, arrived)
+        # The tape and its tensors hold each other until they are collected: what it noted is let go now, and what a
+        # form was made of as soon as the form is found.
+        tape.records.clear()
+        arrived.clear()
+        return PerExample(
+            {
+                name: combined(uses.pop(name)).settled() if name in uses else _nothing(parameter, examples)
+                for name, parameter in parameters.items()
+            },
+            examples,
+        )
+
+
+def _uses(tape: Tape, arrived: list[Tensor | None]) -> dict[str, list[Use]]:
+    """The uses of each parameter that a gradient reached."""
+    uses: dict[str, list[Use]] = defaultdict(list)
+    for record, g in zip(tape.records, arrived, strict=True):
+        if g is not None:
+            for name, use in zip(record.names, record.uses(g), strict=True):
+                uses[name].append(use)
+    return uses
+
+
+@contextmanager
+def _watched(model: nn.Module, tape: Tape) -> Iterator[None]:
+    with known_inputs(model), swapped(model, tape.shared):
+        yield
+
+
+def _backward(
+    losses: Tensor, weights: Tensor, tape: Tape, parameters: dict[str, nn.Parameter], keep: bool = False
+) -> list[Tensor | None]:
+    """The gradient at each place that the tape noted; a use of a parameter that it did not see is refused."""
+    places = [record.place for record in tape.records]
+    if not losses.requires_grad:
+        return [None] * len(places)
+    names = [*(made.names[0] for made in tape.made), *parameters]
+    with torch._C.DisableTorchFunctionSubclass():
+        hidden = [get_gradient_edge(tensor) for tensor in (*tape.made, *parameters.values())]
+    found = _grad(losses, [*places, *hidden], weights, keep)  # a checkpointed block calls torch functions again
+    for name, g in zip(names, found[len(places) :], strict=True):
+        if g is not None:
+            raise ValueError(
+                f"parameter {name} is used where it cannot be followed (a custom autograd function, or a reference "
+                "kept outside its module): use engine='vmap', which holds one gradient of the model per example"
+            )
+    arrived = zip(tape.records, found, strict=False)
+    return [None if g is None else g.reshape(record.shape) for record, g in arrived]
+
+
+def _grad(losses: Tensor, places: list[Tensor | GradientEdge], weights: Tensor, keep: bool) -> list[Tensor | None]:
+    # Places of both kinds may stand in one list; the signature does not say so.
+    every: Any = places
+    return list(torch.autograd.grad(losses, every, weights.to(losses.dtype), retain_graph=keep, allow_unused=True))
+
+
+def _nothing(parameter: nn.Parameter, examples: int) -> Dense:
+    return Dense(torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(examples, *parameter.shape))
+
+
+def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> Layouts:
+    """Where the batch stands in the tensors that parameters meet, seen from their shapes.
+
+    Two forward passes over copies of one example, of ``rows`` rows, must agree: what has the batch in it grows with the
+    number of rows, and nothing else does. That the rows are in the order of the batch is seen from gradients, in a
+    third pass.
+    """
+    device = leaves(batch)[0].device
+    seen: list[tuple[Layouts, object]] = []
+    reason = ""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for examples in telling_sizes(model, batch):
+            tape = Tape(trainable(model), examples * rows, examples)
+            try:
+                with torch.no_grad(), _watched(model, tape):
+                    row_losses(loss, model, _chosen(batch, [0] * examples, rows), tape.rows)
+            except AmbiguousError as unclear:
+                reason = str(unclear)
+                continue
+            if (tape.layouts, tape.shapes) in seen:
+                return _in_order(model, loss, batch, rows, tape.layouts)
+            seen.append((tape.layouts, tape.shapes))
+    if len(seen) > 1:
+        reason = "the model uses its parameters differently from pass to pass"
+    raise ValueError(f"{reason}: use engine='vmap'")
+
+
+def _chosen(batch: Batch, examples: list[int], rows: int) -> Batch:
+    indices = [example * rows + row for example in examples for row in range(rows)]
+    return pytree.tree_map(lambda leaf: leaf[indices], batch)
+
+
+def _in_order(model: nn.Module, loss: Loss, batch: Batch, rows: int, layouts: Layouts) -> Layouts:
+    """The layouts in which every place belongs to the example whose loss reaches it.
+
+    A shape does not tell whether flattened rows are neighbours or apart, nor whether they were sorted. The first
+    example comes again at the end, so that sorting moves it unless all are alike.
+    """
+    examples = [*range(min(size(batch) // rows, _COMPARED)), 0]
+    try:
+        for tried in [layouts, layouts.apart()] if layouts.flat else [layouts]:
+            if _separates(model, loss, _chosen(batch, examples, rows), rows, len(examples), tried):
+                return tried
+    except UnseenError as unseen:
+        raise ValueError(f"the model uses {unseen} differently from pass to pass: use engine='vmap'") from None
+    raise ValueError(
+        "the loss of one example reaches another: examples act on each other, or the model changes the order of the "
+        "batch: use engine='vmap'"
+    )
+
+
+def _separates(model: nn.Module, loss: Loss, batch: Batch, rows: int, examples: int, layouts: Layouts) -> bool:
+    """Whether the gradients at each example's places grow with the weight of that example's loss alone.
+
+    Parameters are moved a little, so that gradients are seen behind a layer that begins at zero.
+    """
+    parameters = trainable(model)
+    near = {name: parameter.detach() + 0.02 * torch.randn_like(parameter) for name, parameter in parameters.items()}
+    tape = Tape(near, examples * rows, examples, layouts)
+    once = torch.ones(tape.rows, device=leaves(batch)[0].device)
+    weights = 2.0 ** torch.arange(examples, device=once.device)
+    with torch.enable_grad(), _watched(model, tape):
+        losses = row_losses(loss, model, batch, tape.rows)
+        tape.recording = False
+        before = _backward(losses, once, tape, parameters, keep=True)
+        after = _backward(losses, weights.repeat_interleave(rows), tape, parameters)
+    for record, g, grown in zip(tape.records, before, after, strict=True):
+        if g is not None and grown is not None:
+            record.uses(g)  # refuses by name what has no gradient of its own for each example
+            one, many = (record.layout.folded(gradient, tape.rows, examples) for gradient in (g, grown))
+            off = many / weights.to(many).view(-1, *[1] * (many.ndim - 1)) - one
+            if bool((off.abs() > 0.1 * one.abs() + 1e-4 * one.abs().max()).any()):
+                return False
+    return True

@@ -1,0 +1,365 @@
+"""Before the first private step: examples must not act on each other, and the engine must see every parameter.
+
+A few examples are passed through the model: as they are, with other companions, and alone. What an example's loss and
+gradient are must not change with the company, what a pass leaves in the model must not depend on the batch, and the
+engine must return the gradients that ordinary automatic differentiation returns.
+
+The examples are private. What leaves is whether the model was accepted; messages name modules and parameters and hold
+no number computed from data.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpgrad.grads.accumulate import ENGINES, row_weights
+from dpgrad.grads.batch import leaves, on_device_of, part, row_losses, size
+from dpgrad.grads.precision import exact_products
+from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
+from dpgrad.grads.swap import swapped, unwrapped
+
+_PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
+
+
+def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping", several_rows: bool = False) -> None:
+    """Refuse a model whose examples act on each other, or whose gradients the engine does not get right.
+
+    The first examples of ``batch`` are used, at most four. The model, its buffers and torch's random state are left as
+    they were, unless the forward pass itself writes to a parameter. Refused, each by name:
+
+    - a layer or a loss that lets examples act on each other (BatchNorm in training mode, a mean or a softmax over the
+      batch): clipping one example would not bound what it does to the others;
+    - a pass that leaves something of the batch in the model (running statistics): it would be released without noise;
+    - a parameter that is trained and that the loss does not depend on;
+    - a gradient that differs from the gradient of the example's own loss, computed alone by `torch.autograd`. Dropout
+      is turned off for this comparison; where a model still draws random numbers, both sides draw the same ones, in
+      one pass over all examples (which the engine 'vmap' cannot do: there it is only seen that it runs).
+
+    Guarantee: what is accepted was seen to be right on these examples and at these parameters, to the rounding of the
+    coarsest type that the model computes in. It is a test, not a proof, for models that behave otherwise elsewhere.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    >>> check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: BatchNorm '1' lets examples act on each other: replace it by GroupNorm with ...
+    >>> model[1] = nn.GroupNorm(1, 3)
+    >>> check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2))
+    """
+    model = unwrapped(model)
+    if engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    _refuse_modules(model)
+    on_device_of(model, batch)
+    if not size(batch):
+        raise ValueError("batch must hold an example to check the model on, got none")
+    rows = row_weights(model, batch, None, several_rows).shape[1]
+    few = part(batch, 0, _PROBED)
+    if several_rows:
+        few = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), few)
+    probe = _Probe(model, loss, few, rows)
+    kind = leaves(batch)[0].device.type
+    mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+    with torch.enable_grad(), exact_products(), mixed:
+        probe.find_precision()
+        probe.find_examples()
+        _refuse_company(probe)
+        _refuse_number(probe)
+        with _without_dropout(model):
+            _refuse_engine(probe, engine)
+
+
+def _refuse_modules(model: nn.Module) -> None:
+    """What is known to be wrong without a pass."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape yet: run the lazy module once, on public data, or give its sizes")
+    if not trainable(model):
+        raise ValueError("model must have a parameter to train, got none with requires_grad")
+    for name, module in model.named_modules():
+        # Without running statistics those of the batch are used in eval mode too.
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"BatchNorm {name or 'itself'!r} lets examples act on each other: replace it by GroupNorm with "
+                "dpgrad.grads.convert(model), or, with statistics that are public, put it in eval mode"
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"embedding {name or 'itself'!r} shortens the rows that a batch looks up, without noise: "
+                "give max_norm=None"
+            )
+
+
+class _Own(NamedTuple):
+    """One example's loss and gradient."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    used: frozenset[str]  # the parameters that the loss depends on
+    norm: float
+    drew: bool  # whether the pass drew random numbers
+
+
+class _Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The rounding of the coarsest floating-point type that is computed inside the block."""
+
+    eps = 0.0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(leaf.dtype).eps)
+        return result
+
+
+@dataclass
+class _Probe:
+    """Passes over examples. Each starts from the same buffers and the same random state, and leaves both alone."""
+
+    model: nn.Module
+    loss: Loss
+    batch: Batch
+    rows: int  # of each example
+    eps: float = 0.0
+    left: dict[str, Tensor] | None = None  # what the first pass wrote to buffers
+
+    @property
+    def count(self) -> int:
+        return size(self.batch) // self.rows
+
+    def example(self, i: int) -> Batch:
+        """The rows of one example."""
+        return part(self.batch, i * self.rows, (i + 1) * self.rows)
+
+    def copies(self, i: int) -> Batch:
+        """As many examples as there are, all of them example ``i``."""
+        return pytree.tree_map(lambda leaf: torch.cat([leaf] * self.count), self.example(i))
+
+    def find_precision(self) -> None:
+        """Note how coarsely a pass computes."""
+        with _Coarsest() as coarsest:  # type: ignore[no-untyped-call]
+            self.own(self.batch, 0)
+        self.eps = coarsest.eps
+
+    def find_examples(self) -> None:
+        """Keep the examples with a finite gradient: the others are left out of every sum. Those kept must differ."""
+        self._keep_finite()
+        if not self._vary():
+            altered = pytree.tree_map(_altered, self.example(0))
+            self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), self.example(0), altered)
+            self._keep_finite()
+        if not self._vary():
+            raise ValueError("batch must hold examples that differ, to see whether they act on each other: give others")
+
+    def _keep_finite(self) -> None:
+        finite = [i for i in range(self.count) if math.isfinite(self.own(self.copies(i), i).norm)]
+        if not finite:
+            raise ValueError("no example that was tried has a finite gradient: look for NaN and inf in model and loss")
+        self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), *map(self.example, finite))
+
+    def _vary(self) -> bool:
+        return not all(map(torch.equal, leaves(self.batch), leaves(self.copies(0))))
+
+    def own(self, batch: Batch, i: int) -> _Own:
+        """The loss and the gradient of example ``i``, from one ordinary pass over a batch."""
+        parameters = trainable(self.model)
+        buffers = dict(self.model.named_buffers())
+        versions = {name: parameter._version for name, parameter in self.model.named_parameters()}
+        with self.apart():
+            before = self._random_states()
+            losses = row_losses(self.loss, self.model, batch, size(batch))
+            drew = not all(map(torch.equal, before, self._random_states()))
+            loss = losses.view(-1, self.rows)[i].mean()
+            found: Sequence[Tensor | None] = [None] * len(parameters)
+            if loss.requires_grad:
+                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            self._refuse_left(buffers, versions)
+        gradients = {name: _dense(parameter, g) for (name, parameter), g in zip(parameters.items(), found, strict=True)}
+        used = frozenset(name for name, g in zip(parameters, found, strict=True) if g is not None)
+        return _Own(float(loss.detach()), gradients, used, math.hypot(*map(_length, gradients.values())), drew)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within the block a pass works on copies of the buffers, and draws random numbers that will be drawn again."""
+        copies = {id(buffer): buffer.clone() for buffer in self.model.buffers()}
+        with swapped(self.model, {}), torch.random.fork_rng(self._cuda()):
+            for module in self.model.modules():
+                for slot, buffer in module._buffers.items():
+                    module._buffers[slot] = copies.get(id(buffer))
+            yield
+
+    def _cuda(self) -> list[torch.device]:
+        return list({tensor.device for tensor in (*leaves(self.batch), *self.model.parameters()) if tensor.is_cuda})
+
+    def _random_states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda())]
+
+    def _refuse_left(self, buffers: dict[str, Tensor], versions: dict[str, int]) -> None:
+        """Refuse what a pass left in the model, unless every pass leaves the same, whatever the batch."""
+        for name, parameter in self.model.named_parameters():
+            if parameter._version != versions[name]:
+                raise ValueError(f"the forward pass changes parameter {name} in place, without noise: take that out")
+        left = {
+            name: buffer
+            for name, buffer in self.model.named_buffers()
+            if name not in buffers or not _equal(buffer, buffers[name])
+        }
+        first = self.left = left if self.left is None else self.left
+        for name in sorted(left.keys() | first.keys()):
+            if name not in left or name not in first or not _equal(left[name], first[name]):
+                raise ValueError(
+                    f"the forward pass writes values of the batch to buffer {name}, which would be released without "
+                    "noise: put its module in eval mode, or turn its running statistics off (for normalization "
+                    "layers dpgrad.grads.convert(model) does)"
+                )
+
+
+def _refuse_company(probe: _Probe) -> None:
+    """Refuse examples whose loss or gradient changes with the others; and parameters that no loss depends on."""
+    used: set[str] = set()
+    for i in range(probe.count):
+        own = probe.own(probe.batch, i)
+        other = probe.own(probe.copies(i), i)  # in the same place of a batch of the same shape: the same dropout
+        what = _difference(own, other, probe.eps)
+        if what is not None:
+            raise ValueError(
+                f"examples act on each other: {what} of one changes with the others in its batch: let each output "
+                "depend on its own row alone, and draw random numbers from torch's default generators"
+            )
+        used |= own.used
+    unused = [name for name in trainable(probe.model) if name not in used]
+    if unused:
+        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        raise ValueError(
+            f"the loss does not depend on {shown}: freeze what is not used with requires_grad_(False), or use it"
+        )
+
+
+def _difference(one: _Own, other: _Own, eps: float) -> str | None:
+    """What differs between two passes over one example that compute it in the same way."""
+    bound = math.sqrt(eps)
+    for name, gradient in one.gradients.items():
+        if not _close(other.gradients[name], gradient, one.norm, bound, eps):
+            return f"the gradient of parameter {name}"
+    return None if math.isclose(one.loss, other.loss, rel_tol=bound, abs_tol=bound) else "the loss"
+
+
+def _refuse_number(probe: _Probe) -> None:
+    """Refuse what cannot be computed for one example alone, or leaves the number of examples in the model."""
+    try:
+        probe.own(probe.example(0), 0)
+    except RuntimeError as error:
+        raise ValueError("the loss fails with one example, though not with several: let it take any number") from error
+
+
+def _refuse_engine(probe: _Probe, engine: str) -> None:
+    """Refuse where the engine's gradients are not those of each example's own loss, or its norms are below theirs."""
+    weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
+    try:
+        with probe.apart():
+            found = ENGINES[engine](probe.model, probe.loss, probe.batch, weights, probe.rows)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        others = " or ".join(repr(name) for name in ENGINES if name != engine)
+        raise ValueError(f"engine {engine!r} cannot take this model or loss: use engine={others}") from error
+    with torch.no_grad(), exact_products():
+        norms = {name: use.measured()[0].sqrt() for name, use in found.uses.items()}
+    # The engine and a pass over one example round differently, and units at the bend of an activation fall on different
+    # sides of it: a share of about the rounding error, which moves the gradient by about its root.
+    bound = math.pow(probe.eps, 0.25)
+    for i in range(probe.count):
+        own = probe.own(probe.example(i), 0)
+        if own.drew:
+            if engine == "vmap":
+                return
+            own = probe.own(probe.batch, i)
+        only = torch.arange(probe.count, device=weights.device) == i
+        for name, wanted in own.gradients.items():
+            with torch.no_grad(), exact_products():
+                gradient = found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype))
+            short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < _length(wanted)
+            if short or not _close(gradient, wanted, own.norm, bound, probe.eps):
+                raise ValueError(_fault(probe, engine, name, i, bound))
+
+
+def _fault(probe: _Probe, engine: str, name: str, i: int, bound: float) -> str:
+    """Why an engine's gradient of a parameter may differ from that of the example's own loss."""
+    alone, together = probe.own(probe.example(i), 0), probe.own(probe.batch, i)
+    if not alone.drew and not _close(together.gradients[name], alone.gradients[name], alone.norm, bound, probe.eps):
+        return (
+            f"the gradient of parameter {name} changes with the number of examples in the batch: let the loss return "
+            "each example's own value, not divided by the size of the batch"
+        )
+    remedy = (
+        "use engine='vmap'"
+        if engine != "vmap"
+        else "let the loss use it through the model's modules, not by a reference kept elsewhere"
+    )
+    return f"engine {engine!r} does not get the gradient of parameter {name} right: {remedy}"
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Dropout layers, attention and recurrent layers drop nothing within the block; training flags stay."""
+    kinds = {_DropoutNd: "p", nn.MultiheadAttention: "dropout", nn.RNNBase: "dropout"}
+    held = [
+        (module, slot, getattr(module, slot))
+        for module in model.modules()
+        for kind, slot in kinds.items()
+        if isinstance(module, kind)
+    ]
+    try:
+        for module, slot, _ in held:
+            setattr(module, slot, 0.0)
+        yield
+    finally:
+        for module, slot, rate in held:
+            setattr(module, slot, rate)
+
+
+def _altered(leaf: Tensor) -> Tensor:
+    """Another example of the same kind: numbers in [0, 1] stay there, and the same indices come in another order."""
+    if leaf.is_floating_point():
+        return 1 - leaf
+    return leaf.flip(-1) if leaf.ndim > 1 else leaf
+
+
+def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """A gradient as it is measured; zeros where there is none."""
+    found = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+    return found.detach().to(sum_dtype(found.dtype))
+
+
+def _length(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))
+
+
+def _allowed(wanted: Tensor, whole: float, bound: float, eps: float) -> float:
+    """By how much one parameter's gradient may be off, ``whole`` being the norm of the gradient of all parameters.
+
+    The second term is for parameters whose gradient is zero but for rounding, such as a bias before a normalization.
+    """
+    return bound * _length(wanted) + math.pow(eps, 0.75) * whole
+
+
+def _close(found: Tensor, wanted: Tensor, whole: float, bound: float, eps: float) -> bool:
+    return _length(found - wanted) <= _allowed(wanted, whole, bound, eps)  # never where there is a NaN
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN is left as it was, too

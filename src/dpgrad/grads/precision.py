@@ -1,0 +1,50 @@
+"""How exactly norms and sums are computed, and by how much factors are shortened for it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+# Rounding of the factors, of the norms of many layers added up, and of their squares: far above what was measured.
+_RELATIVE = {torch.float32: 2.0**-13, torch.float64: 2.0**-40}
+
+
+def norm_error(dtype: torch.dtype, examples: int) -> float:
+    """τ: by how much, relatively, an example's share of the sum may exceed what its measured norm allows.
+
+    Two parts: rounding in norms and factors, and rounding in a sum of ``examples`` terms, which moves by up to
+    examples·u·clip when one term is left out. Norms and sums are formed in ``dtype`` whatever the model computes in
+    (float32 for TF32 and bfloat16), so that one τ holds for every precision of the model.
+
+    >>> norm_error(torch.float32, 512) < 3e-4
+    True
+    """
+    return _RELATIVE[dtype] + 2 * examples * torch.finfo(dtype).eps
+
+
+def _settings() -> list[Any]:
+    """Where torch keeps how exactly products of float32 tensors are computed."""
+    backends: Any = torch.backends
+    return [
+        backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn,
+        backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn,
+    ]  # fmt: skip
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Matrix products and convolutions in the precision of their operands: no TF32, no bfloat16, no autocast."""
+    settings = _settings()
+    before = [setting.fp32_precision for setting in settings]
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value

@@ -1,0 +1,295 @@
+"""One parameter's gradient for each example, in the form in which it is cheapest to measure and to sum.
+
+A layer hands over what its gradient is made of, and four forms say how it is put together:
+
+- `Dense`: the gradients themselves, (examples, *shape);
+- `Outer`: Gᵢ = Σ_t g_it a_itᵀ, a product over T positions (linear layers);
+- `Rows`: Gᵢ has the row g_it added at index id_it (embeddings);
+- `Patches` (in `patches`): a convolution, which is an `Outer` over the patches of its input.
+
+Guarantee: `measured` returns a norm that is not below the norm of what `weighted_sum` adds for that example. Summing
+over positions loses up to γ‖a‖‖g‖ to rounding, however small the sum is, so that much is added where the sum is formed
+anew; gradients that are kept and summed as measured need no margin.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from dpgrad.grads.sums import sum_dtype
+
+# Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
+_LAMBDA = 8.0
+
+
+class Use(Protocol):
+    """One parameter's gradient for each example."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the parameter."""
+
+    def settled(self) -> "Use":
+        """The form that is cheapest to measure and to sum, so that what it was made of can be let go."""
+
+    def measured(self) -> tuple[Tensor, "Use"]:
+        """The squared norm of each example, (examples,), and the form from which to sum."""
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Σ fᵢ Gᵢ in the shape of the parameter."""
+
+    def per_example(self) -> Tensor:
+        """The gradients themselves, (examples, *shape)."""
+
+    def kept(self, keep: Tensor) -> Self:
+        """The same with the examples outside ``keep`` set to zero, whatever they held."""
+
+    def scaled(self, factor: float) -> Self:
+        """Every gradient times ``factor``."""
+
+
+def rounding(terms: int, dtype: torch.dtype) -> float:
+    """A bound on the error of a sum of ``terms`` products, relative to the sum of their magnitudes.
+
+    >>> rounding(4, torch.float32) == 16 * 2.0**-24
+    True
+    """
+    return _LAMBDA * math.sqrt(terms) * torch.finfo(dtype).eps / 2
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in the type in which it is measured and summed."""
+    return tensor.to(sum_dtype(tensor.dtype))
+
+
+def select(keep: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with the examples outside ``keep`` replaced by zeros: 0·inf is NaN, so no product would do."""
+    return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, 0)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The gradients themselves."""
+
+    gradients: Tensor  # (examples, *shape)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.gradients.shape[1:]
+
+    def settled(self) -> Use:
+        return self
+
+    def measured(self) -> tuple[Tensor, Use]:
+        gradients = wide(self.gradients)
+        return lengths(gradients).square(), Dense(gradients)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        gradients = wide(self.gradients)
+        return (factors @ gradients.reshape(len(gradients), -1)).view(self.shape)
+
+    def per_example(self) -> Tensor:
+        return wide(self.gradients)
+
+    def kept(self, keep: Tensor) -> "Dense":
+        return Dense(select(keep, self.gradients))
+
+    def scaled(self, factor: float) -> "Dense":
+        return Dense(self.gradients * factor)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Gᵢ = Σ_t g_it a_itᵀ: the weight of a linear layer applied at T positions."""
+
+    inputs: Tensor  # a: (examples, T, d)
+    gradients: Tensor  # g: (examples, T, p)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.gradients.shape[2], self.inputs.shape[2]))
+
+    def settled(self) -> Use:
+        p, d = self.shape
+        return Dense(self.per_example()) if worth_forming(self.inputs.shape[1], d, p) else self
+
+    def measured(self) -> tuple[Tensor, Use]:
+        a, g = wide(self.inputs), wide(self.gradients)
+        both = Outer(a, g)
+        if a.shape[1] == 1:
+            return (lengths(a) * lengths(g)).square(), both
+        return product_norms(a, g, both)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        a, g = wide(self.inputs), wide(self.gradients)
+        factors = factors.view(-1, 1, 1)
+        a, g = (a * factors, g) if a.shape[2] < g.shape[2] else (a, g * factors)
+        return g.flatten(0, 1).T @ a.flatten(0, 1)
+
+    def per_example(self) -> Tensor:
+        return wide(self.gradients).mT @ wide(self.inputs)
+
+    def kept(self, keep: Tensor) -> "Outer":
+        return Outer(select(keep, self.inputs), select(keep, self.gradients))
+
+    def scaled(self, factor: float) -> "Outer":
+        return replace(self, gradients=self.gradients * factor)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gᵢ has g_it added to its row id_it: the weight of an embedding looked up at T positions."""
+
+    indices: Tensor  # (examples, T)
+    gradients: Tensor  # (examples, T, d)
+    count: int  # rows of the weight
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count, self.gradients.shape[2]))
+
+    def settled(self) -> Use:
+        return self
+
+    def measured(self) -> tuple[Tensor, Use]:
+        """Positions with equal indices are added up first, then squared."""
+        g = wide(self.gradients)
+        ordered, order = self.indices.sort(dim=1, stable=True)
+        fresh = ordered.diff(dim=1, prepend=ordered[:, :1] - 1) != 0
+        segment = fresh.cumsum(1) - 1  # which distinct index a position belongs to
+        places = torch.zeros_like(segment).scatter(1, order, segment)
+        added = torch.zeros_like(g).scatter_add(1, places[..., None].expand_as(g), g)
+        positions = g.shape[1]
+        margin = rounding(positions, g.dtype) * math.sqrt(positions) if positions > 1 else 0.0
+        return (lengths(added) + margin * lengths(g)).square(), replace(self, gradients=g)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        g = wide(self.gradients)
+        total = torch.zeros(self.shape, dtype=g.dtype, device=g.device)
+        return total.index_add_(0, self.indices.flatten(), (g * factors.view(-1, 1, 1)).flatten(0, 1))
+
+    def per_example(self) -> Tensor:
+        g = wide(self.gradients)
+        total = torch.zeros((len(g), *self.shape), dtype=g.dtype, device=g.device)
+        return total.scatter_add_(1, self.indices[..., None].expand_as(g), g)
+
+    def kept(self, keep: Tensor) -> "Rows":
+        return replace(self, gradients=select(keep, self.gradients))
+
+    def scaled(self, factor: float) -> "Rows":
+        return replace(self, gradients=self.gradients * factor)
+
+
+@dataclass(frozen=True)
+class Tied:
+    """An embedding whose weight is also that of a linear layer: Gᵢ is the sum of both gradients.
+
+    ‖R + O‖² = ‖R‖² + ‖O‖² + 2⟨R, O⟩ with ⟨R, O⟩ = Σ_t Σ_s (g^O_s)[id_t] · ⟨g^R_t, a_s⟩, so that nothing as large as the
+    vocabulary is held for an example.
+    """
+
+    rows: Rows
+    outer: Outer
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def settled(self) -> Use:
+        return self
+
+    def measured(self) -> tuple[Tensor, Use]:
+        of_rows, of_outer = self.rows.measured()[0], self.outer.measured()[0]
+        ids, r = self.rows.indices, wide(self.rows.gradients)
+        a, g = wide(self.outer.inputs), wide(self.outer.gradients)
+        chosen = g.gather(2, ids[:, None, :].expand(-1, g.shape[1], -1))  # (examples, S, T)
+        cross = (chosen * (a @ r.mT)).sum((1, 2))
+        # |⟨R, O⟩| ≤ Σ_st |g_s||a_s||r_t|, and what is left of it after cancelling is known to that times γ.
+        mass = mass_of(a, g) * lengths(r, 2).sum(1) * rounding(a.shape[1] * r.shape[1] + a.shape[2], g.dtype)
+        return (of_rows + of_outer + 2 * cross).clamp(min=0) + 2 * mass, self
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return self.rows.weighted_sum(factors) + self.outer.weighted_sum(factors)
+
+    def per_example(self) -> Tensor:
+        return self.rows.per_example() + self.outer.per_example()
+
+    def kept(self, keep: Tensor) -> "Tied":
+        return Tied(self.rows.kept(keep), self.outer.kept(keep))
+
+    def scaled(self, factor: float) -> "Tied":
+        return Tied(self.rows.scaled(factor), self.outer.scaled(factor))
+
+
+def lengths(tensor: Tensor, dims: int = 1) -> Tensor:
+    """The norm over all but the first ``dims`` dimensions, no smaller than it is: tiny entries square to zero."""
+    flat = tensor.reshape(*tensor.shape[:dims], -1)
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=dims)
+    return norms + math.sqrt(flat.shape[dims] * torch.finfo(flat.dtype).tiny)
+
+
+def mass_of(a: Tensor, g: Tensor) -> Tensor:
+    """Σ_t ‖a_t‖‖g_t‖ of each example: what the norm of Σ_t g_t a_tᵀ would be without cancelling."""
+    return (lengths(a, 2) * lengths(g, 2)).sum(1)
+
+
+def product_norms(a: Tensor, g: Tensor, source: Use) -> tuple[Tensor, Use]:
+    """‖Σ_t g_t a_tᵀ‖² of each example by the cheaper way, and the form from which to sum."""
+    if worth_forming(a.shape[1], a.shape[2], g.shape[2]):
+        return Dense(g.mT @ a).measured()
+    return ghost_squares(a, g), source
+
+
+def worth_forming(positions: int, d: int, p: int) -> bool:
+    """Whether to form and keep the matrix Σ_t g_t a_tᵀ, (p, d), instead of measuring it by its ghost.
+
+    Kept, it is summed as it is: 2Tdp operations in all. The ghost takes 2T²(d+p), and 2Tdp more for the sum. So a kept
+    matrix is the faster of the two whenever it takes no more memory than what it is made of.
+    """
+    return positions > 1 and d * p <= positions * (d + p)
+
+
+def ghost_squares(a: Tensor, g: Tensor) -> Tensor:
+    """‖Σ_t g_t a_tᵀ‖² of each example as Σ_ts ⟨a_t, a_s⟩⟨g_t, g_s⟩, with what rounding may have hidden added."""
+    positions, d = a.shape[1:]
+    p = g.shape[2]
+    of_a, of_g = a @ a.mT, g @ g.mT
+    found = (of_a * of_g).sum((1, 2)).clamp(min=0)
+    tiny = torch.finfo(a.dtype).tiny  # what a product below the least float may have lost
+    squares_a, squares_g = (
+        products.diagonal(dim1=1, dim2=2) + length * tiny for products, length in ((of_a, d), (of_g, p))
+    )
+    mass = (squares_a.sqrt() * squares_g.sqrt()).sum(1)
+    lost = positions * tiny * (d * squares_g.sum(1) + p * squares_a.sum(1))
+    return found + rounding(positions * positions + d + p, a.dtype) * mass.square() + lost
+
+
+def combined(uses: Sequence[Use]) -> Use:
+    """One parameter's several uses as one: their gradients add up before they are measured."""
+    uses = [part for use in uses for part in ((use.rows, use.outer) if isinstance(use, Tied) else (use,))]
+    rows = [use for use in uses if isinstance(use, Rows)]
+    outers = [use for use in uses if isinstance(use, Outer)]
+    if len(uses) == 1:
+        return uses[0]
+    if len(rows) + len(outers) == len(uses):
+        together: list[Use] = []
+        if rows:
+            together.append(
+                Rows(torch.cat([r.indices for r in rows], 1), torch.cat([r.gradients for r in rows], 1), rows[0].count)
+            )
+        if outers:
+            a, g = torch.cat([o.inputs for o in outers], 1), torch.cat([o.gradients for o in outers], 1)
+            together.append(Outer(a, g))
+        match together:
+            case [Rows() as looked_up, Outer() as applied]:
+                return Tied(looked_up, applied)
+            case _:
+                return together[0]
+    total = uses[0].per_example()
+    for use in uses[1:]:
+        total = total + use.per_example()
+    return Dense(total)

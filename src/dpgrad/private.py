@@ -1,0 +1,248 @@
+"""One private step: charge it, draw a batch, clip every example, add noise, divide; the result is in ``.grad``.
+
+What follows is ordinary PyTorch: any ``torch.optim`` may use the gradient, which is public from then on.
+
+>>> from dpgrad import sampling
+>>> model = nn.Linear(2, 1)
+>>> data = torch.randn(100, 2), torch.randn(100)
+>>> def loss(model, batch):
+...     inputs, targets = batch
+...     return (model(inputs)[:, 0] - targets).square()
+>>> mechanism = Mechanism(sampling.Poisson(0.1), steps=2, noise_multiplier=1.0, expected_batch_size=10)
+>>> private = PrivateGradient(model, loss, mechanism)
+>>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+>>> for _ in range(mechanism.steps):
+...     private.step(data)
+...     optimizer.step()
+>>> private.ledger == mechanism.event()
+True
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from dpgrad import _validate, draw, noise, sampling
+from dpgrad.accounting import account
+from dpgrad.events import NOTHING, Event, Leaf, grouped
+from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
+from dpgrad.grads.history import Average, InnerMomentum, Iterate
+from dpgrad.grads.memory import fitting
+from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.swap import unwrapped
+from dpgrad.guarantee import Guarantee
+from dpgrad.keys import Key
+from dpgrad.mechanism import Mechanism
+from dpgrad.scaling import Hard, ScaleRule
+
+_PROBED = 4  # rows on which the engine is compared with the definition before the first step
+
+
+class PrivateGradient:
+    """Steps of a mechanism on a model: each writes the noisy mean of clipped gradients to ``.grad``.
+
+    ``loss(model, batch)`` returns one value per row. ``engine`` is a name in `dpgrad.grads.ENGINES`. ``microbatch`` is
+    the most examples that are worked on at a time, or ``memory_limit`` the bytes from which to find it; neither changes
+    the result. With ``several_rows`` the data are (examples, K, ...): an example's gradient is the mean over its rows.
+    ``inner_momentum`` and ``average`` (the γ of full batches) scale a momentum of each example's gradients instead of
+    the gradient (`dpgrad.grads.history`).
+
+    ``seed`` makes the run reproducible and therefore not for release: whoever guesses it can subtract the noise.
+
+    Guarantee: after all steps of the mechanism, what has been written to ``.grad`` has the privacy profile of
+    ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
+    data. A step is charged before its gradients are computed. Clip bound, noise and charge are read from one
+    frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
+    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, and that the
+    comparison of the engine with its definition, on the first rows before the first step, did not refuse.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        mechanism: Mechanism,
+        *,
+        rule: ScaleRule | None = None,
+        engine: str = "bookkeeping",
+        inner_momentum: InnerMomentum | None = None,
+        average: float | None = None,
+        several_rows: bool = False,
+        microbatch: int | None = None,
+        memory_limit: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.model = unwrapped(model)
+        self.mechanism = mechanism
+        self.rule = Hard() if rule is None else rule
+        if engine not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        if average is not None and (
+            inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
+        ):
+            raise ValueError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
+        if microbatch is not None:
+            _validate.whole(least=1, microbatch=microbatch)
+        _ = mechanism.divisor  # refused here, not at the first step
+        self._groups()
+        self.key = Key.fresh() if seed is None else Key.from_seed(seed)
+        self._loss, self._several_rows, self._engine_name = loss, several_rows, engine
+        self._inner_momentum, self._average = inner_momentum, average
+        self._microbatch, self._memory_limit = microbatch, memory_limit
+        self._iterates: tuple[Iterate, ...] = ()
+        self._state: Average | None = None
+        self._engine: Engine | None = None
+        self._covered: frozenset[str] = frozenset()
+        self._charged: list[Leaf] = []
+        self._step = 0
+
+    def __repr__(self) -> str:
+        return f"PrivateGradient(step {self._step} of {self.mechanism.steps}, {self.key.label})"
+
+    @property
+    def steps_taken(self) -> int:
+        """How many steps have been charged."""
+        return self._step
+
+    @property
+    def ledger(self) -> Event:
+        """What the steps so far released; equal to ``mechanism.event()`` after the last."""
+        return grouped(self._charged) if self._charged else NOTHING
+
+    def spent(self, delta: float, accountant: str = "pld") -> Guarantee:
+        """The ε of the steps so far.
+
+        It holds for a run whose number of steps was fixed in advance; a run that is stopped because of what it showed
+        is covered by ``mechanism.guarantee(delta)``, the whole plan.
+        """
+        return Guarantee.of(account(self.ledger, self.mechanism.relation, accountant), delta)
+
+    def step(self, data: Any) -> None:
+        """Draw this step's batch from ``data`` and write the noisy mean of its clipped gradients to ``.grad``.
+
+        ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), or a
+        map-style Dataset. The batch is moved to the model's device. An empty batch is noise alone.
+        """
+        rows = _rows(data)
+        step = self._step
+        if step >= self.mechanism.steps:
+            raise ValueError(
+                f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
+            )
+        self._prepare(data, rows)
+        charge = self.mechanism.step_event(step)
+        if charge != NOTHING:
+            self._charged.append(charge)  # type: ignore[arg-type]
+        self._step = step + 1  # charged even if what follows fails
+        total = self._clipped_sum(data, rows, step)
+        if self._inner_momentum is not None:
+            self._iterates = self._inner_momentum.remembered(self._iterates, self.model)
+        self._write(total, step)
+
+    def _prepare(self, data: Any, rows: int) -> None:
+        """Compare the engine with its definition before the first step, and again if other parameters are trained."""
+        covered = frozenset(trainable(self.model))
+        if covered == self._covered or not rows:
+            return
+        probe = self._gathered(data, torch.arange(min(rows, _PROBED)))
+        check(self.model, self._loss, probe, self._engine_name, self._several_rows)
+        self._covered = covered
+        self._engine = ENGINES[self._engine_name]
+        if self._engine_name == "bookkeeping":
+            one = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), probe) if self._several_rows else probe
+            known = bookkeeping.find_layouts(self.model, self._loss, one)
+            self._engine = partial(bookkeeping.gradients, layouts=known)
+        if self._memory_limit is not None:
+            most = fitting(self.model, self._loss, probe, self._memory_limit, self._engine, self._several_rows)
+            self._microbatch = most if self._microbatch is None else min(most, self._microbatch)
+
+    def _clipped_sum(self, data: Any, rows: int, step: int) -> ClippedSum:
+        device = next(iter(trainable(self.model).values())).device
+        drawn = draw.batches(self.mechanism.sampler, rows, step, self.key, max(rows, 1), device)
+        chosen = drawn.indices[drawn.mask]
+        if self._engine is None or not len(chosen):
+            return ClippedSum.zero(self.model)
+        batch, engine = self._gathered(data, chosen), self._engine
+        if self._inner_momentum is not None:
+            engine = self._inner_momentum.engine(engine, self._iterates)
+        if self._average is not None:
+            if self._state is None:
+                self._state = Average.for_model(self.model, rows, self._average)
+            engine = self._state.engine(engine, step)
+            index = chosen[:, None].expand(-1, _width(batch)) if self._several_rows else chosen
+            batch = index, batch
+        groups = self._groups()
+        return clipped_sum(
+            self.model, self._loss, batch, partial(self.rule, clip=self._clips(step)), engine,
+            groups=groups, several_rows=self._several_rows, microbatch=self._microbatch,
+        )  # fmt: skip
+
+    def _write(self, total: ClippedSum, step: int) -> None:
+        for name, parameter in trainable(self.model).items():
+            group = self.mechanism.group_of(name) if self.mechanism.groups else None
+            clipped = total.sums[name]
+            noisy = clipped + noise.gaussian(clipped, self.mechanism.std_at(step, group), self.key, step, name)
+            parameter.grad = (noisy / self.mechanism.divisor).to(parameter.dtype)
+
+    def _groups(self) -> dict[str, int] | None:
+        """The group of each trainable parameter; None where all are clipped together."""
+        groups = self.mechanism.groups
+        if not groups:
+            return None
+        return {name: groups.index(self.mechanism.group_of(name)) for name in trainable(self.model)}
+
+    def _clips(self, step: int) -> Tensor | float:
+        """The clip bound, (groups, 1) where there are groups."""
+        if not self.mechanism.groups:
+            return self.mechanism.clip_at(step)
+        device = next(iter(trainable(self.model).values())).device
+        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups]
+        return torch.tensor(clips, dtype=torch.float64, device=device)[:, None]
+
+    def _gathered(self, data: Any, indices: Tensor) -> Batch:
+        """The examples at ``indices``, on the model's device."""
+        device = next(iter(trainable(self.model).values())).device
+        if isinstance(data, Dataset):
+            batch = default_collate([data[int(index)] for index in indices])
+        else:
+            batch = pytree.tree_map(lambda leaf: _taken(leaf, indices), data)
+        return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+
+
+def _taken(leaf: Tensor | np.ndarray[Any, Any], indices: Tensor) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf[indices.to(leaf.device)]
+    return torch.from_numpy(leaf[indices.cpu().numpy()])
+
+
+def _width(batch: Batch) -> int:
+    """The rows of one example."""
+    return int(pytree.tree_leaves(batch)[0].shape[1])
+
+
+def _rows(data: Any) -> int:
+    """How many examples the data have; what cannot be drawn from is refused."""
+    if isinstance(data, IterableDataset | DataLoader):
+        raise ValueError(
+            f"data must be a map-style dataset or tensors, got {type(data).__name__}: the mechanism draws the batches, "
+            "so it needs every example by its index"
+        )
+    if isinstance(data, Dataset):
+        return len(data)  # type: ignore[arg-type]
+    leaves: Sequence[object] = pytree.tree_leaves(data)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
+            raise ValueError(
+                f"data must be tensors or arrays with one entry per example, or a map-style Dataset, got a "
+                f"{type(leaf).__name__}"
+            )
+    lengths = {len(leaf) for leaf in leaves}  # type: ignore[arg-type]
+    if len(lengths) != 1:
+        raise ValueError(f"data must hold tensors with one first dimension, got {sorted(lengths)}")
+    return lengths.pop()

@@ -1,0 +1,216 @@
+"""Contract (a) in the precisions that models compute in: no example moves the sum by more than the clip bound."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpgrad.grads import ENGINES, clipped_sum
+from dpgrad.grads.precision import _settings, exact_products, norm_error
+from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, product_norms
+from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CLIP = 0.5
+EXAMPLES = 12
+SIZES = {"Psasc": {"s": 0.6}}
+ALL_RULES = [kind(**SIZES.get(kind.__name__, {})) for kind in RULES]
+
+
+@contextlib.contextmanager
+def computing(precision: str) -> Iterator[None]:
+    """float32 as it is, TF32 (on a GPU; bfloat16 products of float32 tensors on a CPU), or bfloat16 autocast."""
+    before = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("medium" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.Tanh()
+        )
+        self.head = nn.Linear(8 * 9, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x.view(-1, 1, 8, 8)).flatten(1))
+        return out
+
+
+class Sequential(nn.Module):
+    """Token and position embeddings, attention, layer norm, and the token embedding again as the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(11, 16), nn.Embedding(64, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 11, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = (x * 2).long() % 11
+        hidden = self.block(self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device)))
+        out: Tensor = self.head(hidden).mean(1)
+        return out
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs).float(), targets, reduction="none")
+
+
+def made(kind: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(3)
+    model = kind().to(DEVICE)
+    inputs = torch.randn(EXAMPLES, 64, device=DEVICE) * torch.logspace(-2, 2, EXAMPLES, device=DEVICE)[:, None]
+    return model, (inputs, torch.randint(0, 5, (EXAMPLES,), device=DEVICE))
+
+
+def flat(sums: dict[str, Tensor]) -> Tensor:
+    return torch.cat([total.double().flatten() for total in sums.values()])
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("network", [Convolutional, Sequential])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_example_moves_the_sum_by_at_most_clip(
+    engine: str, network: Callable[[], nn.Module], precision: str, rule: Hard | Automatic | Psac | Psasc
+) -> None:
+    model, batch = made(network)
+    scale = partial(rule, clip=CLIP)
+    with computing(precision):
+        whole = clipped_sum(model, loss, batch, scale, ENGINES[engine])
+        for i in range(0, EXAMPLES, 3):
+            alone = clipped_sum(model, loss, tuple(leaf[i : i + 1] for leaf in batch), scale, ENGINES[engine])
+            assert flat(alone.sums).norm() <= CLIP
+            mask = torch.arange(EXAMPLES, device=DEVICE) != i
+            without = clipped_sum(model, loss, batch, scale, ENGINES[engine], mask=mask)
+            assert (flat(whole.sums) - flat(without.sums)).norm() <= CLIP
+            rest = clipped_sum(model, loss, tuple(leaf[mask] for leaf in batch), scale, ENGINES[engine])
+            # Without the row, products of another shape may round other examples' activations otherwise.
+            others = {"float32": 1e-5, "tf32": 5e-3, "bf16": 3e-2}[precision] * CLIP * EXAMPLES**0.5
+            assert (flat(whole.sums) - flat(rest.sums)).norm() <= CLIP + others
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("network", [Convolutional, Sequential])
+def test_hard_clipping_comes_within_tau_of_the_bound(engine: str, network: Callable[[], nn.Module]) -> None:
+    """The margins are not so wide that signal is thrown away."""
+    model, batch = made(network)
+    for i in range(EXAMPLES):
+        one = tuple(leaf[i : i + 1] for leaf in batch)
+        found = clipped_sum(model, loss, one, partial(Hard(), clip=1e-4), ENGINES[engine])
+        assert 0.995e-4 <= flat(found.sums).norm() <= 1e-4
+
+
+def exactly(use: Outer | Rows | Tied | Dense) -> Tensor:
+    """The norms in float64."""
+    return use.per_example().double().flatten(1).norm(dim=1)
+
+
+def double(use: Outer | Rows | Tied) -> Outer | Rows | Tied:
+    match use:
+        case Outer(a, g):
+            return Outer(a.double(), g.double())
+        case Rows(ids, g, count):
+            return Rows(ids, g.double(), count)
+        case Tied(rows, outer):
+            return Tied(double(rows), double(outer))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [(64, 3, 4), (8, 40, 50), (30, 20, 20), (1, 5, 5)])
+@pytest.mark.parametrize("left", [1.0, 1e-2, 1e-4, 1e-6, 0.0])
+def test_cancelling_products_are_never_measured_too_short(sizes: tuple[int, int, int], left: float) -> None:
+    """Terms that cancel to a fraction of their size: float32 has lost the norm, which must not come out smaller."""
+    positions, d, p = sizes
+    torch.manual_seed(positions)
+    a, g = torch.randn(20, positions, d, device=DEVICE), torch.randn(20, positions, p, device=DEVICE)
+    use = Outer(torch.cat([a, a], 1), torch.cat([g, -g * (1 - left)], 1))
+    with exact_products():
+        squares, summed = use.measured()
+        if not isinstance(summed, Dense):  # else what was measured is itself what is summed
+            assert (squares.double().sqrt() >= exactly(double(use)) * (1 - norm_error(torch.float32, 1))).all()
+        factors = torch.rand(20, device=DEVICE)
+        for i in range(3):
+            term = summed.weighted_sum(torch.where(torch.arange(20, device=DEVICE) == i, factors, 0))
+            assert term.double().norm() <= factors[i] * squares[i].double().sqrt() * (1 + norm_error(torch.float32, 1))
+
+
+@pytest.mark.parametrize("left", [1.0, 1e-3, 1e-6, 0.0])
+def test_tied_uses_that_cancel_are_never_measured_too_short(left: float) -> None:
+    torch.manual_seed(5)
+    ids = torch.randint(0, 7, (10, 9), device=DEVICE)
+    g = torch.randn(10, 9, 4, device=DEVICE)
+    onehot = F.one_hot(ids, 7).float()  # a linear layer that undoes the embedding's gradient
+    use = Tied(Rows(ids, g, 7), Outer(-g * (1 - left), onehot))
+    with exact_products():
+        squares, _ = use.measured()
+    assert (squares.double().sqrt() >= exactly(double(use)) * (1 - norm_error(torch.float32, 1))).all()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-19, 1e-10, 1.0, 1e18])
+def test_norms_survive_tiny_and_huge_entries(size: float) -> None:
+    a, g = torch.full((3, 1, 4), size), torch.full((3, 1, 4), 1 / size)
+    squares, _ = Outer(a, g).measured()
+    assert (squares.sqrt() >= 4 * (1 - 1e-6)).all()
+    assert (lengths(a) >= 2 * size * (1 - 1e-6)).all()
+
+
+def test_ghost_norms_survive_tiny_entries() -> None:
+    a, g = torch.full((2, 2, 40), 1e-21), torch.full((2, 2, 50), 1e15)
+    squares, _ = product_norms(a, g, Outer(a, g))
+    assert (squares.double().sqrt() >= exactly(double(Outer(a, g))) * (1 - 1e-6)).all()
+
+
+def settings() -> list[str]:
+    return [setting.fp32_precision for setting in _settings()]
+
+
+def test_exact_products_restore_what_was_set() -> None:
+    with computing("tf32"):
+        before = settings()
+        with exact_products():
+            assert set(settings()) == {"ieee"}
+        assert settings() == before
+        with pytest.raises(KeyError, match="x"), exact_products():
+            raise KeyError("x")
+        assert settings() == before
+        assert torch.get_float32_matmul_precision() == "medium"
+    with computing("bf16"), exact_products():
+        assert (torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)).dtype == torch.float32
+
+
+def test_exact_products_are_exact() -> None:
+    a, b = torch.full((64, 64), 1 + 2.0**-12, device=DEVICE), torch.ones(64, 64, device=DEVICE)
+    with computing("tf32"), exact_products():
+        assert torch.equal(a @ b, torch.full_like(a, 64 * (1 + 2.0**-12)))
+
+
+def test_sums_of_bfloat16_models_are_float32() -> None:
+    model = nn.Linear(4, 3).bfloat16()
+    found = clipped_sum(model, lambda m, x: m(x).float().sum(1), torch.randn(6, 4).bfloat16(), torch.ones_like)
+    assert {total.dtype for total in found.sums.values()} == {torch.float32}
+
+
+def test_a_long_sum_in_bfloat16_autocast_does_not_lose_an_example() -> None:
+    """256 equal terms in bfloat16 would swallow the last one: the sum must still move by it."""
+    model = nn.Linear(1, 1, bias=False).to(DEVICE)
+    inputs = torch.ones(300, 1, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = clipped_sum(model, lambda m, x: m(x).float()[:, 0], inputs, partial(Hard(), clip=1.0))
+        fewer = clipped_sum(model, lambda m, x: m(x).float()[:, 0], inputs[1:], partial(Hard(), clip=1.0))
+    moved = float(found.sums["weight"] - fewer.sums["weight"])
+    assert 0.99 <= moved <= 1.0
