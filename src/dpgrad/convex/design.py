@@ -1,0 +1,288 @@
+"""The rows of a linear model as solvers see them: bounded by a public rule, never copied, never made dense.
+
+The caller's matrix stays as it is. What a public rule does to it is kept beside it and applied inside the products:
+row i becomes ((fᵢ·xᵢ − c)·M, b), where fᵢ brings the norm of xᵢ within the radius R, c is a centre, M a linear map and
+b the constant of the intercept. Solvers need three things of it: scores, sums of rows weighted by residuals, and norms.
+
+>>> import numpy as np
+>>> design = Design(np.array([[3.0, 4.0], [0.3, 0.4]]), radius=1.0, intercept=1.0)
+>>> design.norms.round(6).tolist(), round(design.bound, 6)
+([1.414214, 1.118034], 1.414214)
+>>> design.scores(np.array([[1.0], [1.0], [0.0]])).round(6).tolist()
+[[1.4], [0.7]]
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from dpgrad import _validate
+from dpgrad.convex.losses import Array
+
+Rule: TypeAlias = Literal["clip", "normalise"]
+Matrix: TypeAlias = Any  # a dense array or a scipy CSR array: scipy has no types
+_LEAST, _MOST = 1e-18, 1e18  # norms of rows that survive a product in float32
+_BLOCK = 1 << 18  # numbers in a block of rows
+_SHRINK = 1 - 1e-12  # what rounding may add to a norm
+
+
+class Design:
+    """Rows of norm at most ``radius`` by a public rule, with an optional centre, linear map and intercept.
+
+    ``rows`` is a dense array of float32 or float64, or a CSR matrix of them. The rule ``"clip"`` scales longer rows to
+    the radius, ``"normalise"`` scales every row to it; a row shorter than 1e-18 counts as zero. ``intercept`` is the
+    constant b of a last column, 0 for none. Coefficients have shape (features, outputs), the intercept last.
+
+    Products run in the precision of the matrix over blocks of rows, and blocks add up in float64.
+
+    Guarantee: what happens to a row depends on that row and on public numbers alone, so rows that differ in one place
+    before it differ in one place after it. ``radius``, ``intercept``, ``centre`` and ``linear_map`` must be public or
+    released with their own charge; the number of columns is taken as public. The norms are read once: the matrix must
+    not change while the design is in use.
+
+    >>> Design([[3.0, 4.0]])
+    Traceback (most recent call last):
+    ValueError: radius is required: a bound on the norm of every row, chosen without looking at the data
+    """
+
+    def __init__(
+        self,
+        rows: ArrayLike | Matrix,
+        *,
+        radius: float | None = None,
+        rule: Rule = "clip",
+        intercept: float = 0.0,
+        centre: ArrayLike | None = None,
+        linear_map: ArrayLike | None = None,
+    ) -> None:
+        if radius is None:
+            raise ValueError("radius is required: a bound on the norm of every row, chosen without looking at the data")
+        _validate.positive(radius=radius)
+        _validate.non_negative(intercept=intercept)
+        if rule not in get_args(Rule):
+            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {_validate.shown(rule)}")
+        self._matrix = _matrix(rows)
+        columns = self._matrix.shape[1]
+        self.radius, self.intercept = float(radius), float(intercept)
+        self._centre = None if centre is None else _finite("centre", centre, (columns,))
+        self._map = None if linear_map is None else _finite("linear_map", linear_map, (columns, None))
+        lengths = _lengths(self._matrix)
+        self._factors = _factors(lengths, self.radius, rule)
+        self._blocks = tuple(_blocks(self._matrix, _width(self._matrix)))
+        self.norms = np.hypot(self._mapped_norms(lengths * self._factors), self.intercept)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return int(self._matrix.shape[0])
+
+    @property
+    def features(self) -> int:
+        """How many coefficients an output has, the intercept among them."""
+        width: int = self._matrix.shape[1] if self._map is None else self._map.shape[1]
+        return width + (self.intercept > 0)
+
+    @property
+    def bound(self) -> float:
+        """No row is longer, whatever the data: √(((R + ‖c‖)·‖M‖)² + b²)."""
+        reach = self.radius + (0.0 if self._centre is None else float(np.linalg.norm(self._centre)))
+        stretch = 1.0 if self._map is None else float(np.linalg.norm(self._map, 2))
+        return math.hypot(reach * stretch, self.intercept)
+
+    @property
+    def slack(self) -> float:
+        """How far, relative to its norm, rounding may carry one row's contribution to a sum: a clip is lowered by it.
+
+        >>> Design(np.ones((1, 2), np.float32), radius=1.0).slack
+        1e-06
+        """
+        return 1e-6 if self._matrix.dtype == np.float32 else 1e-10
+
+    def scores(self, coefficients: Array) -> Array:
+        """Each row times the coefficients: (n, outputs).
+
+        >>> Design([[1.0, 2.0]], radius=9.0, centre=[1.0, 1.0]).scores(np.array([[5.0], [7.0]])).tolist()
+        [[7.0]]
+        """
+        weights, shift = self._unfolded(coefficients)
+        found = np.empty((self.rows, weights.shape[1]))
+        for place, block in self._blocks:
+            found[place] = self._block_scores(place, block, weights, shift)
+        return found
+
+    def gathered(self, residuals: Array) -> Array:
+        """The sum of all rows, each times its residual: Xᵀr, (features, outputs).
+
+        >>> Design([[1.0, 2.0], [0.0, 1.0]], radius=9.0).gathered(np.array([[1.0], [-1.0]])).tolist()
+        [[1.0], [1.0]]
+        """
+        if residuals.ndim != 2 or len(residuals) != self.rows:
+            raise ValueError(f"residuals must have shape ({self.rows}, outputs), got {residuals.shape}")
+        return self._sum(residuals.shape[1], ((p, block, residuals[p]) for p, block in self._blocks))
+
+    def summed(self, coefficients: Array, residuals_of: Callable[[slice, Array], Array]) -> Array:
+        """`gathered` of residuals that are computed block by block from the places and scores of the block's rows.
+
+        Nothing of the size of all scores is held.
+
+        >>> design = Design([[1.0, 2.0], [0.0, 1.0]], radius=9.0)
+        >>> design.summed(np.array([[1.0], [0.0]]), lambda rows, scores: scores - 1).tolist()
+        [[0.0], [-1.0]]
+        """
+        weights, shift = self._unfolded(coefficients)
+        parts = ((p, b, residuals_of(p, self._block_scores(p, b, weights, shift))) for p, b in self._blocks)
+        return self._sum(weights.shape[1], parts)
+
+    def taken(self, chosen: NDArray[np.int64]) -> "Design":
+        """The design of the chosen rows alone, which may be none.
+
+        >>> Design([[1.0], [2.0], [3.0]], radius=9.0).taken(np.array([2, 0])).norms.tolist()
+        [3.0, 1.0]
+        """
+        part = copy.copy(self)
+        part._matrix = self._matrix[chosen]
+        part._factors, part.norms = self._factors[chosen], self.norms[chosen]
+        part._blocks = tuple(_blocks(part._matrix, _width(part._matrix)))
+        return part
+
+    def _unfolded(self, coefficients: Array) -> tuple[NDArray[Any], Array]:
+        """What the raw columns are multiplied with, and what is added to every score."""
+        if coefficients.ndim != 2 or len(coefficients) != self.features:
+            raise ValueError(f"coefficients must have shape ({self.features}, outputs), got {coefficients.shape}")
+        weights, last = (coefficients[:-1], coefficients[-1]) if self.intercept else (coefficients, 0.0)
+        weights = weights if self._map is None else self._map @ weights
+        shift = self.intercept * np.asarray(last) - (0.0 if self._centre is None else self._centre @ weights)
+        return weights.astype(self._matrix.dtype), np.asarray(shift)
+
+    def _block_scores(self, place: slice, block: Matrix, weights: NDArray[Any], shift: Array) -> Array:
+        # one output after the other in memory: what follows reduces over a few outputs of many rows
+        by_output = np.multiply((block @ weights).T, self._factors[place], order="C", dtype=np.float64)
+        by_output += shift.reshape(-1, 1)
+        return np.asarray(by_output.T)
+
+    def _sum(self, outputs: int, parts: Iterable[tuple[slice, Matrix, Array]]) -> Array:
+        total = np.zeros((self._matrix.shape[1], outputs))
+        ones = np.zeros(outputs)
+        for place, block, residuals in parts:
+            total += block.T @ (self._factors[place, None] * residuals).astype(self._matrix.dtype)
+            ones += residuals.sum(axis=0)
+        if self._centre is not None:
+            total -= self._centre[:, None] * ones
+        if self._map is not None:
+            total = self._map.T @ total
+        return np.vstack([total, self.intercept * ones]) if self.intercept else total
+
+    def _mapped_norms(self, lengths: Array) -> Array:
+        """The norms of the rows after the centre and the map, before the intercept; never below the true ones."""
+        centre, linear_map = self._centre, self._map
+        if linear_map is None:
+            if centre is None:
+                return lengths
+            if sparse.issparse(self._matrix):  # x − c would be dense: ‖x‖² − 2x·c + ‖c‖², and what rounding took
+                cross = self._factors * np.concatenate([block @ centre for _, block in self._blocks])
+                reach = float(np.linalg.norm(centre))
+                squares = lengths**2 - 2 * cross + reach**2 + 1e-13 * (lengths + reach) ** 2
+                return np.asarray(np.sqrt(np.maximum(squares, 0)))
+        shift = np.zeros(1) if centre is None else centre if linear_map is None else centre @ linear_map
+        width = self._matrix.shape[1] if linear_map is None else max(linear_map.shape)
+        found = np.empty(self.rows)
+        for place, block in _blocks(self._matrix, width):
+            rows = block.astype(np.float64)
+            mapped = self._factors[place, None] * (rows if linear_map is None else rows @ linear_map) - shift
+            found[place] = np.sqrt(np.einsum("ij,ij->i", mapped, mapped))
+        return found
+
+
+def _matrix(rows: ArrayLike | Matrix) -> Matrix:
+    """The rows as a dense array or as a CSR array that shares their memory; refused where they are anything else."""
+    found = _csr(rows) if sparse.issparse(rows) else np.asarray(rows)
+    if found.ndim != 2:
+        raise ValueError(f"rows must have two dimensions, got shape {found.shape}: one row is rows.reshape(1, -1)")
+    if 0 in found.shape:
+        raise ValueError(f"rows must hold at least one row and one column, got shape {found.shape}")
+    if found.dtype not in (np.float32, np.float64):
+        raise ValueError(f"rows must be float32 or float64, got {found.dtype}: convert them, rows.astype(np.float32)")
+    return found
+
+
+def _csr(rows: Matrix) -> Matrix:
+    if rows.format != "csr":
+        raise ValueError(f"sparse rows must be in CSR format, got {rows.format}: convert them, rows.tocsr()")
+    try:
+        # a new array, since the caller's may hold a flag that is no longer true; it shares the memory
+        found = sparse.csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
+        found.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(f"sparse rows are not a valid CSR matrix: {error}") from None
+    if not found.has_canonical_format:
+        raise ValueError("sparse rows hold duplicate or unsorted entries: call rows.sum_duplicates() first")
+    return found
+
+
+def _finite(name: str, values: ArrayLike, shape: tuple[int | None, ...]) -> Array:
+    """``values`` in float64, of a given shape (None: any length of at least one), all finite."""
+    found = np.asarray(values, np.float64)
+    right = len(shape) == found.ndim and all(a and b in (a, None) for a, b in zip(found.shape, shape, strict=True))
+    if not right:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ValueError(f"{name} must have shape ({wanted}), got {found.shape}")
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} must hold finite numbers only")
+    return found
+
+
+def _blocks(matrix: Matrix, width: int) -> Iterator[tuple[slice, Matrix]]:
+    """Views of neighbouring rows and their places; ``width`` numbers a row decide how many."""
+    height = max(1, _BLOCK // max(1, width))
+    for start in range(0, matrix.shape[0], height):
+        place = slice(start, min(start + height, matrix.shape[0]))
+        yield place, _view(matrix, place) if sparse.issparse(matrix) else matrix[place]
+
+
+def _view(matrix: Matrix, place: slice) -> Matrix:
+    """Rows of a CSR array that share its memory, which slicing and the constructor would copy."""
+    pointers = matrix.indptr[place.start : place.stop + 1]
+    held = slice(pointers[0], pointers[-1])
+    view = sparse.csr_array((len(pointers) - 1, matrix.shape[1]), dtype=matrix.dtype)
+    view.data, view.indices, view.indptr = matrix.data[held], matrix.indices[held], pointers - pointers[0]
+    return view
+
+
+def _width(matrix: Matrix) -> int:
+    """How many numbers a row holds, on average where they differ."""
+    return int(matrix.nnz // max(1, matrix.shape[0]) if sparse.issparse(matrix) else matrix.shape[1])
+
+
+def _lengths(matrix: Matrix) -> Array:
+    """The norms of the rows in float64; rows that no product survives are refused."""
+    found = np.empty(matrix.shape[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for place, block in _blocks(matrix, _width(matrix)):
+            found[place] = np.sqrt(_squares(block))
+    if not (good := found <= _MOST).all():  # NaN is not
+        raise ValueError(
+            f"rows must hold finite numbers and no row longer than {_MOST:g}, unlike row {int(np.argmin(good))}"
+        )
+    return found
+
+
+def _squares(block: Matrix) -> Array:
+    """The squared norm of each row of a block."""
+    if not sparse.issparse(block):
+        return np.asarray(np.einsum("ij,ij->i", block, block, dtype=np.float64))
+    squares = block.data.astype(np.float64) ** 2
+    ones = np.ones(block.shape[1])
+    return np.asarray(sparse.csr_array((squares, block.indices, block.indptr), shape=block.shape) @ ones)
+
+
+def _factors(lengths: Array, radius: float, rule: Rule) -> Array:
+    """What multiplies each row so that its norm is at most the radius."""
+    most = radius * _SHRINK
+    long_enough = lengths > (most if rule == "clip" else _LEAST)
+    shorter = np.ones_like(lengths) if rule == "clip" else np.zeros_like(lengths)
+    return np.divide(most, lengths, out=shorter, where=long_enough)
