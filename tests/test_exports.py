@@ -12,6 +12,7 @@ import pytest
 import dpgrad
 
 PUBLIC = {
+    "Group": "dpgrad.mechanism",
     "Guarantee": "dpgrad.guarantee",
     "Mechanism": "dpgrad.mechanism",
     "PrivateGradient": "dpgrad.private",

@@ -287,15 +287,40 @@ class Stream(IterableDataset[Tensor]):
         yield from rows()[0]
 
 
+class Endless(Dataset[Tensor]):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(3)
+
+
+class Ragged(Pairs):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(3 + index), torch.zeros(2)
+
+
+class Worded(Pairs):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3), "word"
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Stream(), "data must be a map-style dataset or tensors, got Stream"),
-        (DataLoader(TensorDataset(*rows())), "data must be a map-style dataset or tensors, got DataLoader"),
-        ((torch.zeros(3, 3), torch.zeros(2, 2)), r"one first dimension, got \[2, 3\]"),
-        ("rows", "data must be tensors or arrays with one entry per example, or a map-style Dataset, got a str"),
-        (torch.tensor(1.0), "data must be tensors or arrays with one entry per example"),
-        ((), "data must hold tensors with one first dimension"),
+        (Stream(), "data must be tensors or a map-style Dataset with a length, got Stream"),
+        (DataLoader(TensorDataset(*rows())), "data must be tensors or a map-style Dataset with a length, got DataLoa"),
+        (Endless(), "data must be tensors or a map-style Dataset with a length, got Endless"),
+        (
+            (torch.zeros(3, 3), torch.zeros(2, 2)),
+            r"data\[0\] has 3, data\[1\] has 2: a tuple, list or dict holds columns",
+        ),
+        ("rows", "data must be a tensor or an array with one entry per example, got a str"),
+        (
+            [(torch.zeros(3), 1)],
+            r"data\[0\]\[1\] must be a tensor .* got a int: wrap a list of examples in a map-style",
+        ),
+        (torch.tensor(1.0), "data must be a tensor or an array with one entry per example"),
+        ((), "data must hold tensors with one entry per example, but nothing"),
+        (Ragged(), "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape"),
+        (Worded(), r"an example of data must hold tensors or numbers, \[1\]\[0\] is a str: leave it out"),
     ],
 )
 def test_data_that_cannot_be_drawn_from(data: Any, message: str) -> None:
@@ -439,8 +464,83 @@ def test_autocast_and_optimizers() -> None:
         ({"microbatch": 0}, "microbatch must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"average": 0.5, "inner_momentum": InnerMomentum(0.5, 1)}, "average is for full batches"),
+        ({"rule": Hard}, "rule must be a rule of dpgrad.scaling such as"),
+        ({"rule": "psasc"}, "rule must be a rule of dpgrad.scaling such as"),
+        ({"inner_momentum": 0.9}, "inner_momentum must be an InnerMomentum"),
+        ({"memory_limit": "2GB"}, "memory_limit in bytes must be a whole number"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrivateGradient(network(), loss, mechanism("full-batch"), **options)
+
+
+def test_a_loss_may_mix_the_rows_of_one_example() -> None:
+    """Two views of an example are compared with each other, as contrastive losses do."""
+
+    def contrast(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        first, second = model(batch[0]).unflatten(0, (-1, 2)).unbind(1)
+        return (first * second).sum(1).repeat_interleave(2)
+
+    found = {}
+    for engine in grads.ENGINES:
+        model = network()
+        views = tuple(torch.stack([leaf, leaf.flip(1)], 1) for leaf in rows())
+        PrivateGradient(model, contrast, mechanism("full-batch"), several_rows=True, engine=engine, seed=5).step(views)
+        found[engine] = [p.grad for p in model.parameters()]
+    torch.testing.assert_close(found["bookkeeping"], found["vmap"])
+
+
+def test_what_is_no_mechanism_loss_or_model_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"mechanism must be a Mechanism, got 5\.0: for a budget use"):
+        PrivateGradient(network(), loss, 5.0)  # type: ignore[arg-type]
+    for wrong in (nn.CrossEntropyLoss(), 3, torch.optim.SGD(network().parameters(), lr=1.0)):
+        with pytest.raises(ValueError, match=r"loss must be a function of \(model, batch\)"):
+            PrivateGradient(network(), wrong, mechanism())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model must have a parameter to train"):
+        PrivateGradient(network().requires_grad_(False), loss, mechanism())
+    with pytest.raises(ValueError, match=r"parameter 0\.weight is on the meta device"):
+        PrivateGradient(network().to("meta"), loss, mechanism())
+    with pytest.raises(ValueError, match=r"group 'conv\*' matches no parameter"):
+        PrivateGradient(network(), loss, mechanism(groups=(Group("[02]*"), Group("conv*"))))
+    with pytest.raises(ValueError, match="sampling_rate must be above 0"):
+        PrivateGradient(network(), loss, Mechanism(sampling.Poisson(0), 1, 1.0, expected_batch_size=1))
+
+
+def test_a_batch_instead_of_the_dataset_is_refused() -> None:
+    private = PrivateGradient(network(), loss, mechanism())
+    private.step(rows())
+    with pytest.raises(ValueError, match="another number of examples than at the step before: give the whole dataset"):
+        private.step(rows(5))
+    assert private.steps_taken == 1
+
+
+def test_a_parameter_frozen_on_the_way_is_not_stepped_again() -> None:
+    model = network()
+    private = PrivateGradient(model, loss, mechanism())
+    private.step(rows())
+    model[0].weight.requires_grad_(False)
+    private.step(rows())
+    assert model[0].weight.grad is None
+
+
+def test_averages_need_the_same_parameters() -> None:
+    model = network()
+    model[0].weight.requires_grad_(False)
+    private = PrivateGradient(model, loss, mechanism("full-batch"), average=0.5)
+    private.step(rows())
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(ValueError, match="average keeps a vector for each parameter"):
+        private.step(rows())
+
+
+def test_no_step_in_inference_mode() -> None:
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"outside torch\.inference_mode"):
+        PrivateGradient(network(), loss, mechanism()).step(rows())
+
+
+def test_examples_of_a_dataset_are_put_together_by_collate() -> None:
+    def padded(examples: list[Any]) -> Any:
+        return torch.stack([x[:3] for x, _ in examples]).double(), torch.stack([y for _, y in examples]).double()
+
+    PrivateGradient(network(), loss, mechanism(), collate=padded).step(Ragged())

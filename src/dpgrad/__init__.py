@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from dpgrad import accounting, calibrate, data, events, grads, sampling, scaling, schedules
     from dpgrad.events import Relation
     from dpgrad.guarantee import Guarantee
-    from dpgrad.mechanism import Mechanism
+    from dpgrad.mechanism import Group, Mechanism
     from dpgrad.private import PrivateGradient
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Group",
     "Guarantee",
     "Mechanism",
     "PrivateGradient",
@@ -37,6 +38,7 @@ __all__ = [
 
 # Public name -> the module that defines it; a module is its own home.
 _HOMES = {
+    "Group": "dpgrad.mechanism",
     "Guarantee": "dpgrad.guarantee",
     "Mechanism": "dpgrad.mechanism",
     "PrivateGradient": "dpgrad.private",

@@ -91,7 +91,9 @@ class Mechanism:
             steps=int(self.steps), noise_multiplier=float(self.noise_multiplier), relation=_relation(self.relation)
         )
         if not isinstance(self.sampler, sampling.KINDS):
-            raise ValueError(f"sampler must be one of dpgrad.sampling, got {self.sampler!r:.80}")
+            raise ValueError(
+                f"sampler must be one of dpgrad.sampling, such as sampling.Poisson(0.01), got {self.sampler!r:.80}"
+            )
         if self.relation not in self.sampler.relations:
             raise ValueError(
                 f"{self.sampler.name} sampling has no price under {self.relation}: "

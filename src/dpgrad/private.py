@@ -18,17 +18,18 @@ What follows is ordinary PyTorch: any ``torch.optim`` may use the gradient, whic
 True
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import default_collate
 
-from dpgrad import _validate, draw, noise, sampling
+from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
 from dpgrad.events import NOTHING, Event, Leaf, grouped
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
@@ -54,6 +55,8 @@ class PrivateGradient:
     the gradient (`dpgrad.grads.history`).
 
     ``seed`` makes the run reproducible and therefore not for release: whoever guesses it can subtract the noise.
+    ``.grad`` is overwritten, not added to: `zero_grad` is not needed. Noise is added to every coordinate, also to the
+    row of an embedding's ``padding_idx``. ``collate`` puts the examples of a Dataset into a batch.
 
     Guarantee: after all steps of the mechanism, what has been written to ``.grad`` has the privacy profile of
     ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
@@ -76,8 +79,10 @@ class PrivateGradient:
         several_rows: bool = False,
         microbatch: int | None = None,
         memory_limit: int | None = None,
+        collate: source.Collate = default_collate,
         seed: int | None = None,
     ) -> None:
+        _refuse_kinds(loss, mechanism, rule, inner_momentum)
         self.model = unwrapped(model)
         self.mechanism = mechanism
         self.rule = Hard() if rule is None else rule
@@ -89,21 +94,32 @@ class PrivateGradient:
             raise ValueError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
         if microbatch is not None:
             _validate.whole(least=1, microbatch=microbatch)
+        if memory_limit is not None:
+            _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
         _ = mechanism.divisor  # refused here, not at the first step
+        _refuse_model(self.model, mechanism)
         self._groups()
         self.key = Key.fresh() if seed is None else Key.from_seed(seed)
         self._loss, self._several_rows, self._engine_name = loss, several_rows, engine
         self._inner_momentum, self._average = inner_momentum, average
-        self._microbatch, self._memory_limit = microbatch, memory_limit
+        self._microbatch, self._memory_limit, self._collate = microbatch, memory_limit, collate
+        self._rows: int | None = None
         self._iterates: tuple[Iterate, ...] = ()
         self._state: Average | None = None
         self._engine: Engine | None = None
-        self._covered: frozenset[str] = frozenset()
+        self._checked: tuple[object, ...] = ()
         self._charged: list[Leaf] = []
         self._step = 0
 
     def __repr__(self) -> str:
         return f"PrivateGradient(step {self._step} of {self.mechanism.steps}, {self.key.label})"
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        """Copies and pickles are refused: a second object with this key would add the same noise to another sum."""
+        raise ValueError(
+            "a PrivateGradient cannot be copied or pickled: two results with the same noise reveal their difference; "
+            "make a new one, and charge its steps too"
+        )
 
     @property
     def steps_taken(self) -> int:
@@ -129,7 +145,9 @@ class PrivateGradient:
         ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), or a
         map-style Dataset. The batch is moved to the model's device. An empty batch is noise alone.
         """
-        rows = _rows(data)
+        rows = self._same_rows(data)
+        if torch.is_inference_mode_enabled():
+            raise ValueError("a step needs gradients: call it outside torch.inference_mode")
         step = self._step
         if step >= self.mechanism.steps:
             raise ValueError(
@@ -140,31 +158,62 @@ class PrivateGradient:
         if charge != NOTHING:
             self._charged.append(charge)  # type: ignore[arg-type]
         self._step = step + 1  # charged even if what follows fails
-        total = self._clipped_sum(data, rows, step)
+        with self._own_randomness(step):
+            total = self._clipped_sum(data, rows, step)
         if self._inner_momentum is not None:
             self._iterates = self._inner_momentum.remembered(self._iterates, self.model)
         self._write(total, step)
 
+    def _same_rows(self, data: Any) -> int:
+        """The number of examples, which must not change: a batch drawn from a batch is not what is accounted."""
+        rows = source.rows(data)
+        if self._rows not in (None, rows):
+            raise ValueError(
+                "data has another number of examples than at the step before: give the whole dataset at every step, "
+                "not a batch; the mechanism draws the batch"
+            )
+        self._rows = rows
+        return rows
+
     def _prepare(self, data: Any, rows: int) -> None:
-        """Compare the engine with its definition before the first step, and again if other parameters are trained."""
-        covered = frozenset(trainable(self.model))
-        if covered == self._covered or not rows:
+        """Compare the engine with its definition before the first step, and again where the model is another one.
+
+        It is where other parameters are trained, where modules or hooks were exchanged, and where a module is in the
+        other mode: BatchNorm lets examples act on each other in training mode only.
+        """
+        now = _signature(self.model)
+        if now == self._checked or not rows:
             return
+        if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
+            raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
         probe = self._gathered(data, torch.arange(min(rows, _PROBED)))
         check(self.model, self._loss, probe, self._engine_name, self._several_rows)
-        self._covered = covered
         self._engine = ENGINES[self._engine_name]
         if self._engine_name == "bookkeeping":
-            one = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), probe) if self._several_rows else probe
-            known = bookkeeping.find_layouts(self.model, self._loss, one)
+            flat = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), probe) if self._several_rows else probe
+            known = bookkeeping.find_layouts(self.model, self._loss, flat, _width(probe) if self._several_rows else 1)
             self._engine = partial(bookkeeping.gradients, layouts=known)
         if self._memory_limit is not None:
             most = fitting(self.model, self._loss, probe, self._memory_limit, self._engine, self._several_rows)
             self._microbatch = most if self._microbatch is None else min(most, self._microbatch)
+        self._checked = now
+
+    @contextmanager
+    def _own_randomness(self, step: int) -> Iterator[None]:
+        """Within the block torch's default generators, from which dropout draws, are those of (key, step).
+
+        Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
+        """
+        device = next(iter(trainable(self.model).values())).device
+        seed = int.from_bytes(self.key.derive("model", str(step), size=8), "little")
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index].manual_seed(seed)
+            yield
 
     def _clipped_sum(self, data: Any, rows: int, step: int) -> ClippedSum:
-        device = next(iter(trainable(self.model).values())).device
-        drawn = draw.batches(self.mechanism.sampler, rows, step, self.key, max(rows, 1), device)
+        drawn = draw.batches(self.mechanism.sampler, rows, step, self.key, max(rows, 1), self._device())
         chosen = drawn.indices[drawn.mask]
         if self._engine is None or not len(chosen):
             return ClippedSum.zero(self.model)
@@ -184,6 +233,9 @@ class PrivateGradient:
         )  # fmt: skip
 
     def _write(self, total: ClippedSum, step: int) -> None:
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:
+                parameter.grad = None  # frozen meanwhile: an optimizer would take the last step's gradient again
         for name, parameter in trainable(self.model).items():
             group = self.mechanism.group_of(name) if self.mechanism.groups else None
             clipped = total.sums[name]
@@ -201,48 +253,60 @@ class PrivateGradient:
         """The clip bound, (groups, 1) where there are groups."""
         if not self.mechanism.groups:
             return self.mechanism.clip_at(step)
-        device = next(iter(trainable(self.model).values())).device
-        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups]
-        return torch.tensor(clips, dtype=torch.float64, device=device)[:, None]
+        last = max((self._groups() or {}).values())  # groups after it have nothing to clip
+        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
+        return torch.tensor(clips, dtype=torch.float64, device=self._device())[:, None]
 
     def _gathered(self, data: Any, indices: Tensor) -> Batch:
         """The examples at ``indices``, on the model's device."""
-        device = next(iter(trainable(self.model).values())).device
-        if isinstance(data, Dataset):
-            batch = default_collate([data[int(index)] for index in indices])
-        else:
-            batch = pytree.tree_map(lambda leaf: _taken(leaf, indices), data)
-        return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+        return source.gathered(data, indices, self._device(), self._collate)
+
+    def _device(self) -> torch.device:
+        return next(iter(trainable(self.model).values())).device
 
 
-def _taken(leaf: Tensor | np.ndarray[Any, Any], indices: Tensor) -> Tensor:
-    if isinstance(leaf, Tensor):
-        return leaf[indices.to(leaf.device)]
-    return torch.from_numpy(leaf[indices.cpu().numpy()])
+def _refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:
+    """Refuse at once what would fail after a step was charged."""
+    if not callable(loss) or isinstance(loss, nn.modules.loss._Loss | torch.optim.Optimizer):
+        raise ValueError(
+            f"loss must be a function of (model, batch) that returns one value per example, got {_validate.shown(loss)}"
+        )
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(
+            f"mechanism must be a Mechanism, got {_validate.shown(mechanism)}: for a budget use "
+            "Mechanism(...).calibrated(epsilon=..., delta=...)"
+        )
+    if rule is not None and (not callable(rule) or isinstance(rule, type)):
+        raise ValueError(f"rule must be a rule of dpgrad.scaling such as Hard(), got {_validate.shown(rule)}")
+    if inner_momentum is not None and not isinstance(inner_momentum, InnerMomentum):
+        raise ValueError(
+            f"inner_momentum must be an InnerMomentum(gamma, length), got {_validate.shown(inner_momentum)}"
+        )
+    if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.rate_at(0):
+        raise ValueError("sampling_rate must be above 0, got 0: no example would ever be drawn")
+
+
+def _refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
+    """Refuse a model that has nothing to train, has no values yet, or lacks the parameters of a group."""
+    if not trainable(model):
+        raise ValueError("model must have a parameter to train, got none with requires_grad")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(f"parameter {name} is on the meta device, without values: load or initialise it first")
+    for group in mechanism.groups:
+        if not any(fnmatchcase(name, group.pattern) for name, _ in model.named_parameters()):
+            raise ValueError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
+
+
+def _signature(model: nn.Module) -> tuple[object, ...]:
+    """What a check of the model relies on, apart from the values of its parameters."""
+    modules = [
+        (name, id(module), module.training, *map(tuple, (module._forward_hooks, module._forward_pre_hooks)))
+        for name, module in model.named_modules()
+    ]
+    return (*trainable(model), *modules)
 
 
 def _width(batch: Batch) -> int:
     """The rows of one example."""
     return int(pytree.tree_leaves(batch)[0].shape[1])
-
-
-def _rows(data: Any) -> int:
-    """How many examples the data have; what cannot be drawn from is refused."""
-    if isinstance(data, IterableDataset | DataLoader):
-        raise ValueError(
-            f"data must be a map-style dataset or tensors, got {type(data).__name__}: the mechanism draws the batches, "
-            "so it needs every example by its index"
-        )
-    if isinstance(data, Dataset):
-        return len(data)  # type: ignore[arg-type]
-    leaves: Sequence[object] = pytree.tree_leaves(data)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
-            raise ValueError(
-                f"data must be tensors or arrays with one entry per example, or a map-style Dataset, got a "
-                f"{type(leaf).__name__}"
-            )
-    lengths = {len(leaf) for leaf in leaves}  # type: ignore[arg-type]
-    if len(lengths) != 1:
-        raise ValueError(f"data must hold tensors with one first dimension, got {sorted(lengths)}")
-    return lengths.pop()

@@ -11,6 +11,7 @@ from dpgrad.grads import Engine, bookkeeping, clipped_sum, vmap
 from dpgrad.grads.clip import PerExample
 from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc, Quotient
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Loss = Callable[[nn.Module, Any], Tensor]
 
 ENGINES: dict[str, Engine] = {"bookkeeping": bookkeeping.gradients, "vmap": vmap.gradients}
@@ -120,14 +121,16 @@ def assert_equal(
     several_rows: bool = False,
     microbatch: int | None = None,
 ) -> None:
-    """The library's clipped sum is the definition's, to `TOLERANCE` of the length of the whole sum."""
-    gradients = example_gradients(model, loss, batch, several_rows, mask)
-    wanted = scaled_sum(gradients, rule, clips, groups)
+    """The library's clipped sum is the definition's, to `TOLERANCE` of the length of the whole sum; on a GPU if any."""
+    model, (batch, mask) = model.to(DEVICE), pytree.tree_map_only(Tensor, lambda leaf: leaf.to(DEVICE), (batch, mask))
+    with torch.device(DEVICE):  # where models make their constants
+        wanted = scaled_sum(example_gradients(model, loss, batch, several_rows, mask), rule, clips, groups)
 
     def scale(norms: Tensor) -> Tensor:
-        return rule(norms, torch.tensor(clips, dtype=torch.float64).unsqueeze(1))
+        return rule(norms, torch.tensor(clips, dtype=torch.float64, device=DEVICE).unsqueeze(1))
 
-    found = clipped_sum(model, loss, batch, scale, engine, groups, mask, several_rows, microbatch).sums
+    with torch.device(DEVICE):
+        found = clipped_sum(model, loss, batch, scale, engine, groups, mask, several_rows, microbatch).sums
     assert list(found) == list(wanted) == list(trained(model)) or set(found) == set(wanted)
     length = max(sum(float(each.square().sum()) for each in wanted.values()) ** 0.5, 1e-3 * min(clips))
     for name, each in wanted.items():

@@ -115,7 +115,7 @@ def test_an_input_of_another_type_than_the_model(name: str, dtype: torch.dtype, 
     batch = {"x": torch.ones(4, 3, dtype=dtype), "y": torch.ones(4)}
     message = (
         r"types do not match \(.*\): the model is torch\.float32, batch\['x'\] is "
-        rf"{dtype}, batch\['y'\] is torch\.float32: convert inputs with \.to\(torch\.float32\)"
+        rf"{dtype}, batch\['y'\] is torch\.float32: convert inputs, and targets that are numbers, with \.to\("
     )
     refused(message, engine, make(), lambda model, b: total(model, shaped(b["x"])) * b["y"], batch)
 

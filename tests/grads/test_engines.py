@@ -316,7 +316,7 @@ def test_packed_sequences(enforce_sorted: bool) -> None:
         lengths = x[:, 0, 0].abs().mul(10).long().clamp(1, 6)
         if enforce_sorted:
             lengths = torch.full_like(lengths, 6)
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=enforce_sorted)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=enforce_sorted)
         out, state = own.lstm(packed)
         return torch.cat([pad_packed_sequence(out, batch_first=True, total_length=6)[0].flatten(1), state[0][0]], 1)
 
@@ -342,6 +342,24 @@ def test_several_rows(name: str, masked: str, microbatch: int | None, engine: st
         WRITTEN[name](), output_loss, batch, ENGINES[engine], Automatic(), (2.0,),
         mask=mask, several_rows=True, microbatch=microbatch,
     )  # fmt: skip
+
+
+@engines
+def test_rows_of_one_example_may_act_on_each_other(engine: str) -> None:
+    """The loss sees an example's rows together; its gradient is that of their mean, and no other example is in it."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def contrast(model: nn.Module, x: Tensor) -> Tensor:
+        found = model(x).unflatten(0, (-1, 3))
+        return (found - found.mean(1, keepdim=True)).square().sum(-1).flatten()
+
+    x = torch.randn(4, 3, 5)
+    each = [torch.autograd.grad(contrast(model, rows).mean(), list(model.parameters())) for rows in x]
+    names = [name for name, _ in model.named_parameters()]
+    gradients = {name: torch.stack(of_one) for name, of_one in zip(names, zip(*each, strict=True), strict=True)}
+    wanted = scaled_sum(gradients, Hard(), (0.1,))
+    found = clipped_sum(model, contrast, x, partial(Hard(), clip=0.1), ENGINES[engine], several_rows=True, microbatch=3)
+    torch.testing.assert_close(dict(found.sums), wanted, rtol=1e-8, atol=1e-10)
 
 
 @engines

@@ -65,6 +65,8 @@ def clipped_sum(
         return total
     on_device_of(model, batch)
     weights = row_weights(model, batch, mask, several_rows)
+    if several_rows and mask is not None:
+        batch = _without_padding(batch, weights)
 
     def piece(start: int, stop: int) -> ClippedSum:
         rows = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), part(batch, start, stop)) if several_rows else None
@@ -75,6 +77,15 @@ def clipped_sum(
         return found.clipped(scale, groups)
 
     return _in_pieces(piece, examples, microbatch or examples, total)
+
+
+def _without_padding(batch: Batch, weights: Tensor) -> Batch:
+    """The batch with padding replaced by the first row of its example that counts: 0·NaN would drop the example."""
+    examples, width = weights.shape
+    first = (weights > 0).to(torch.int8).argmax(1, keepdim=True)
+    source = torch.where(weights > 0, torch.arange(width, device=weights.device), first)  # (examples, K)
+    own = torch.arange(examples, device=weights.device)[:, None]
+    return pytree.tree_map(lambda leaf: leaf[own, source], batch)
 
 
 def _refuse_groups(groups: Groups, names: Collection[str]) -> None:
@@ -117,7 +128,7 @@ def _in_pieces(piece: Callable[[int, int], ClippedSum], examples: int, most: int
     """
     waiting = [(start, min(start + most, examples)) for start in range(0, examples, most)][::-1]
     if len(waiting) > 1:
-        total = ClippedSum({name: found.double() for name, found in total.sums.items()})
+        total = _double(total)
     while waiting:
         start, stop = waiting.pop()
         found = _unless_out_of_memory(piece, start, stop)
@@ -129,9 +140,13 @@ def _in_pieces(piece: Callable[[int, int], ClippedSum], examples: int, most: int
                 "another device"
             )
         else:
-            middle = (start + stop) // 2
+            total, middle = _double(total), (start + stop) // 2
             waiting += [(middle, stop), (start, middle)]
     return total
+
+
+def _double(total: ClippedSum) -> ClippedSum:
+    return ClippedSum({name: found.double() for name, found in total.sums.items()})
 
 
 def _unless_out_of_memory(piece: Callable[[int, int], ClippedSum], start: int, stop: int) -> ClippedSum | None:

@@ -82,6 +82,6 @@ def _mismatch(model: nn.Module, batch: Batch, reason: str) -> str:
     given = [f"batch{pytree.keystr(path)} is {leaf.dtype}" for path, leaf in pytree.tree_leaves_with_path(batch)]
     computed = next((parameter.dtype for parameter in model.parameters()), None)
     return (
-        f"types do not match ({reason.splitlines()[0]}): the model is {computed}, {', '.join(given)}: convert inputs "
-        f"with .to({computed}), indices and class labels with .long()"
+        f"types do not match ({reason.splitlines()[0]}): the model is {computed}, {', '.join(given)}: convert inputs, "
+        f"and targets that are numbers, with .to({computed}), indices and class labels with .long()"
     )

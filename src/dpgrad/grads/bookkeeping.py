@@ -5,6 +5,7 @@ ordinary backward pass that skips the weights; norms are computed from them laye
 product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al., 2022.)
 """
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.clip import PerExample
@@ -65,6 +67,7 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
         # The tape and its tensors hold each other until they are collected: what it noted is let go now, and what a
         # form was made of as soon as the form is found.
         tape.records.clear()
+        tape.made.clear()
         arrived.clear()
         return PerExample(
             {
@@ -122,6 +125,40 @@ def _nothing(parameter: nn.Parameter, examples: int) -> Dense:
     return Dense(torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(examples, *parameter.shape))
 
 
+class _Picked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes functions whose result has as many entries as the values of a tensor say, or that sort the batch."""
+
+    _COUNTING = ("nonzero", "masked_select", "unique", "_pack_padded_sequence")
+    _SORTING = ("sort", "topk", "argsort", "msort", "kthvalue")
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = rows  # a number that no other dimension has
+        self.by = ""
+        self.sorts = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        masks = (
+            [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)] if name == "index" else []
+        )
+        if masks or name.lstrip("_").startswith(self._COUNTING) or name in self._COUNTING:
+            self.by = name
+        if name in self._SORTING and self._along_batch(name, args, kwargs or {}):
+            # Packing sequences sorts them too, and is followed in the order of the batch.
+            self.sorts |= all(frame.function != "pack_padded_sequence" for frame in inspect.stack(context=0))
+        return func(*args, **(kwargs or {}))
+
+    def _along_batch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether one of the sorting functions works along the batch."""
+        place = 2 if name in ("topk", "kthvalue") else 1  # their first number is a count
+        dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+        shape = args[0].shape
+        return bool(shape) and shape[0 if name == "msort" else dim] == self.rows
+
+
 def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> Layouts:
     """Where the batch stands in the tensors that parameters meet, seen from their shapes.
 
@@ -135,12 +172,20 @@ def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> L
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for examples in telling_sizes(model, batch):
             tape = Tape(trainable(model), examples * rows, examples)
+            picked = _Picked(examples * rows)
             try:
-                with torch.no_grad(), _watched(model, tape):
+                with torch.no_grad(), _watched(model, tape), picked:
                     row_losses(loss, model, _chosen(batch, [0] * examples, rows), tape.rows)
             except AmbiguousError as unclear:
                 reason = str(unclear)
                 continue
+            if picked.sorts:
+                raise ValueError("the model changes the order of the batch by sorting its rows: use engine='vmap'")
+            if picked.by and tape.layouts.flat:
+                raise ValueError(
+                    f"the model picks entries of the batch by their values ({picked.by}), differently from pass to "
+                    "pass, and a parameter meets rows that are flattened: keep all entries and multiply by a mask"
+                )
             if (tape.layouts, tape.shapes) in seen:
                 return _in_order(model, loss, batch, rows, tape.layouts)
             seen.append((tape.layouts, tape.shapes))

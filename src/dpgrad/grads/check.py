@@ -28,6 +28,7 @@ from dpgrad.grads.precision import exact_products
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped, unwrapped
 
+_STRETCH = 1e3  # how much larger than the examples their companions are made
 _PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
 
 
@@ -85,6 +86,10 @@ def _refuse_modules(model: nn.Module) -> None:
             raise ValueError(f"{name} has no shape yet: run the lazy module once, on public data, or give its sizes")
     if not trainable(model):
         raise ValueError("model must have a parameter to train, got none with requires_grad")
+    kinds = {sum_dtype(parameter.dtype) for parameter in trainable(model).values()}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        found = ", ".join(sorted({str(parameter.dtype) for parameter in trainable(model).values()}))
+        raise ValueError(f"parameters that are trained must have one floating-point type, got {found}: convert them")
     for name, module in model.named_modules():
         # Without running statistics those of the batch are used in eval mode too.
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -147,6 +152,17 @@ class _Probe:
         """As many examples as there are, all of them example ``i``."""
         return pytree.tree_map(lambda leaf: torch.cat([leaf] * self.count), self.example(i))
 
+    def stretched(self, i: int) -> Batch:
+        """The examples as they are, all but example ``i`` enlarged: however little they act on it, it shows."""
+        own = torch.arange(self.count, device=leaves(self.batch)[0].device).repeat_interleave(self.rows) == i
+
+        def enlarged(leaf: Tensor) -> Tensor:
+            if not leaf.is_floating_point():
+                return leaf
+            return torch.where(own.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1)), leaf, _STRETCH * leaf)
+
+        return pytree.tree_map(enlarged, self.batch)
+
     def find_precision(self) -> None:
         """Note how coarsely a pass computes."""
         with _Coarsest() as coarsest:  # type: ignore[no-untyped-call]
@@ -176,7 +192,7 @@ class _Probe:
         """The loss and the gradient of example ``i``, from one ordinary pass over a batch."""
         parameters = trainable(self.model)
         buffers = dict(self.model.named_buffers())
-        versions = {name: parameter._version for name, parameter in self.model.named_parameters()}
+        kept = [(name, tensor, tensor.detach().clone()) for name, tensor in self._kept()]
         with self.apart():
             before = self._random_states()
             losses = row_losses(self.loss, self.model, batch, size(batch))
@@ -185,7 +201,7 @@ class _Probe:
             found: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
                 found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            self._refuse_left(buffers, versions)
+            self._refuse_left(buffers, kept)
         gradients = {name: _dense(parameter, g) for (name, parameter), g in zip(parameters.items(), found, strict=True)}
         used = frozenset(name for name, g in zip(parameters, found, strict=True) if g is not None)
         return _Own(float(loss.detach()), gradients, used, math.hypot(*map(_length, gradients.values())), drew)
@@ -206,11 +222,24 @@ class _Probe:
     def _random_states(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda())]
 
-    def _refuse_left(self, buffers: dict[str, Tensor], versions: dict[str, int]) -> None:
-        """Refuse what a pass left in the model, unless every pass leaves the same, whatever the batch."""
-        for name, parameter in self.model.named_parameters():
-            if parameter._version != versions[name]:
-                raise ValueError(f"the forward pass changes parameter {name} in place, without noise: take that out")
+    def _kept(self) -> Iterator[tuple[str, Tensor]]:
+        """What a pass may change in place: parameters, and tensors that modules hold without registering them."""
+        yield from self.model.named_parameters()
+        for path, module in self.model.named_modules():
+            for slot, value in module.__dict__.items():
+                if isinstance(value, Tensor):
+                    yield f"{path}.{slot}".lstrip("."), value
+
+    def _refuse_left(self, buffers: dict[str, Tensor], kept: list[tuple[str, Tensor, Tensor]]) -> None:
+        """Refuse what a pass left in the model, unless every pass leaves the same buffers, whatever the batch.
+
+        Values are compared, not versions: a write through ``.data`` does not count as a new version.
+        """
+        for name, tensor, before in kept:
+            if not _equal(tensor.detach(), before):
+                what = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
+                tensor.data = before
+                raise ValueError(f"the forward pass changes {what} {name} in place, without noise: take that out")
         left = {
             name: buffer
             for name, buffer in self.model.named_buffers()
@@ -232,7 +261,7 @@ def _refuse_company(probe: _Probe) -> None:
     for i in range(probe.count):
         own = probe.own(probe.batch, i)
         other = probe.own(probe.copies(i), i)  # in the same place of a batch of the same shape: the same dropout
-        what = _difference(own, other, probe.eps)
+        what = _difference(own, other, probe.eps) or (None if i else _difference_far(probe, own, i))
         if what is not None:
             raise ValueError(
                 f"examples act on each other: {what} of one changes with the others in its batch: let each output "
@@ -245,6 +274,16 @@ def _refuse_company(probe: _Probe) -> None:
         raise ValueError(
             f"the loss does not depend on {shown}: freeze what is not used with requires_grad_(False), or use it"
         )
+
+
+def _difference_far(probe: _Probe, own: _Own, i: int) -> str | None:
+    """What differs when the others are far larger: rounding hides a share of one part in a thousand, not of all."""
+    try:
+        far = probe.own(probe.stretched(i), i)
+    except (RuntimeError, IndexError):  # a model that does not take such numbers
+        return None
+    # An overflow of the others, times the zero that is their weight, is NaN in gradients that are not theirs.
+    return _difference(own, far, probe.eps) if math.isfinite(far.norm) else None
 
 
 def _difference(one: _Own, other: _Own, eps: float) -> str | None:

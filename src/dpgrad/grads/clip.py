@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpgrad.grads.precision import exact_products, norm_error
+from dpgrad.grads.precision import SUMMED_AT_ONCE, exact_products, norm_error
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
 from dpgrad.grads.uses import Use
 
@@ -36,7 +36,7 @@ class PerExample:
             factors = torch.where(keep, scale(norms), 0) * (1 - norm_error(norms.dtype, self.examples))
             if not bool(keep.all()):
                 uses = {name: use.kept(keep) for name, use in uses.items()}
-            return ClippedSum({name: use.weighted_sum(factors[_group(groups, name)]) for name, use in uses.items()})
+            return ClippedSum({name: _summed(use, factors[_group(groups, name)]) for name, use in uses.items()})
 
     def norms(self, groups: Groups | None = None) -> Tensor:
         """The norm of each example, (groups, examples), rounded upwards. Private."""
@@ -52,7 +52,21 @@ class PerExample:
             before = squares[group]
             squares[group] = found if before is None else before + found
         first = next(found for found in squares if found is not None)
-        return torch.stack([torch.zeros_like(first) if found is None else found for found in squares]).sqrt(), uses
+        # The square of a product may be below the least float: what each parameter may have lost is added.
+        lost = len(uses) * torch.finfo(first.dtype).tiny
+        every = torch.stack([torch.zeros_like(first) if found is None else found for found in squares])
+        return (every + lost).sqrt(), uses
+
+
+def _summed(use: Use, factors: Tensor) -> Tensor:
+    """Σ fᵢ Gᵢ, few terms at a time; τ accounts for the rounding of a short sum, and float64 needs no account."""
+    if len(factors) <= SUMMED_AT_ONCE:
+        return use.weighted_sum(factors)
+    total = torch.zeros(use.shape, dtype=torch.float64, device=factors.device)
+    for start in range(0, len(factors), SUMMED_AT_ONCE):
+        few = slice(start, start + SUMMED_AT_ONCE)
+        total += use.part(few).weighted_sum(factors[few])
+    return total
 
 
 def _group(groups: Groups | None, name: str) -> int:

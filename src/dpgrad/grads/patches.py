@@ -12,7 +12,7 @@ from dpgrad.grads.uses import Dense, Use, ghost_squares, select, wide, worth_for
 
 # Patches hold a value once for every position that sees it. Few examples' at a time bound what that takes, and on a CPU
 # they stay in its cache; a GPU needs many at once.
-_VALUES_AT_ONCE = {"cpu": 1 << 20}
+_VALUES_AT_ONCE = {"cpu": 1 << 21}
 _OTHERWISE = 1 << 26
 
 
@@ -126,6 +126,11 @@ class Patches:
     def kept(self, keep: Tensor) -> "Patches":
         items = keep.repeat_interleave(self._items)
         return replace(self, inputs=select(items, self.inputs), gradients=select(items, self.gradients))
+
+    def part(self, examples: slice) -> "Patches":
+        start, stop, _ = examples.indices(self.examples)
+        items = slice(start * self._items, stop * self._items)
+        return replace(self, inputs=self.inputs[items], gradients=self.gradients[items], examples=stop - start)
 
     def scaled(self, factor: float) -> "Patches":
         return replace(self, gradients=self.gradients * factor)

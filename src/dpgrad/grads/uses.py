@@ -48,6 +48,9 @@ class Use(Protocol):
     def kept(self, keep: Tensor) -> Self:
         """The same with the examples outside ``keep`` set to zero, whatever they held."""
 
+    def part(self, examples: slice) -> Self:
+        """Some of the examples."""
+
     def scaled(self, factor: float) -> Self:
         """Every gradient times ``factor``."""
 
@@ -98,6 +101,9 @@ class Dense:
     def kept(self, keep: Tensor) -> "Dense":
         return Dense(select(keep, self.gradients))
 
+    def part(self, examples: slice) -> "Dense":
+        return Dense(self.gradients[examples])
+
     def scaled(self, factor: float) -> "Dense":
         return Dense(self.gradients * factor)
 
@@ -136,6 +142,9 @@ class Outer:
     def kept(self, keep: Tensor) -> "Outer":
         return Outer(select(keep, self.inputs), select(keep, self.gradients))
 
+    def part(self, examples: slice) -> "Outer":
+        return Outer(self.inputs[examples], self.gradients[examples])
+
     def scaled(self, factor: float) -> "Outer":
         return replace(self, gradients=self.gradients * factor)
 
@@ -156,16 +165,21 @@ class Rows:
         return self
 
     def measured(self) -> tuple[Tensor, Use]:
-        """Positions with equal indices are added up first, then squared."""
+        """Positions with equal indices are added up first, then squared; what was added up is also what is summed.
+
+        Two positions that cancel would otherwise stand in the sum over all examples, as large as they are, and round
+        what others have there.
+        """
         g = wide(self.gradients)
+        if g.shape[1] == 1:
+            return lengths(g).square(), replace(self, gradients=g)
         ordered, order = self.indices.sort(dim=1, stable=True)
         fresh = ordered.diff(dim=1, prepend=ordered[:, :1] - 1) != 0
         segment = fresh.cumsum(1) - 1  # which distinct index a position belongs to
         places = torch.zeros_like(segment).scatter(1, order, segment)
         added = torch.zeros_like(g).scatter_add(1, places[..., None].expand_as(g), g)
-        positions = g.shape[1]
-        margin = rounding(positions, g.dtype) * math.sqrt(positions) if positions > 1 else 0.0
-        return (lengths(added) + margin * lengths(g)).square(), replace(self, gradients=g)
+        distinct = torch.zeros_like(ordered).scatter(1, segment, ordered)  # 0 where nothing is added
+        return lengths(added).square(), Rows(distinct, added, self.count)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         g = wide(self.gradients)
@@ -179,6 +193,9 @@ class Rows:
 
     def kept(self, keep: Tensor) -> "Rows":
         return replace(self, gradients=select(keep, self.gradients))
+
+    def part(self, examples: slice) -> "Rows":
+        return Rows(self.indices[examples], self.gradients[examples], self.count)
 
     def scaled(self, factor: float) -> "Rows":
         return replace(self, gradients=self.gradients * factor)
@@ -203,14 +220,16 @@ class Tied:
         return self
 
     def measured(self) -> tuple[Tensor, Use]:
-        of_rows, of_outer = self.rows.measured()[0], self.outer.measured()[0]
-        ids, r = self.rows.indices, wide(self.rows.gradients)
+        of_rows, rows = self.rows.measured()
+        of_outer = self.outer.measured()[0]
+        assert isinstance(rows, Rows)
+        ids, r = rows.indices, rows.gradients
         a, g = wide(self.outer.inputs), wide(self.outer.gradients)
         chosen = g.gather(2, ids[:, None, :].expand(-1, g.shape[1], -1))  # (examples, S, T)
         cross = (chosen * (a @ r.mT)).sum((1, 2))
         # |⟨R, O⟩| ≤ Σ_st |g_s||a_s||r_t|, and what is left of it after cancelling is known to that times γ.
         mass = mass_of(a, g) * lengths(r, 2).sum(1) * rounding(a.shape[1] * r.shape[1] + a.shape[2], g.dtype)
-        return (of_rows + of_outer + 2 * cross).clamp(min=0) + 2 * mass, self
+        return (of_rows + of_outer + 2 * cross).clamp(min=0) + 2 * mass, Tied(rows, self.outer)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return self.rows.weighted_sum(factors) + self.outer.weighted_sum(factors)
@@ -220,6 +239,9 @@ class Tied:
 
     def kept(self, keep: Tensor) -> "Tied":
         return Tied(self.rows.kept(keep), self.outer.kept(keep))
+
+    def part(self, examples: slice) -> "Tied":
+        return Tied(self.rows.part(examples), self.outer.part(examples))
 
     def scaled(self, factor: float) -> "Tied":
         return Tied(self.rows.scaled(factor), self.outer.scaled(factor))

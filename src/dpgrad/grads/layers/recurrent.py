@@ -184,7 +184,8 @@ def _packed(
     ]
     before = tuple(_permuted(part, 1, given.unsorted_indices) for part in _states(hx))
     output, *after = _layers(step, inputs, before, valid, params, has_biases, num_layers, dropout, train, bidirectional)
-    longest_first = lengths.sort(descending=True).values
+    order = None if given.sorted_indices is None else given.sorted_indices.to(lengths.device)
+    longest_first = _permuted(lengths, 0, order)
     output = pack_padded_sequence(_permuted(output, 0, given.sorted_indices), longest_first, batch_first=True).data
     return output, *(_permuted(part, 1, given.sorted_indices) for part in after)
 
