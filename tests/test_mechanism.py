@@ -209,7 +209,7 @@ class TestConstruction:
             ({"relation": "swap"}, "unknown relation 'swap': choose one of add-remove, zero-out, replace-one"),
             ({"expected_batch_size": 0}, "expected_batch_size must be positive"),
             ({"expected_batch_size": math.inf}, "expected_batch_size must be positive and finite"),
-            ({"sampler": "poisson"}, "sampler must be one of dpgrad.sampling, got 'poisson'"),
+            ({"sampler": "poisson"}, "sampler must be one of dpgrad.sampling, such as"),
             ({"sampler": sampling.Poisson(lambda t: t / 500)}, r"sampling_rate at step 501 must lie in \[0, 1\]"),
             (
                 {"sampler": sampling.Shuffle(100, 10)},
