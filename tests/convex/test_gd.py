@@ -351,7 +351,7 @@ class TestRefusals:
             ({"targets": np.ones(3)}, "one value for each of 40 rows"),
             ({"key": "seed"}, "key must be a whole number, bytes or a Key"),
         ],
-        ids=str,
+        ids=lambda value: value if isinstance(value, str) else next(iter(value)),
     )
     def test_options(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):

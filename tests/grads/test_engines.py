@@ -97,7 +97,7 @@ by_network = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(("rule", "microbatch"), zip(SIMPLE, [None, 1, 3, 100], strict=True))
+@pytest.mark.parametrize(("rule", "microbatch"), list(zip(SIMPLE, [None, 1, 3, 100], strict=True)))
 @by_network
 def test_network(name: str, engine: str, rule: Quotient, microbatch: int | None) -> None:
     model, batch, loss = NETWORKS[name].model(), NETWORKS[name].batch(), NETWORKS[name].loss
