@@ -3,6 +3,7 @@
 # make test-fast   the tests without the slow ones
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
+# make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
 # make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast check format pytest wheel-test bench conformance clean
+.PHONY: help install demo test test-fast check format pytest wheel-test bench bench-engines conformance clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -67,6 +68,9 @@ wheel-test: install
 
 bench: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.accounting
+
+bench-engines: install
+	$(BIN)/python -m benchmarks.engines --write
 
 conformance: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance

@@ -7,13 +7,13 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-LIBRARIES = ("dpgrad", "numpy", "scipy", "dp-accounting", "opacus", "mpmath")
+LIBRARIES = ("dpgrad", "numpy", "scipy", "torch", "dp-accounting", "opacus", "mpmath")
 
 
 def describe(module: str) -> dict[str, Any]:
@@ -28,8 +28,16 @@ def describe(module: str) -> dict[str, Any]:
         "load_average": [round(x, 2) for x in os.getloadavg()],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: number for name in LIBRARIES if (number := _version(name))},
     }
+
+
+def _version(name: str) -> str | None:
+    """None where the library is not installed: a benchmark leaves out the peers it does not find."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:
