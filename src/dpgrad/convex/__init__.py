@@ -1,7 +1,7 @@
 """Convex models: losses, designs, and solvers that return coefficients and the event of having found them.
 
-Each solver is a module with a function ``solve``: `dpgrad.convex.gd` is DP-GD, `dpgrad.convex.sgd` is DP-SGD. Nothing
-here needs torch.
+Each solver is a module with a function ``solve``: `dpgrad.convex.gd` is DP-GD, `dpgrad.convex.sgd` is DP-SGD, and
+`dpgrad.convex.auto` needs no tuning. `curvature` and `bounds` say what to expect of them. Nothing here needs torch.
 
 >>> import numpy as np
 >>> from dpgrad.events import Relation
@@ -12,8 +12,21 @@ here needs torch.
 ε = 1 at δ = 1e-06 for datasets of the same public size that differ in one row (full batch, exact accountant)
 """
 
-from dpgrad.convex import gd, sgd
+from dpgrad.convex import auto, bounds, curvature, gd, sgd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
 
-__all__ = ["Design", "Hinge", "HuberSvm", "Logistic", "Loss", "Softmax", "Squared", "gd", "sgd"]
+__all__ = [
+    "Design",
+    "Hinge",
+    "HuberSvm",
+    "Logistic",
+    "Loss",
+    "Softmax",
+    "Squared",
+    "auto",
+    "bounds",
+    "curvature",
+    "gd",
+    "sgd",
+]

@@ -132,6 +132,8 @@ def _in_pieces(piece: Callable[[int, int], ClippedSum], examples: int, most: int
     while waiting:
         start, stop = waiting.pop()
         found = _unless_out_of_memory(piece, start, stop)
+        if found is not None and stop - start == examples:
+            return found  # the whole batch in one piece
         if found is not None:
             total = total + found
         elif stop - start == 1:
