@@ -33,6 +33,8 @@ from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
 from dpgrad.events import NOTHING, Event, Leaf, grouped
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
+from dpgrad.grads.batch import as_rows
+from dpgrad.grads.check import PROBED
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.memory import fitting
 from dpgrad.grads.sums import Batch, Loss, trainable
@@ -41,8 +43,6 @@ from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
 from dpgrad.mechanism import Mechanism
 from dpgrad.scaling import Hard, ScaleRule
-
-_PROBED = 4  # rows on which the engine is compared with the definition before the first step
 
 
 class PrivateGradient:
@@ -62,8 +62,9 @@ class PrivateGradient:
     ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
     data. A step is charged before its gradients are computed. Clip bound, noise and charge are read from one
     frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
-    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, and that the
-    comparison of the engine with its definition, on the first rows before the first step, did not refuse.
+    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, that the
+    comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors:
+    one that is raised during a step may tell the size of its batch or a value of the loss, and is not to be released.
     """
 
     def __init__(
@@ -186,12 +187,12 @@ class PrivateGradient:
             return
         if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
             raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
-        probe = self._gathered(data, torch.arange(min(rows, _PROBED)))
+        probe = self._gathered(data, torch.arange(min(rows, PROBED)))
         check(self.model, self._loss, probe, self._engine_name, self._several_rows)
         self._engine = ENGINES[self._engine_name]
         if self._engine_name == "bookkeeping":
-            flat = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), probe) if self._several_rows else probe
-            known = bookkeeping.find_layouts(self.model, self._loss, flat, _width(probe) if self._several_rows else 1)
+            rows_of, width = (as_rows(probe), _width(probe)) if self._several_rows else (probe, 1)
+            known = bookkeeping.find_layouts(self.model, self._loss, rows_of, width)
             self._engine = partial(bookkeeping.gradients, layouts=known)
         if self._memory_limit is not None:
             most = fitting(self.model, self._loss, probe, self._memory_limit, self._engine, self._several_rows)
@@ -204,7 +205,7 @@ class PrivateGradient:
 
         Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
         """
-        device = next(iter(trainable(self.model).values())).device
+        device = self._device()
         seed = int.from_bytes(self.key.derive("model", str(step), size=8), "little")
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.default_generator.manual_seed(seed)
@@ -228,7 +229,7 @@ class PrivateGradient:
             batch = index, batch
         groups = self._groups()
         return clipped_sum(
-            self.model, self._loss, batch, partial(self.rule, clip=self._clips(step)), engine,
+            self.model, self._loss, batch, partial(self.rule, clip=self._clips(step, groups)), engine,
             groups=groups, several_rows=self._several_rows, microbatch=self._microbatch,
         )  # fmt: skip
 
@@ -249,11 +250,11 @@ class PrivateGradient:
             return None
         return {name: groups.index(self.mechanism.group_of(name)) for name in trainable(self.model)}
 
-    def _clips(self, step: int) -> Tensor | float:
+    def _clips(self, step: int, groups: dict[str, int] | None) -> Tensor | float:
         """The clip bound, (groups, 1) where there are groups."""
-        if not self.mechanism.groups:
+        if groups is None:
             return self.mechanism.clip_at(step)
-        last = max((self._groups() or {}).values())  # groups after it have nothing to clip
+        last = max(groups.values())  # groups after it have nothing to clip
         clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
         return torch.tensor(clips, dtype=torch.float64, device=self._device())[:, None]
 

@@ -1,7 +1,7 @@
 """Gradients of single examples: two engines for one definition, and the clipped sum made of them.
 
-`vmap` defines the answer; `bookkeeping` computes the same at about the price of ordinary training. `clipped_sum` turns
-a batch into a `ClippedSum`, in pieces that fit in memory. `check` refuses models whose examples act on each other or
+`vmap` defines the answer; `bookkeeping` computes the same from one forward and one backward pass. `clipped_sum` turns a
+batch into a `ClippedSum`, in pieces that fit in memory. `check` refuses models whose examples act on each other or
 that an engine does not get right, `convert` replaces BatchNorm by GroupNorm, and `InnerMomentum` scales a momentum of
 each example's gradients instead of the gradient.
 """

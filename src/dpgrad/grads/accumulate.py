@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from dpgrad import _validate
 from dpgrad.grads import bookkeeping, vmap
-from dpgrad.grads.batch import leaves, on_device_of, part, size
+from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, size
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.sums import Batch, ClippedSum, Groups, Loss, Scale, sum_dtype, trainable
 from dpgrad.grads.swap import unwrapped
@@ -69,12 +69,9 @@ def clipped_sum(
         batch = _without_padding(batch, weights)
 
     def piece(start: int, stop: int) -> ClippedSum:
-        rows = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), part(batch, start, stop)) if several_rows else None
-        found = engine(
-            model, loss, part(batch, start, stop) if rows is None else rows,
-            weights[start:stop].flatten(), weights.shape[1],
-        )  # fmt: skip
-        return found.clipped(scale, groups)
+        few = part(batch, start, stop)
+        rows = as_rows(few) if several_rows else few
+        return engine(model, loss, rows, weights[start:stop].flatten(), weights.shape[1]).clipped(scale, groups)
 
     return _in_pieces(piece, examples, microbatch or examples, total)
 

@@ -48,6 +48,11 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
     return pytree.tree_map(lambda leaf: leaf[start:stop], batch)
 
 
+def as_rows(batch: Batch) -> Batch:
+    """A batch of (examples, K, ...) as one of rows, (examples·K, ...)."""
+    return pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
+
+
 def on_device_of(model: nn.Module, batch: Batch) -> None:
     """Refuse a batch that lies on another device than the model."""
     devices = {parameter.device for parameter in model.parameters()}

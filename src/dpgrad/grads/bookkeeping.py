@@ -35,8 +35,8 @@ def gradients(
 ) -> PerExample:
     """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it.
 
-    ``layouts``, from `layouts`, says where the batch stands in the tensors that parameters meet; it does not depend on
-    the batch and is found anew where it is not given.
+    ``layouts``, from `find_layouts`, says where the batch stands in the tensors that parameters meet; it does not
+    depend on the batch and is found anew where it is not given.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> found = gradients(model, lambda model, x: model(x)[:, 0], torch.tensor([[2.0], [3.0]]), torch.ones(2))
@@ -71,7 +71,7 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
         arrived.clear()
         return PerExample(
             {
-                name: combined(uses.pop(name)).settled() if name in uses else _nothing(parameter, examples)
+                name: combined(uses.pop(name)).settled() if name in uses else Dense.zero(parameter, examples)
                 for name, parameter in parameters.items()
             },
             examples,
@@ -119,10 +119,6 @@ def _grad(losses: Tensor, places: list[Tensor | GradientEdge], weights: Tensor, 
     # Places of both kinds may stand in one list; the signature does not say so.
     every: Any = places
     return list(torch.autograd.grad(losses, every, weights.to(losses.dtype), retain_graph=keep, allow_unused=True))
-
-
-def _nothing(parameter: nn.Parameter, examples: int) -> Dense:
-    return Dense(torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(examples, *parameter.shape))
 
 
 class _Picked(TorchDispatchMode):  # type: ignore[no-untyped-call]

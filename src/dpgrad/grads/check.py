@@ -23,13 +23,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.grads.accumulate import ENGINES, row_weights
-from dpgrad.grads.batch import leaves, on_device_of, part, row_losses, size
+from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, row_losses, size
 from dpgrad.grads.precision import exact_products
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped, unwrapped
 
 _STRETCH = 1e3  # how much larger than the examples their companions are made
-_PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
+PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
 
 
 def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping", several_rows: bool = False) -> None:
@@ -64,9 +64,9 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
     if not size(batch):
         raise ValueError("batch must hold an example to check the model on, got none")
     rows = row_weights(model, batch, None, several_rows).shape[1]
-    few = part(batch, 0, _PROBED)
+    few = part(batch, 0, PROBED)
     if several_rows:
-        few = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), few)
+        few = as_rows(few)
     probe = _Probe(model, loss, few, rows)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))

@@ -98,7 +98,9 @@ def _recomputed(
             found.append(engine(model, loss, batch, weights, rows))
     examples = len(weights) // rows
     if not found:
-        return PerExample({name: _zeros(parameter, examples) for name, parameter in trainable(model).items()}, examples)
+        return PerExample(
+            {name: Dense.zero(parameter, examples) for name, parameter in trainable(model).items()}, examples
+        )
     scales = momentum.weights(len(found))
     return PerExample(
         {
@@ -107,11 +109,6 @@ def _recomputed(
         },
         examples,
     )
-
-
-def _zeros(parameter: Tensor, examples: int) -> Dense:
-    zero = torch.zeros((), dtype=sum_dtype(parameter.dtype), device=parameter.device)
-    return Dense(zero.expand(examples, *parameter.shape))
 
 
 @dataclass(frozen=True)

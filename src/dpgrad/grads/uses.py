@@ -80,6 +80,12 @@ class Dense:
 
     gradients: Tensor  # (examples, *shape)
 
+    @classmethod
+    def zero(cls, parameter: Tensor, examples: int) -> "Dense":
+        """No gradient for any example, in no memory."""
+        zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        return cls(zero.expand(examples, *parameter.shape))
+
     @property
     def shape(self) -> torch.Size:
         return self.gradients.shape[1:]
