@@ -32,7 +32,7 @@ from benchmarks.networks import NETWORKS, Batch, loss
 from dpgrad.grads import bookkeeping, clipped_sum, vmap
 from dpgrad.grads.precision import exact_products
 from dpgrad.grads.sums import trainable
-from dpgrad.noise import gaussian
+from dpgrad.noise import gaussians
 from dpgrad.scaling import Hard
 
 CLIP = 1.0
@@ -67,9 +67,9 @@ def ours(engine: str, model: nn.Module, batch: Batch) -> Step:
 
     def step() -> Mapping[str, Tensor]:
         now, sums = next(steps), clipped_sum(model, loss, batch, scale, gradients).sums
+        noise = gaussians(sums, dict.fromkeys(sums, CLIP * NOISE), key=7, step=now)
         for name, parameter in trainable(model).items():
-            noise = gaussian(parameter, std=CLIP * NOISE, key=7, step=now, name=name)
-            parameter.grad = noise.add_(sums[name]).div_(len(batch[1]))
+            parameter.grad = noise[name].add_(sums[name]).div_(len(batch[1]))
         optimizer.step()
         return sums
 

@@ -136,11 +136,26 @@ class TestFunction:
         unit = gaussian(torch.zeros(1000, dtype=torch.float64), 1.0, 7, 0, "w")
         assert torch.equal(exact, unit * std)
 
-    @pytest.mark.parametrize("chunk", [1, 7, 100])
-    def test_chunks_do_not_matter(self, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = draws(100)
-        monkeypatch.setattr(noise, "_CHUNK", chunk)
-        assert draws(100).tolist() == whole.tolist()
+    @pytest.mark.parametrize("threads", [1, 2, 5])
+    def test_threads_do_not_matter(self, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(noise, "_BLOCK", 7)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        alone = draws(100)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        assert draws(100).tolist() == alone.tolist()
+
+    def test_blocks_are_independent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also normal: the values of many blocks of a few values each."""
+        monkeypatch.setattr(noise, "_BLOCK", 4)
+        x = draws(40_000, key=27)
+        assert_normal(x, 1.0)
+        assert_uncorrelated(x[:-4], x[4:])
+        monkeypatch.setattr(noise, "_BLOCK", 20_000)
+        x = draws(40_000, key=27)
+        assert_uncorrelated(x[:20_000], x[20_000:])
+
+    def test_a_shorter_tensor_has_the_first_of_the_values(self) -> None:
+        assert draws(noise._BLOCK + 9).tolist() == draws(2 * noise._BLOCK)[: noise._BLOCK + 9].tolist()
 
     def test_std_may_be_a_tensor(self) -> None:
         like = torch.zeros(50)

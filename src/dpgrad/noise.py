@@ -1,9 +1,9 @@
 """Gaussian noise as a pure function of (secret run key, step, parameter).
 
-On the CPU the numbers come from numpy's Philox4x64-10 under a 128-bit key, on a CUDA device from torch's Philox4x32-10
-under a 64-bit seed. torch's generator for the CPU is not used: it keeps 32 bits of its seed. Neither stream is
-cryptographic, and the low-order bits of floating-point noise can leak what it hides (Mironov, "On significance of the
-least significant bits for differential privacy", CCS 2012).
+On the CPU the numbers come from numpy's SFC64 under a 256-bit seed for every block of values, on a CUDA device from
+torch's Philox4x32-10 under a 64-bit seed. torch's generator for the CPU is not used: it keeps 32 bits of its seed.
+Neither stream is cryptographic, and the low-order bits of floating-point noise can leak what it hides (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012).
 
 >>> import torch
 >>> like = torch.zeros(2, 3)
@@ -12,7 +12,9 @@ least significant bits for differential privacy", CCS 2012).
 True
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,9 @@ from dpgrad.keys import AnyKey, Key
 # tensors of up to 2^31 values apart, and 10^9 · 2^33 < 2^63: offsets never wrap. They must be multiples of 4.
 STRIDE = 1 << 33
 MOST_VALUES = 1 << 31
-_CHUNK = 1 << 22  # float64 values held at a time
+_CHUNK = 1 << 22  # float64 values that a CUDA device holds at a time
+_BLOCK = 1 << 16  # values on the CPU that share a generator: their number is part of the function
+_HELD = 1 << 13  # float64 values that a thread of the CPU holds at a time
 
 
 def gaussian(like: Tensor, std: float | Tensor, key: AnyKey, step: int, name: str) -> Tensor:
@@ -36,8 +40,8 @@ def gaussian(like: Tensor, std: float | Tensor, key: AnyKey, step: int, name: st
     are; the global generators are neither read nor moved. ``std`` may be a 0-d tensor; on a CUDA device its value is
     not checked, since that would wait for the device.
 
-    Guarantee: values of different names, steps and keys, and of sampling, come from disjoint streams. They are drawn
-    and scaled in float64 and rounded once: made of 32 bits each, float32 values of CUDA end at √(66 ln 2) ≈ 6.8
+    Guarantee: values of different names, steps and keys, and of sampling, come from streams of their own. They are
+    drawn and scaled in float64 and rounded once: made of 32 bits each, float32 values of CUDA end at √(66 ln 2) ≈ 6.8
     standard deviations, and δ would have to pay for the missing tails of every parameter and step. The noise of one
     (key, step, name) may be added to one sum only: the difference of two sums with the same noise has none.
 
@@ -48,32 +52,82 @@ def gaussian(like: Tensor, std: float | Tensor, key: AnyKey, step: int, name: st
     Traceback (most recent call last):
     ValueError: std must be positive and finite, got 0.0
     """
+    drawn = _empty(like, std, step)
+    if like.is_cuda:
+        _fill_on_cuda(drawn.view(-1), std, Key.of(key), step, name)
+    else:
+        _fill_on_cpu({name: drawn.view(-1)}, {name: std}, Key.of(key), step)
+    return drawn
+
+
+def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, float], key: AnyKey, step: int) -> dict[str, Tensor]:
+    """`gaussian` for every parameter by name, each with its own standard deviation; threads of a CPU share the work.
+
+    >>> import torch
+    >>> likes, stds = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}, {"weight": 2.0, "bias": 1.0}
+    >>> drawn = gaussians(likes, stds, key=7, step=0)
+    >>> bool((drawn["weight"] == gaussian(likes["weight"], 2.0, key=7, step=0, name="weight")).all())
+    True
+    """
+    if any(like.is_cuda for like in likes.values()):
+        return {name: gaussian(like, stds[name], key, step, name) for name, like in likes.items()}
+    drawn = {name: _empty(like, stds[name], step) for name, like in likes.items()}
+    _fill_on_cpu({name: values.view(-1) for name, values in drawn.items()}, stds, Key.of(key), step)
+    return drawn
+
+
+def _empty(like: Tensor, std: float | Tensor, step: int) -> Tensor:
+    """Where the noise for ``like`` goes."""
     if not like.is_floating_point():
         raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
     _validate.whole(most=_validate.MOST_STEPS, step=step)
     drawn = torch.empty(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     _check_std(std, drawn.dtype)
-    normal = (_on_cuda if like.is_cuda else _on_cpu)(drawn, Key.of(key), step, name)
-    for part in torch.split(drawn.view(-1), _CHUNK):
-        torch.mul(normal(part.numel()), std, out=part)
     return drawn
 
 
-def _on_cpu(drawn: Tensor, key: Key, step: int, name: str) -> Callable[[int], Tensor]:
-    """Standard normal values from numpy, in float64; a step has 2^128 blocks of the generator of its own."""
-    words = np.frombuffer(key.derive("noise", name, size=16), "<u8")
-    random = np.random.Generator(np.random.Philox(key=words, counter=np.array([0, 0, step, 0], np.uint64)))
-    return lambda count: torch.from_numpy(random.standard_normal(count))
+def _fill_on_cpu(drawn: Mapping[str, Tensor], stds: Mapping[str, float | Tensor], key: Key, step: int) -> None:
+    """Fill block by block, each from a generator of its own, so that threads may share the work.
+
+    The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
+    alone, since torch would start as many threads again in each.
+    """
+    blocks = [
+        (values.numpy(), float(stds[name]), key, step, name, block)
+        for name, values in drawn.items()
+        for block in range(-(-values.numel() // _BLOCK))
+    ]
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads < 2 or sum(values.numel() for values in drawn.values()) < _BLOCK:
+        for block in blocks:
+            _fill_block(*block)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for filled in [pool.submit(_fill_block, *block) for block in blocks]:
+            filled.result()
 
 
-def _on_cuda(drawn: Tensor, key: Key, step: int, name: str) -> Callable[[int], Tensor]:
-    """Standard normal values from a generator of its own on the device, in float64."""
+def _fill_block(
+    drawn: "np.ndarray[Any, np.dtype[Any]]", std: float, key: Key, step: int, name: str, block: int
+) -> None:
+    seed = int.from_bytes(key.derive("noise", name, str(step), str(block)), "little")
+    random = np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, pool_size=8)))
+    part = drawn[block * _BLOCK : (block + 1) * _BLOCK]
+    for start in range(0, len(part), _HELD):  # what is held stays in the cache of one core
+        few = part[start : start + _HELD]
+        np.multiply(random.standard_normal(len(few)), std, out=few, casting="same_kind")
+
+
+def _fill_on_cuda(drawn: Tensor, std: float | Tensor, key: Key, step: int, name: str) -> None:
+    """Fill ``drawn`` from a generator of its own on the device."""
     if drawn.numel() > MOST_VALUES:
         raise ValueError(f"{name} must have at most {MOST_VALUES:,} values, got {drawn.numel():,}: split it")
     random = torch.Generator(drawn.device)
     random.manual_seed(int.from_bytes(key.derive("noise on cuda", name, size=8), "little"))
     random.set_offset(step * STRIDE)
-    return lambda count: torch.randn(count, generator=random, dtype=torch.float64, device=drawn.device)
+    for part in torch.split(drawn, _CHUNK):
+        values = torch.randn(part.numel(), generator=random, dtype=torch.float64, device=drawn.device)
+        torch.mul(values, std, out=part)
 
 
 def _check_std(std: float | Tensor, dtype: torch.dtype) -> None:

@@ -41,7 +41,7 @@ from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
-from dpgrad.mechanism import Mechanism
+from dpgrad.mechanism import Group, Mechanism
 from dpgrad.scaling import Hard, ScaleRule
 
 
@@ -237,11 +237,14 @@ class PrivateGradient:
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 parameter.grad = None  # frozen meanwhile: an optimizer would take the last step's gradient again
+        stds = {name: self.mechanism.std_at(step, self._group_of(name)) for name in total.sums}
+        noisy = noise.gaussians(total.sums, stds, self.key, step)
         for name, parameter in trainable(self.model).items():
-            group = self.mechanism.group_of(name) if self.mechanism.groups else None
-            clipped = total.sums[name]
-            noisy = clipped + noise.gaussian(clipped, self.mechanism.std_at(step, group), self.key, step, name)
-            parameter.grad = (noisy / self.mechanism.divisor).to(parameter.dtype)
+            mean = noisy[name].add_(total.sums[name]).div_(self.mechanism.divisor)
+            parameter.grad = mean.to(parameter.dtype)
+
+    def _group_of(self, name: str) -> Group | None:
+        return self.mechanism.group_of(name) if self.mechanism.groups else None
 
     def _groups(self) -> dict[str, int] | None:
         """The group of each trainable parameter; None where all are clipped together."""

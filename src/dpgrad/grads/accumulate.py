@@ -56,13 +56,13 @@ def clipped_sum(
     """
     model = unwrapped(model)
     examples = size(batch)
-    total = ClippedSum.zero(model)
+    names = list(trainable(model))
     if microbatch is not None:
         _validate.whole(least=1, microbatch=microbatch)
     if groups is not None:
-        _refuse_groups(groups, total.sums)
-    if not examples or not total.sums:
-        return total
+        _refuse_groups(groups, names)
+    if not examples or not names:
+        return ClippedSum.zero(model)
     on_device_of(model, batch)
     weights = row_weights(model, batch, mask, several_rows)
     if several_rows and mask is not None:
@@ -73,7 +73,7 @@ def clipped_sum(
         rows = as_rows(few) if several_rows else few
         return engine(model, loss, rows, weights[start:stop].flatten(), weights.shape[1]).clipped(scale, groups)
 
-    return _in_pieces(piece, examples, microbatch or examples, total)
+    return _in_pieces(piece, examples, microbatch or examples)
 
 
 def _without_padding(batch: Batch, weights: Tensor) -> Batch:
@@ -118,29 +118,29 @@ def row_weights(model: nn.Module, batch: Batch, mask: Tensor | None, several_row
     return counted / counted.sum(1, keepdim=True).clamp(min=1)
 
 
-def _in_pieces(piece: Callable[[int, int], ClippedSum], examples: int, most: int, total: ClippedSum) -> ClippedSum:
+def _in_pieces(piece: Callable[[int, int], ClippedSum], examples: int, most: int) -> ClippedSum:
     """The sum over all examples, ``most`` at a time, fewer where memory does not suffice.
 
     Several pieces are added in float64: each piece's own rounding is accounted for, that of a long sum is not.
     """
     waiting = [(start, min(start + most, examples)) for start in range(0, examples, most)][::-1]
-    if len(waiting) > 1:
-        total = _double(total)
+    total: ClippedSum | None = None
     while waiting:
         start, stop = waiting.pop()
         found = _unless_out_of_memory(piece, start, stop)
         if found is not None and stop - start == examples:
             return found  # the whole batch in one piece
         if found is not None:
-            total = total + found
+            total = _double(found) if total is None else total + found
         elif stop - start == 1:
             raise MemoryError(
                 "the gradient of one example does not fit in memory: use the book-keeping engine, a smaller model or "
                 "another device"
             )
         else:
-            total, middle = _double(total), (start + stop) // 2
+            middle = (start + stop) // 2
             waiting += [(middle, stop), (start, middle)]
+    assert total is not None
     return total
 
 

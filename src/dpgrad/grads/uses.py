@@ -286,7 +286,7 @@ def ghost_squares(a: Tensor, g: Tensor) -> Tensor:
     positions, d = a.shape[1:]
     p = g.shape[2]
     of_a, of_g = a @ a.mT, g @ g.mT
-    found = (of_a * of_g).sum((1, 2)).clamp(min=0)
+    found: Tensor = torch.linalg.vecdot(of_a.flatten(1), of_g.flatten(1)).clamp(min=0)
     tiny = torch.finfo(a.dtype).tiny  # what a product below the least float may have lost
     squares_a, squares_g = (
         products.diagonal(dim1=1, dim2=2) + length * tiny for products, length in ((of_a, d), (of_g, p))
