@@ -213,8 +213,8 @@ class TestHostile:
 
 def test_offsets_of_steps_neither_meet_nor_wrap() -> None:
     """The reasons given for the stride on a CUDA device."""
-    chunks = math.ceil(noise.MOST_VALUES / noise._CHUNK)
-    assert 2 * noise.MOST_VALUES + 8 * chunks < noise.STRIDE
+    segments = math.ceil(2 * noise.MOST_VALUES / noise._SEGMENT)  # two neighbours have more than one segment's values
+    assert 2 * noise.MOST_VALUES + 8 * segments < noise.STRIDE
     assert noise.STRIDE % 4 == 0
     assert (10**9 + 1) * noise.STRIDE < 2**63
 
@@ -248,6 +248,23 @@ def test_cuda_is_a_function_of_its_arguments() -> None:
 
 
 @on_cuda
+def test_cuda_parameters_are_drawn_together() -> None:
+    """In as many segments as it takes, each with its own standard deviation, normal and independent."""
+    likes = {f"{i}": torch.empty(size, device="cuda") for i, size in enumerate((3, 100_000, 200_000, 1))}
+    stds = {"0": 1.0, "1": 2.0, "2": 2.0, "3": 1.0}
+    drawn = noise.gaussians(likes, stds, 35, 4)
+    assert [values.shape for values in drawn.values()] == [like.shape for like in likes.values()]
+    assert_normal(drawn["1"].double().cpu().numpy(), 2.0)
+    assert_normal(drawn["2"].double().cpu().numpy(), 2.0)
+    assert_uncorrelated(*(drawn[name][:100_000].double().cpu().numpy() / 2 for name in "12"))
+    again = noise.gaussians(likes, {**stds, "2": 4.0}, 35, 4)
+    assert torch.equal(again["2"], 2 * drawn["2"])
+    assert torch.equal(again["1"], drawn["1"])
+    later = noise.gaussians(likes, stds, 35, 5)
+    assert_uncorrelated(*(each["1"].double().cpu().numpy() / 2 for each in (drawn, later)))
+
+
+@on_cuda
 def test_cuda_global_generator_is_not_moved() -> None:
     before, cpu = torch.cuda.get_rng_state(), torch.get_rng_state()
     draws(1000, device="cuda")
@@ -259,7 +276,7 @@ def test_cuda_global_generator_is_not_moved() -> None:
 def test_cuda_call_stays_within_its_stride() -> None:
     """What a call takes of the offset, over sizes that fill the device and more; also that offsets are kept whole."""
     random = torch.Generator("cuda")
-    for count in (1, 1000, 10**6, noise._CHUNK, 50 * noise._CHUNK):
+    for count in (1, 1000, 10**6, noise._SEGMENT, 13 * noise._SEGMENT):
         random.manual_seed(3)
         random.set_offset(10**9 * noise.STRIDE)
         torch.randn(count, generator=random, dtype=torch.float64, device="cuda")

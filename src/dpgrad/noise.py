@@ -12,8 +12,9 @@ significance of the least significant bits for differential privacy", CCS 2012).
 True
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,17 @@ from dpgrad.keys import AnyKey, Key
 
 # A call on a CUDA device moves the offset of its generator by 4 for every 2 float64 values that one thread makes: by
 # less than 2n + 8 for n values even if a single thread made them all. A stride of 2^33 therefore keeps the steps of
-# tensors of up to 2^31 values apart, and 10^9 · 2^33 < 2^63: offsets never wrap. They must be multiples of 4.
+# models of up to 2^31 values apart, and 10^9 · 2^33 < 2^63: offsets never wrap. They must be multiples of 4.
 STRIDE = 1 << 33
 MOST_VALUES = 1 << 31
-_CHUNK = 1 << 22  # float64 values that a CUDA device holds at a time
+_SEGMENT = 1 << 24  # values that a CUDA device draws at a time, but for parameters that have more
 _BLOCK = 1 << 16  # values on the CPU that share a generator: their number is part of the function
 _HELD = 1 << 13  # float64 values that a thread of the CPU holds at a time
 
+Std = float | Tensor
 
-def gaussian(like: Tensor, std: float | Tensor, key: AnyKey, step: int, name: str) -> Tensor:
+
+def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tensor:
     """Independent N(0, std²) values of the shape and on the device of ``like``: float64 for float64, else float32.
 
     ``name`` is the parameter's. The values are the same whenever the key, step, name, shape, dtype and model of device
@@ -52,16 +55,14 @@ def gaussian(like: Tensor, std: float | Tensor, key: AnyKey, step: int, name: st
     Traceback (most recent call last):
     ValueError: std must be positive and finite, got 0.0
     """
-    drawn = _empty(like, std, step)
-    if like.is_cuda:
-        _fill_on_cuda(drawn.view(-1), std, Key.of(key), step, name)
-    else:
-        _fill_on_cpu({name: drawn.view(-1)}, {name: std}, Key.of(key), step)
-    return drawn
+    return gaussians({name: like}, {name: std}, key, step)[name]
 
 
-def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, float], key: AnyKey, step: int) -> dict[str, Tensor]:
-    """`gaussian` for every parameter by name, each with its own standard deviation; threads of a CPU share the work.
+def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey, step: int) -> dict[str, Tensor]:
+    """`gaussian` for every parameter by name, each with its own standard deviation.
+
+    The threads of a CPU share the work. On a CUDA device all parameters are drawn together, and the values of one
+    depend on which others stand beside it.
 
     >>> import torch
     >>> likes, stds = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}, {"weight": 2.0, "bias": 1.0}
@@ -69,31 +70,79 @@ def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, float], key: AnyKe
     >>> bool((drawn["weight"] == gaussian(likes["weight"], 2.0, key=7, step=0, name="weight")).all())
     True
     """
-    if any(like.is_cuda for like in likes.values()):
-        return {name: gaussian(like, stds[name], key, step, name) for name, like in likes.items()}
-    drawn = {name: _empty(like, stds[name], step) for name, like in likes.items()}
-    _fill_on_cpu({name: values.view(-1) for name, values in drawn.items()}, stds, Key.of(key), step)
-    return drawn
-
-
-def _empty(like: Tensor, std: float | Tensor, step: int) -> Tensor:
-    """Where the noise for ``like`` goes."""
-    if not like.is_floating_point():
-        raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
     _validate.whole(most=_validate.MOST_STEPS, step=step)
-    drawn = torch.empty(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-    _check_std(std, drawn.dtype)
+    for name, like in likes.items():
+        if not like.is_floating_point():
+            raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
+        _check_std(stds[name], _drawn_type(like))
+    cuda = next((like.device for like in likes.values() if like.is_cuda), None)
+    if cuda is None:
+        return _on_cpu(likes, stds, Key.of(key), step)
+    random = device_generator(likes, key, cuda)
+    random.set_offset(step * STRIDE)
+    return {name: noise.to(_drawn_type(likes[name])) for name, noise in drawn_from(random, likes, stds).items()}
+
+
+def device_generator(likes: Mapping[str, Tensor], key: AnyKey, device: torch.device) -> torch.Generator:
+    """The generator of a run's noise on a CUDA device; step t begins at offset t·`STRIDE`."""
+    values = sum(like.numel() for like in likes.values())
+    if values > MOST_VALUES:
+        raise ValueError(f"a model must have at most {MOST_VALUES:,} values to train on one device, got {values:,}")
+    random = torch.Generator(device)
+    random.manual_seed(int.from_bytes(Key.of(key).derive("noise on cuda", *likes, size=8), "little"))
+    return random
+
+
+def drawn_from(random: torch.Generator, likes: Mapping[str, Tensor], stds: Mapping[str, Std]) -> dict[str, Tensor]:
+    """The noise of every parameter in float64 from a generator that stands at its step, without waiting for it."""
+    drawn = {}
+    for names in _segments(likes):
+        values = torch.randn(
+            sum(likes[name].numel() for name in names), generator=random, dtype=torch.float64, device=random.device
+        )
+        parts = torch.split(values, [likes[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            drawn[name] = part.view(likes[name].shape)
+        for std, equal in _with_one_std(names, stds):
+            first, last = drawn[equal[0]], drawn[equal[-1]]
+            start = first.storage_offset()
+            values[start : last.storage_offset() + last.numel()] *= std
     return drawn
 
 
-def _fill_on_cpu(drawn: Mapping[str, Tensor], stds: Mapping[str, float | Tensor], key: Key, step: int) -> None:
-    """Fill block by block, each from a generator of its own, so that threads may share the work.
+def _segments(likes: Mapping[str, Tensor]) -> list[list[str]]:
+    """The parameters in order, as many at a time as `_SEGMENT` values."""
+    segments: list[list[str]] = []
+    values = _SEGMENT
+    for name, like in likes.items():
+        if values + like.numel() > _SEGMENT:
+            segments.append([])
+            values = 0
+        segments[-1].append(name)
+        values += like.numel()
+    return segments
+
+
+def _with_one_std(names: Iterable[str], stds: Mapping[str, Std]) -> Iterator[tuple[Std, list[str]]]:
+    """Neighbours that share a standard deviation: one product scales them all."""
+    for _, equal in groupby(names, key=lambda name: id(std) if isinstance(std := stds[name], Tensor) else std):
+        found = list(equal)
+        yield stds[found[0]], found
+
+
+def _drawn_type(like: Tensor) -> torch.dtype:
+    return torch.promote_types(like.dtype, torch.float32)
+
+
+def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
+    """Filled block by block, each from a generator of its own, so that threads may share the work.
 
     The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
     alone, since torch would start as many threads again in each.
     """
+    drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like)) for name, like in likes.items()}
     blocks = [
-        (values.numpy(), float(stds[name]), key, step, name, block)
+        (values.view(-1).numpy(), float(stds[name]), key, step, name, block)
         for name, values in drawn.items()
         for block in range(-(-values.numel() // _BLOCK))
     ]
@@ -101,10 +150,11 @@ def _fill_on_cpu(drawn: Mapping[str, Tensor], stds: Mapping[str, float | Tensor]
     if threads < 2 or sum(values.numel() for values in drawn.values()) < _BLOCK:
         for block in blocks:
             _fill_block(*block)
-        return
+        return drawn
     with ThreadPoolExecutor(threads) as pool:
         for filled in [pool.submit(_fill_block, *block) for block in blocks]:
             filled.result()
+    return drawn
 
 
 def _fill_block(
@@ -118,19 +168,7 @@ def _fill_block(
         np.multiply(random.standard_normal(len(few)), std, out=few, casting="same_kind")
 
 
-def _fill_on_cuda(drawn: Tensor, std: float | Tensor, key: Key, step: int, name: str) -> None:
-    """Fill ``drawn`` from a generator of its own on the device."""
-    if drawn.numel() > MOST_VALUES:
-        raise ValueError(f"{name} must have at most {MOST_VALUES:,} values, got {drawn.numel():,}: split it")
-    random = torch.Generator(drawn.device)
-    random.manual_seed(int.from_bytes(key.derive("noise on cuda", name, size=8), "little"))
-    random.set_offset(step * STRIDE)
-    for part in torch.split(drawn, _CHUNK):
-        values = torch.randn(part.numel(), generator=random, dtype=torch.float64, device=drawn.device)
-        torch.mul(values, std, out=part)
-
-
-def _check_std(std: float | Tensor, dtype: torch.dtype) -> None:
+def _check_std(std: Std, dtype: torch.dtype) -> None:
     """Refuse what is no standard deviation, or one so small that noise of ``dtype`` would round to nothing."""
     if isinstance(std, Tensor):
         if std.ndim or not std.is_floating_point():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad.grads import ENGINES, clipped_sum
-from dpgrad.grads.precision import _settings, exact_products, norm_error
+from dpgrad.grads.precision import _settings, exact_products, measured_error
 from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, product_norms
 from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc
 
@@ -142,11 +142,11 @@ def test_cancelling_products_are_never_measured_too_short(sizes: tuple[int, int,
     with exact_products():
         squares, summed = use.measured()
         if not isinstance(summed, Dense):  # else what was measured is itself what is summed
-            assert (squares.double().sqrt() >= exactly(double(use)) * (1 - norm_error(torch.float32, 1))).all()
+            assert (squares.double().sqrt() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
         factors = torch.rand(20, device=DEVICE)
         for i in range(3):
             term = summed.weighted_sum(torch.where(torch.arange(20, device=DEVICE) == i, factors, 0))
-            assert term.double().norm() <= factors[i] * squares[i].double().sqrt() * (1 + norm_error(torch.float32, 1))
+            assert term.double().norm() <= factors[i] * squares[i].double().sqrt() * (1 + measured_error(torch.float32))
 
 
 @pytest.mark.parametrize("left", [1.0, 1e-3, 1e-6, 0.0])
@@ -158,7 +158,7 @@ def test_tied_uses_that_cancel_are_never_measured_too_short(left: float) -> None
     use = Tied(Rows(ids, g, 7), Outer(-g * (1 - left), onehot))
     with exact_products():
         squares, _ = use.measured()
-    assert (squares.double().sqrt() >= exactly(double(use)) * (1 - norm_error(torch.float32, 1))).all()
+    assert (squares.double().sqrt() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-19, 1e-10, 1.0, 1e18])

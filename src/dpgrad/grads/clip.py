@@ -10,6 +10,8 @@ from dpgrad.grads.precision import SUMMED_AT_ONCE, exact_products, norm_error
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
 from dpgrad.grads.uses import Use
 
+_HELD = 1 << 22  # values of short sums that are held at a time
+
 
 @dataclass(frozen=True)
 class PerExample:
@@ -31,12 +33,24 @@ class PerExample:
         that keeps scale(n)·n ≤ clip. An example with a gradient that is not finite is left out of every group.
         """
         with torch.no_grad(), exact_products():
-            norms, uses = self._measured(groups or {})
-            keep = norms.isfinite().all(0)
-            factors = torch.where(keep, scale(norms), 0) * (1 - norm_error(norms.dtype, self.examples))
+            factors, keep, uses = self._factors(scale, groups)
             if not bool(keep.all()):
                 uses = {name: use.kept(keep) for name, use in uses.items()}
-            return ClippedSum({name: _summed(use, factors[_group(groups, name)]) for name, use in uses.items()})
+            return _weighted(uses, factors, groups)
+
+    def clipped_if_finite(self, scale: Scale, groups: Groups | None = None) -> tuple[ClippedSum, Tensor]:
+        """`clipped`, and whether every example's gradient is finite, as a 0-d tensor, without waiting for the device.
+
+        Guarantee: that of `clipped` where the flag is true. Elsewhere the sum is worthless and must not be used.
+        """
+        with torch.no_grad(), exact_products():
+            factors, keep, uses = self._factors(scale, groups)
+            return _weighted(uses, factors, groups), keep.all()
+
+    def _factors(self, scale: Scale, groups: Groups | None) -> tuple[Tensor, Tensor, dict[str, Use]]:
+        norms, uses = self._measured(groups or {})
+        keep = norms.isfinite().all(0)
+        return torch.where(keep, scale(norms), 0) * (1 - norm_error(norms.dtype)), keep, uses
 
     def norms(self, groups: Groups | None = None) -> Tensor:
         """The norm of each example, (groups, examples), rounded upwards. Private."""
@@ -58,15 +72,23 @@ class PerExample:
         return (every + lost).sqrt(), uses
 
 
+def _weighted(uses: Mapping[str, Use], factors: Tensor, groups: Groups | None) -> ClippedSum:
+    return ClippedSum({name: _summed(use, factors[_group(groups, name)]) for name, use in uses.items()})
+
+
 def _summed(use: Use, factors: Tensor) -> Tensor:
     """Σ fᵢ Gᵢ, few terms at a time; τ accounts for the rounding of a short sum, and float64 needs no account."""
     if len(factors) <= SUMMED_AT_ONCE:
         return use.weighted_sum(factors)
+    pieces = -(-len(factors) // SUMMED_AT_ONCE)
+    each = len(factors) // pieces
+    several = max(1, _HELD // max(1, use.shape.numel()))
     total = torch.zeros(use.shape, dtype=torch.float64, device=factors.device)
-    for start in range(0, len(factors), SUMMED_AT_ONCE):
-        few = slice(start, start + SUMMED_AT_ONCE)
-        total += use.part(few).weighted_sum(factors[few])
-    return total
+    for start in range(0, pieces, several):
+        few = slice(start * each, min(start + several, pieces) * each)
+        total += use.part(few).weighted_sums(factors[few].view(-1, each)).sum(0, dtype=torch.float64)
+    rest = slice(pieces * each, len(factors))
+    return total + _summed(use.part(rest), factors[rest]) if rest.start < rest.stop else total
 
 
 def _group(groups: Groups | None, name: str) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpgrad.grads.uses import Dense, Use, ghost_squares, select, wide, worth_forming
+from dpgrad.grads.uses import Dense, Use, ghost_squares, one_by_one, select, wide, worth_forming
 
 # Patches hold a value once for every position that sees it. Few examples' at a time bound what that takes, and on a CPU
 # they stay in its cache; a GPU needs many at once.
@@ -114,6 +114,9 @@ class Patches:
             [False, True, False],
         )  # fmt: skip
         return found
+
+    def weighted_sums(self, factors: Tensor) -> Tensor:
+        return one_by_one(self, factors)
 
     def per_example(self) -> Tensor:
         _, d, p = self._sizes

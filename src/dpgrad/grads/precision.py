@@ -11,7 +11,16 @@ _RELATIVE = {torch.float32: 2.0**-13, torch.float64: 2.0**-40}
 SUMMED_AT_ONCE = 128  # examples whose terms are added in float32; such sums are added in float64
 
 
-def norm_error(dtype: torch.dtype, examples: int) -> float:
+def measured_error(dtype: torch.dtype) -> float:
+    """By how much, relatively, a measured norm may be below what it measures.
+
+    >>> measured_error(torch.float32) < 2e-4
+    True
+    """
+    return _RELATIVE[dtype]
+
+
+def norm_error(dtype: torch.dtype) -> float:
     """τ: by how much, relatively, an example's share of the sum may exceed what its measured norm allows.
 
     Two parts: rounding in norms and factors, and rounding in the sum. Of m terms that are at most clip long the k-th
@@ -20,11 +29,13 @@ def norm_error(dtype: torch.dtype, examples: int) -> float:
     are added in float64. Norms and sums are formed in ``dtype`` whatever the model computes in (float32 for TF32 and
     bfloat16), so that one τ holds for every precision of the model.
 
-    >>> norm_error(torch.float32, 32) < 2e-4, norm_error(torch.float32, 10**6) < 1.2e-3
+    Guarantee: τ does not depend on how many examples were drawn. If it did, one example more or less would change the
+    factors of all others.
+
+    >>> norm_error(torch.float32) < 1.2e-3, norm_error(torch.float64) < 1e-11
     (True, True)
     """
-    terms = min(examples, SUMMED_AT_ONCE)
-    return _RELATIVE[dtype] + terms**2 * torch.finfo(dtype).eps / 2
+    return _RELATIVE[dtype] + SUMMED_AT_ONCE**2 * torch.finfo(dtype).eps / 2
 
 
 def _settings() -> list[Any]:

@@ -42,6 +42,9 @@ class Use(Protocol):
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Σ fᵢ Gᵢ in the shape of the parameter."""
 
+    def weighted_sums(self, factors: Tensor) -> Tensor:
+        """Such a sum over every piece of neighbouring examples, factors (pieces, each): (pieces, *shape)."""
+
     def per_example(self) -> Tensor:
         """The gradients themselves, (examples, *shape)."""
 
@@ -101,6 +104,11 @@ class Dense:
         gradients = wide(self.gradients)
         return (factors @ gradients.reshape(len(gradients), -1)).view(self.shape)
 
+    def weighted_sums(self, factors: Tensor) -> Tensor:
+        pieces, each = factors.shape
+        gradients = wide(self.gradients).reshape(pieces, each, -1)
+        return (factors[:, None] @ gradients).view(pieces, *self.shape)
+
     def per_example(self) -> Tensor:
         return wide(self.gradients)
 
@@ -137,10 +145,13 @@ class Outer:
         return product_norms(a, g, both)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
+        return self.weighted_sums(factors[None])[0]
+
+    def weighted_sums(self, factors: Tensor) -> Tensor:
         a, g = wide(self.inputs), wide(self.gradients)
-        factors = factors.view(-1, 1, 1)
+        pieces, factors = len(factors), factors.reshape(-1, 1, 1)
         a, g = (a * factors, g) if a.shape[2] < g.shape[2] else (a, g * factors)
-        return g.flatten(0, 1).T @ a.flatten(0, 1)
+        return g.reshape(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
 
     def per_example(self) -> Tensor:
         return wide(self.gradients).mT @ wide(self.inputs)
@@ -192,6 +203,9 @@ class Rows:
         total = torch.zeros(self.shape, dtype=g.dtype, device=g.device)
         return total.index_add_(0, self.indices.flatten(), (g * factors.view(-1, 1, 1)).flatten(0, 1))
 
+    def weighted_sums(self, factors: Tensor) -> Tensor:
+        return one_by_one(self, factors)
+
     def per_example(self) -> Tensor:
         g = wide(self.gradients)
         total = torch.zeros((len(g), *self.shape), dtype=g.dtype, device=g.device)
@@ -240,6 +254,9 @@ class Tied:
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return self.rows.weighted_sum(factors) + self.outer.weighted_sum(factors)
 
+    def weighted_sums(self, factors: Tensor) -> Tensor:
+        return self.rows.weighted_sums(factors) + self.outer.weighted_sums(factors)
+
     def per_example(self) -> Tensor:
         return self.rows.per_example() + self.outer.per_example()
 
@@ -251,6 +268,13 @@ class Tied:
 
     def scaled(self, factor: float) -> "Tied":
         return Tied(self.rows.scaled(factor), self.outer.scaled(factor))
+
+
+def one_by_one(use: Use, factors: Tensor) -> Tensor:
+    """`Use.weighted_sums` for a form that has no better way: one piece after another."""
+    pieces, each = factors.shape
+    parts = (use.part(slice(i * each, (i + 1) * each)) for i in range(pieces))
+    return torch.stack([part.weighted_sum(few) for part, few in zip(parts, factors, strict=True)])
 
 
 def lengths(tensor: Tensor, dims: int = 1) -> Tensor:
