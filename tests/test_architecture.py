@@ -23,6 +23,7 @@ MOST_LINES = 400
 # their own; they do not import each other. A package (its __init__) comes after its files.
 ORDER = [
     "_validate",
+    "_files",
     "keys",
     "events",
     "guarantee",
@@ -38,11 +39,13 @@ ORDER = [
     "accounting.certify",
     "accounting.pld",
     "accounting",
+    "ledger",
     "calibrate",
     "online",
     "schedules",
     "sampling",
     "mechanism",
+    "writeahead",
     "_compare",
     "_plot",
     "data._dataset",
@@ -58,16 +61,30 @@ ORDER = [
     "data.*",
     "data",
     "convex.losses",
+    "convex.joint",
+    "convex.weighted",
     "convex.design",
     "convex.gd",
     "convex.sgd",
     "convex.auto",
+    "convex.perturbed",
+    "convex.objective",
+    "convex.amp",
+    "convex.output",
+    "convex.one_vs_rest",
+    "convex.regression",
     "convex.bounds",
     "convex.curvature",
+    "convex.estimators.rows",
+    "convex.estimators.privacy",
+    "convex.estimators.solvers",
+    "convex.estimators.*",
+    "convex.estimators",
     "convex",
     "-- torch begins below --",
     "scaling",
     "noise",
+    "kernels",
     "grads.sums",
     "grads.swap",
     "grads.batch",
@@ -90,23 +107,37 @@ ORDER = [
     "draw",
     "distributed",
     "source",
+    "replay",
     "private",
     "graph",
+    "losses",
+    "averaging",
+    "recipes",
+    "plan",
     "checkpoint",
+    "diagnostics",
+    "curves",
+    "prepare",
     "train",
     "pca",
+    "features",
     "tuning",
     "audit",
     "lab.experiment",
     "lab.run",
+    "lab._schema",
+    "lab._chart",
+    "lab.models",
+    "lab.baseline",
     "lab.report",
+    "lab.page",
     "lab.*",
     "lab",
 ]
 EXEMPT = {"", "cli", "__main__"}  # the package itself and the command may import anything
 LINE = ORDER.index("-- torch begins below --")
 
-RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "torch"}
+RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch"}
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
 DEFERRED = ("matplotlib", "rich", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
 SKLEARN_HOMES = {"convex.estimators", "data.digits"}
@@ -118,6 +149,8 @@ def module_name(path: Path) -> str:
 
 
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+SKLEARN_HOMES |= {name for name in FILES if name.startswith("convex.estimators.")}
+EXEMPT |= {name for name in FILES if name.startswith("cli.")}
 NAMES = [pytest.param(name, id=f"dpgrad.{name}" if name else "dpgrad") for name in FILES]
 
 

@@ -258,3 +258,33 @@ def test_cuda_graph_draws_any_step_and_knows_of_overflow() -> None:
         assert drawn.indices[drawn.mask].tolist() == rows[:100]
         seen.add(len(rows) > 100)
     assert seen == {False, True}
+
+
+DRAWN_AHEAD: list[Sampler] = [Poisson(0.02), Poisson(1.0), FullBatch(), FixedSize(500, 7), Shuffle(500, 60)]
+
+
+@pytest.mark.parametrize("sampler", DRAWN_AHEAD, ids=repr)
+@pytest.mark.parametrize("capacity", [3, 16, 600])
+def test_ahead_draws_what_each_step_draws(sampler: Sampler, capacity: int) -> None:
+    drawn = draw.ahead(sampler, range(5, 12), rows=500, key=3, capacity=capacity, device="cpu")
+    for step, indices, count in zip(range(5, 12), drawn.indices, drawn.counts, strict=True):
+        wanted = sampler.draw(500, step, 3).tolist()
+        assert int(count) == len(wanted)
+        assert indices[: len(wanted)].tolist() == wanted[:capacity]
+        if wanted:
+            assert set(indices[len(wanted) :].tolist()) <= {wanted[0]}
+
+
+def test_ahead_of_a_rate_that_varies() -> None:
+    sampler = Poisson(schedules.piecewise([2], [0.0, 0.5]))
+    drawn = draw.ahead(sampler, range(4), rows=100, key=3, capacity=100, device="cpu")
+    assert [int(count) for count in drawn.counts] == [len(sampler.draw(100, step, 3)) for step in range(4)]
+
+
+@on_cuda
+def test_cuda_ahead_by_its_kernel() -> None:
+    for rows in (1, 2, 3, 4, 5, 1023, 1024, 1025, 100_003):
+        for rate in (0.01, 0.5, 1.0):
+            drawn = draw.ahead(Poisson(rate), range(7, 12), rows, key=5, capacity=rows, device="cuda")
+            for step, indices, count in zip(range(7, 12), drawn.indices, drawn.counts, strict=True):
+                assert indices[: int(count)].tolist() == Poisson(rate).draw(rows, step, 5).tolist()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpgrad import _validate, sampling
+from dpgrad import _validate, kernels, sampling
 from dpgrad.keys import AnyKey
 from dpgrad.sampling import Indices, Sampler
 
@@ -135,6 +135,59 @@ def included(key: AnyKey, step: int | Tensor, rows: int, rate: float, device: De
         for start in range(0, max(rows, 1), _CHUNK)
     ]
     return torch.cat(drawn)
+
+
+def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int, device: Device) -> "Ahead":
+    """What ``sampler`` draws at each of several steps, as far as ``capacity`` reaches, drawn on ``device`` at once.
+
+    >>> drawn = ahead(sampling.Poisson(0.01), range(3), rows=1000, key=7, capacity=32, device="cpu")
+    >>> drawn.indices[2, : drawn.counts[2]].tolist() == sampling.Poisson(0.01).draw(1000, step=2, key=7).tolist()
+    True
+    """
+    _validate.whole(least=1, capacity=capacity, steps=len(steps), rows=rows)
+    if isinstance(sampler, sampling.Poisson):
+        mask = _included_at(key, steps, rows, [sampler.rate_at(step) for step in steps], device)
+        place = mask.cumsum(1, dtype=torch.int32) - 1  # (steps, rows)
+        slot = torch.where(mask & (place < capacity), place, capacity).long()
+        numbers = torch.arange(rows, device=device).expand(len(steps), rows)
+        indices = torch.zeros(len(steps), capacity + 1, dtype=torch.int64, device=device).scatter_(1, slot, numbers)
+        counts = mask.sum(1)
+        indices = indices[:, :capacity]
+    else:
+        drawn = [sampler.draw(rows, step, key) for step in steps]
+        counts = torch.tensor([len(each) for each in drawn], device=device)
+        indices = torch.zeros(len(steps), capacity, dtype=torch.int64)
+        for line, each in zip(indices, drawn, strict=True):
+            line[: len(each)] = torch.from_numpy(each[:capacity])
+        indices = indices.to(device)
+    filled = torch.arange(capacity, device=device) < counts[:, None]
+    # A place that is not filled repeats the first: no row is touched that the step did not draw, unless it drew none.
+    return Ahead(torch.where(filled, indices, indices[:, :1]), counts)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Ahead:
+    """The rows of several steps. Secret.
+
+    >>> ahead(sampling.FullBatch(), range(2), rows=3, key=7, capacity=4, device="cpu").indices.tolist()
+    [[0, 1, 2, 0], [0, 1, 2, 0]]
+    """
+
+    indices: Tensor  # (steps, capacity) int64
+    counts: Tensor  # (steps,) int64, how many rows were drawn, also where they are more than the capacity
+
+
+def _included_at(key: AnyKey, steps: range, rows: int, rates: list[float], device: Device) -> Tensor:
+    """`included` at several steps, (steps, rows): by one kernel where there is one."""
+    below = [sampling.threshold(rate) for rate in rates]
+    if not (kernels.available and torch.device(device).type == "cuda" and all(below)):
+        return torch.stack([included(key, step, rows, rate, device) for step, rate in zip(steps, rates, strict=True)])
+    secret = [*sampling.philox_key(key).tolist(), *_MULTIPLIERS, *_WEYL]
+    lasts = [_signed(bound - 1) for bound in below]
+    words, at, up_to = (
+        torch.tensor(each, device=device) for each in ([_signed(word) for word in secret], list(steps), lasts)
+    )
+    return kernels.philox_below(words, at, up_to, rows)
 
 
 def compact(mask: Tensor, capacity: int, batches: int) -> Draw:

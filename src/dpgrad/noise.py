@@ -80,7 +80,11 @@ def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey,
         return _on_cpu(likes, stds, Key.of(key), step)
     random = device_generator(likes, key, cuda)
     random.set_offset(step * STRIDE)
-    return {name: noise.to(_drawn_type(likes[name])) for name, noise in drawn_from(random, likes, stds).items()}
+    drawn = {}
+    for names, values in drawn_from(random, likes, stds):
+        for name, part in zip(names, torch.split(values, [likes[name].numel() for name in names]), strict=True):
+            drawn[name] = part.view(likes[name].shape).to(_drawn_type(likes[name]))
+    return drawn
 
 
 def device_generator(likes: Mapping[str, Tensor], key: AnyKey, device: torch.device) -> torch.Generator:
@@ -93,41 +97,45 @@ def device_generator(likes: Mapping[str, Tensor], key: AnyKey, device: torch.dev
     return random
 
 
-def drawn_from(random: torch.Generator, likes: Mapping[str, Tensor], stds: Mapping[str, Std]) -> dict[str, Tensor]:
-    """The noise of every parameter in float64 from a generator that stands at its step, without waiting for it."""
-    drawn = {}
-    for names in _segments(likes):
-        values = torch.randn(
-            sum(likes[name].numel() for name in names), generator=random, dtype=torch.float64, device=random.device
-        )
-        parts = torch.split(values, [likes[name].numel() for name in names])
-        for name, part in zip(names, parts, strict=True):
-            drawn[name] = part.view(likes[name].shape)
-        for std, equal in _with_one_std(names, stds):
-            first, last = drawn[equal[0]], drawn[equal[-1]]
-            start = first.storage_offset()
-            values[start : last.storage_offset() + last.numel()] *= std
-    return drawn
+def drawn_from(
+    random: torch.Generator, likes: Mapping[str, Tensor], stds: Mapping[str, Std]
+) -> Iterator[tuple[list[str], Tensor]]:
+    """The noise of the parameters, some at a time, one after another in one float64 tensor; nothing waits for it.
+
+    ``random`` stands at the offset of its step.
+    """
+    for names in segments(likes):
+        sizes = [likes[name].numel() for name in names]
+        values = torch.randn(sum(sizes), generator=random, dtype=torch.float64, device=random.device)
+        start = 0
+        for std, size in _with_one_std([stds[name] for name in names], sizes):
+            values[start : start + size] *= std
+            start += size
+        yield names, values
 
 
-def _segments(likes: Mapping[str, Tensor]) -> list[list[str]]:
-    """The parameters in order, as many at a time as `_SEGMENT` values."""
-    segments: list[list[str]] = []
+def segments(likes: Mapping[str, Tensor]) -> list[list[str]]:
+    """The parameters in order, as many at a time as a CUDA device draws at once."""
+    found: list[list[str]] = []
     values = _SEGMENT
     for name, like in likes.items():
         if values + like.numel() > _SEGMENT:
-            segments.append([])
+            found.append([])
             values = 0
-        segments[-1].append(name)
+        found[-1].append(name)
         values += like.numel()
-    return segments
+    return found
 
 
-def _with_one_std(names: Iterable[str], stds: Mapping[str, Std]) -> Iterator[tuple[Std, list[str]]]:
-    """Neighbours that share a standard deviation: one product scales them all."""
-    for _, equal in groupby(names, key=lambda name: id(std) if isinstance(std := stds[name], Tensor) else std):
+def _with_one_std(stds: Iterable[Std], sizes: Iterable[int]) -> Iterator[tuple[Std, int]]:
+    """How many values in a row share a standard deviation: one product scales them all."""
+
+    def same(each: tuple[Std, int]) -> float:
+        return id(each[0]) if isinstance(each[0], Tensor) else each[0]
+
+    for _, equal in groupby(zip(stds, sizes, strict=True), key=same):
         found = list(equal)
-        yield stds[found[0]], found
+        yield found[0][0], sum(size for _, size in found)
 
 
 def _drawn_type(like: Tensor) -> torch.dtype:

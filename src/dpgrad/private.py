@@ -18,8 +18,9 @@ What follows is ordinary PyTorch: any ``torch.optim`` may use the gradient, whic
 True
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -31,18 +32,43 @@ from torch.utils.data import default_collate
 
 from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
-from dpgrad.events import NOTHING, Event, Leaf, grouped
+from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, to_json
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
-from dpgrad.grads.batch import as_rows
+from dpgrad.grads.batch import as_rows, leaves
 from dpgrad.grads.check import PROBED
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.memory import fitting
-from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.sums import Batch, Loss, Scale, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
 from dpgrad.mechanism import Group, Mechanism
 from dpgrad.scaling import Hard, ScaleRule
+
+Augment = Callable[[Batch, torch.Generator], Batch]  # (examples, ...) -> (examples, K, ...)
+
+
+@dataclass(frozen=True, repr=False)
+class Observed:
+    """What one step saw on the way to its noisy mean. Private, and outside the guarantee, all but ``noisy``.
+
+    ``raw`` is the sum of the examples' gradients at the present weights, neither scaled nor noised, over the declared
+    divisor like ``noisy``.
+
+    >>> Observed(0, torch.ones(1, 2), torch.ones(1, 2), 1.0, {}, {}, {})
+    Observed(step 0, private)
+    """
+
+    step: int
+    norms: Tensor  # (groups, examples), of what the rule scaled
+    factors: Tensor  # (groups, examples), as the rule gave them
+    clip: Tensor | float  # (groups, 1) where there are groups
+    clipped_sum: Mapping[str, Tensor]
+    noisy: Mapping[str, Tensor]
+    raw: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        return f"Observed(step {self.step}, private)"
 
 
 class PrivateGradient:
@@ -51,12 +77,19 @@ class PrivateGradient:
     ``loss(model, batch)`` returns one value per row. ``engine`` is a name in `dpgrad.grads.ENGINES`. ``microbatch`` is
     the most examples that are worked on at a time, or ``memory_limit`` the bytes from which to find it; neither changes
     the result. With ``several_rows`` the data are (examples, K, ...): an example's gradient is the mean over its rows.
+    ``augment(batch, generator)`` makes such rows from (examples, ...) at every step, each example's from that example
+    and from the generator alone.
     ``inner_momentum`` and ``average`` (the γ of full batches) scale a momentum of each example's gradients instead of
     the gradient (`dpgrad.grads.history`).
 
     ``seed`` makes the run reproducible and therefore not for release: whoever guesses it can subtract the noise.
     ``.grad`` is overwritten, not added to: `zero_grad` is not needed. Noise is added to every coordinate, also to the
     row of an embedding's ``padding_idx``. ``collate`` puts the examples of a Dataset into a batch.
+
+    A run that outlives its process (`dpgrad.checkpoint.Run`) gives the ``key``, the step ``start`` at which that key
+    came into use, what was spent ``before`` under other keys, and ``charge``, which is called with the number of each
+    step before anything of it is computed; an exception there leaves the step untaken. ``observe`` is called after each
+    step with what it saw; nothing is computed for it where it is None.
 
     Guarantee: after all steps of the mechanism, what has been written to ``.grad`` has the privacy profile of
     ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
@@ -81,7 +114,13 @@ class PrivateGradient:
         microbatch: int | None = None,
         memory_limit: int | None = None,
         collate: source.Collate = default_collate,
+        augment: Augment | None = None,
+        observe: Callable[[Observed], None] | None = None,
         seed: int | None = None,
+        key: Key | None = None,
+        start: int = 0,
+        before: Event = NOTHING,
+        charge: Callable[[int], None] | None = None,
     ) -> None:
         _refuse_kinds(loss, mechanism, rule, inner_momentum)
         self.model = unwrapped(model)
@@ -97,11 +136,18 @@ class PrivateGradient:
             _validate.whole(least=1, microbatch=microbatch)
         if memory_limit is not None:
             _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
+        if augment is not None and several_rows:
+            raise ValueError("augment makes the rows of an example: give it, or several_rows with data that have them")
+        if seed is not None and key is not None:
+            raise ValueError("give seed or key, not both: a seed stands for a key")
+        _validate.whole(most=mechanism.steps, start=start)
         _ = mechanism.divisor  # refused here, not at the first step
         _refuse_model(self.model, mechanism)
         self._groups()
-        self.key = Key.fresh() if seed is None else Key.from_seed(seed)
-        self._loss, self._several_rows, self._engine_name = loss, several_rows, engine
+        self.key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
+        self.observe = observe
+        self._loss, self._engine_name = loss, engine
+        self._several_rows, self._augment = several_rows or augment is not None, augment
         self._inner_momentum, self._average = inner_momentum, average
         self._microbatch, self._memory_limit, self._collate = microbatch, memory_limit, collate
         self._rows: int | None = None
@@ -109,8 +155,9 @@ class PrivateGradient:
         self._state: Average | None = None
         self._engine: Engine | None = None
         self._checked: tuple[object, ...] = ()
+        self._charge, self._start, self._before = charge, start, before
         self._charged: list[Leaf] = []
-        self._step = 0
+        self._step = start
 
     def __repr__(self) -> str:
         return f"PrivateGradient(step {self._step} of {self.mechanism.steps}, {self.key.label})"
@@ -124,12 +171,18 @@ class PrivateGradient:
 
     @property
     def steps_taken(self) -> int:
-        """How many steps have been charged."""
+        """How many steps of the mechanism have been charged, those before ``start`` among them."""
         return self._step
 
     @property
     def ledger(self) -> Event:
-        """What the steps so far released; equal to ``mechanism.event()`` after the last."""
+        """What the steps so far released; equal to ``mechanism.event()`` after the last, where one key served all."""
+        parts = [part for part in (self._before, self._own_ledger) if part != NOTHING]
+        return parts[0] if len(parts) == 1 else Compose(tuple(parts))
+
+    @property
+    def _own_ledger(self) -> Event:
+        """What the steps under the present key released."""
         return grouped(self._charged) if self._charged else NOTHING
 
     def spent(self, delta: float, accountant: str = "pld") -> Guarantee:
@@ -146,6 +199,14 @@ class PrivateGradient:
         ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), or a
         map-style Dataset. The batch is moved to the model's device. An empty batch is noise alone.
         """
+        step = self.charged(data)
+        self.compute(data, step)
+
+    def charged(self, data: Any) -> int:
+        """Charge the next step and return its number; whoever calls it must then `compute` that step, once.
+
+        For those who replay a captured step (`dpgrad.graph`); everyone else calls `step`.
+        """
         rows = self._same_rows(data)
         if torch.is_inference_mode_enabled():
             raise ValueError("a step needs gradients: call it outside torch.inference_mode")
@@ -155,15 +216,81 @@ class PrivateGradient:
                 f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
             )
         self._prepare(data, rows)
-        charge = self.mechanism.step_event(step)
-        if charge != NOTHING:
-            self._charged.append(charge)  # type: ignore[arg-type]
+        if self._charge is not None:
+            self._charge(step)
+        price = self.mechanism.step_event(step, self._start)
+        if price != NOTHING:
+            self._charged.append(price)  # type: ignore[arg-type]
         self._step = step + 1  # charged even if what follows fails
+        return step
+
+    def compute(self, data: Any, step: int) -> None:
+        """The gradient of a step that was charged, in ``.grad``."""
+        rows = self._same_rows(data)
         with self._own_randomness(step):
-            total = self._clipped_sum(data, rows, step)
+            chosen, batch = self._drawn(data, rows, step)
+            scale = _Recorded(partial(self.rule, clip=self._clips(step)))
+            total = self._clipped_sum(chosen, batch, rows, step, scale)
         if self._inner_momentum is not None:
             self._iterates = self._inner_momentum.remembered(self._iterates, self.model)
-        self._write(total, step)
+        noisy = self._write(total, step)
+        if self.observe is not None:
+            self.observe(self._observed(step, batch, scale, total, noisy))
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the key that the next step depends on: tensors and plain values. Private; to be stored now.
+
+        >>> from dpgrad import sampling
+        >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+        >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
+        >>> private.step(torch.ones(3, 1))
+        >>> private.state()["step"]
+        1
+        """
+        kept = self._state
+        return {
+            "step": self._step,
+            "start": self._start,
+            "ledger": to_json(self._own_ledger),
+            "microbatch": self._microbatch,
+            "iterates": [dict(iterate) for iterate in self._iterates],
+            "average": None if kept is None else {"momenta": dict(kept.momenta), "updates": kept.updates},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Under the key it was taken with (``start`` is equal) the next step is the one that would have followed, bit for
+        bit. Under a new key, which begins where the state ends, the averages of single examples begin anew: they are
+        vectors of the rows there were then.
+        """
+        if set(state) != {"step", "start", "ledger", "microbatch", "iterates", "average"}:
+            raise ValueError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
+        if self._step != self._start or self._charged:
+            raise ValueError("restore a state before the first step, not after")
+        step, same = state["step"], state["start"] == self._start
+        _validate.whole(least=self._start, most=self.mechanism.steps, **{"step of the state": step})
+        if not same and step != self._start:
+            raise ValueError(f"a new key must begin where the state ends, at step {step:,}, got start {self._start:,}")
+        if len(state["iterates"]) and self._inner_momentum is None:
+            raise ValueError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
+        parameters = trainable(self.model)
+        self._iterates = tuple(
+            {name: value.to(parameters[name].device) for name, value in iterate.items()}
+            for iterate in state["iterates"]
+        )
+        self._step = step
+        if not same:
+            return
+        self._charged = _expanded(from_json(state["ledger"]))
+        if state["microbatch"] is not None:
+            self._microbatch, self._memory_limit = state["microbatch"], None  # what was found then
+        if (kept := state["average"]) is not None:
+            if self._average is None:
+                raise ValueError("the state has averages of examples: give the average it was taken with")
+            device = self._device()
+            momenta = {name: value.to(device) for name, value in kept["momenta"].items()}
+            self._state = Average(self._average, momenta, kept["updates"].to(device))
 
     def _same_rows(self, data: Any) -> int:
         """The number of examples, which must not change: a batch drawn from a batch is not what is accounted."""
@@ -188,6 +315,9 @@ class PrivateGradient:
         if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
             raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
         probe = self._gathered(data, torch.arange(min(rows, PROBED)))
+        if self._augment is not None:
+            _refuse_mixing(self._augment, probe, self._device())
+            probe = self._augment(probe, torch.Generator(self._device()))
         check(self.model, self._loss, probe, self._engine_name, self._several_rows)
         self._engine = ENGINES[self._engine_name]
         if self._engine_name == "bookkeeping":
@@ -213,27 +343,47 @@ class PrivateGradient:
                 torch.cuda.default_generators[device.index].manual_seed(seed)
             yield
 
-    def _clipped_sum(self, data: Any, rows: int, step: int) -> ClippedSum:
+    def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
+        """The examples of this step: their indices, and the batch where there are any."""
         drawn = draw.batches(self.mechanism.sampler, rows, step, self.key, max(rows, 1), self._device())
         chosen = drawn.indices[drawn.mask]
         if self._engine is None or not len(chosen):
+            return chosen[:0], None
+        batch = self._gathered(data, chosen)
+        if self._augment is None:
+            return chosen, batch
+        random = torch.Generator(self._device())
+        random.manual_seed(int.from_bytes(self.key.derive("augment", str(step), size=8), "little"))
+        return chosen, self._augment(batch, random)
+
+    def _clipped_sum(self, chosen: Tensor, batch: Batch, rows: int, step: int, scale: "_Recorded") -> ClippedSum:
+        engine = self._engine
+        if engine is None or not len(chosen):
             return ClippedSum.zero(self.model)
-        batch, engine = self._gathered(data, chosen), self._engine
         if self._inner_momentum is not None:
             engine = self._inner_momentum.engine(engine, self._iterates)
         if self._average is not None:
             if self._state is None:
                 self._state = Average.for_model(self.model, rows, self._average)
-            engine = self._state.engine(engine, step)
+            engine = self._state.engine(engine, step - self._start)
             index = chosen[:, None].expand(-1, _width(batch)) if self._several_rows else chosen
             batch = index, batch
-        groups = self._groups()
+        total = self._summed(batch, scale, engine)
+        if self._charge is not None and scale.pieces != -(-len(chosen) // (self._microbatch or len(chosen))):
+            raise MemoryError(
+                "this step did not fit in memory in one piece, and smaller pieces round differently, so that it could "
+                "not be replayed: give microbatch"
+            )
+        return total
+
+    def _summed(self, batch: Batch, scale: Scale, engine: Engine) -> ClippedSum:
         return clipped_sum(
-            self.model, self._loss, batch, partial(self.rule, clip=self._clips(step, groups)), engine,
-            groups=groups, several_rows=self._several_rows, microbatch=self._microbatch,
+            self.model, self._loss, batch, scale, engine,
+            groups=self._groups(), several_rows=self._several_rows, microbatch=self._microbatch,
         )  # fmt: skip
 
-    def _write(self, total: ClippedSum, step: int) -> None:
+    def _write(self, total: ClippedSum, step: int) -> dict[str, Tensor]:
+        """Add noise, divide, and write the mean to ``.grad``; the mean before it is rounded to the parameter's type."""
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 parameter.grad = None  # frozen meanwhile: an optimizer would take the last step's gradient again
@@ -242,6 +392,19 @@ class PrivateGradient:
         for name, parameter in trainable(self.model).items():
             mean = noisy[name].add_(total.sums[name]).div_(self.mechanism.divisor)
             parameter.grad = mean.to(parameter.dtype)
+        return noisy
+
+    def _observed(
+        self, step: int, batch: Batch, scale: "_Recorded", total: ClippedSum, noisy: dict[str, Tensor]
+    ) -> Observed:
+        raw = ClippedSum.zero(self.model)
+        if self._engine is not None and batch is not None:
+            with self._own_randomness(step):  # the masks of dropout are those of the step
+                raw = self._summed(batch, torch.ones_like, self._engine)
+        means = {name: value / self.mechanism.divisor for name, value in raw.sums.items()}
+        noisy = {name: value.clone() for name, value in noisy.items()}  # .grad may be the same memory
+        norms, factors = scale.seen(self._device())
+        return Observed(step, norms, factors, self._clips(step), total.sums, noisy, means)
 
     def _group_of(self, name: str) -> Group | None:
         return self.mechanism.group_of(name) if self.mechanism.groups else None
@@ -253,8 +416,9 @@ class PrivateGradient:
             return None
         return {name: groups.index(self.mechanism.group_of(name)) for name in trainable(self.model)}
 
-    def _clips(self, step: int, groups: dict[str, int] | None) -> Tensor | float:
+    def _clips(self, step: int) -> Tensor | float:
         """The clip bound, (groups, 1) where there are groups."""
+        groups = self._groups()
         if groups is None:
             return self.mechanism.clip_at(step)
         last = max(groups.values())  # groups after it have nothing to clip
@@ -267,6 +431,65 @@ class PrivateGradient:
 
     def _device(self) -> torch.device:
         return next(iter(trainable(self.model).values())).device
+
+
+def _expanded(event: Event) -> list[Leaf]:
+    """The leaves that `events.grouped` put together, in order."""
+    match event:
+        case Repeat(inner, count):
+            return _expanded(inner) * count
+        case Compose(events):
+            return [leaf for inner in events for leaf in _expanded(inner)]
+        case _:
+            return [event]
+
+
+class _Recorded:
+    """A scale that remembers the pieces in which it was asked."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        factors = self._scale(norms)
+        self._seen.append((norms, factors))
+        return factors
+
+    @property
+    def pieces(self) -> int:
+        return len(self._seen)
+
+    def seen(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Norms and factors, (groups, examples)."""
+        if not self._seen:
+            return torch.zeros(1, 0, device=device), torch.zeros(1, 0, device=device)
+        norms, factors = (torch.cat(part, 1) for part in zip(*self._seen, strict=True))
+        return norms, factors
+
+
+def _refuse_mixing(augment: Augment, probe: Batch, device: torch.device) -> None:
+    """Refuse an augmentation of the wrong shape, and one that lets an example act on the rows of another."""
+
+    def rows_of(batch: Batch) -> list[Tensor]:
+        random = torch.Generator(device)
+        random.manual_seed(0)
+        return leaves(augment(batch, random))
+
+    examples = len(leaves(probe)[0])
+    changed = pytree.tree_map(lambda leaf: torch.cat([leaf[1:2], leaf[1:]]) if examples > 1 else leaf, probe)
+    found, moved = rows_of(probe), rows_of(changed)
+    shapes = {tuple(leaf.shape[:2]) for leaf in found}
+    if len(shapes) > 1 or any(leaf.ndim < 2 or len(leaf) != examples or not leaf.shape[1] for leaf in found):
+        raise ValueError(
+            f"augment must return tensors that begin with (examples, rows), here ({examples}, K), got {sorted(shapes)}"
+        )
+    for one, other in zip(found, moved, strict=True):
+        if one.shape != other.shape or not ((one == other) | (one != one) & (other != other))[1:].all():
+            raise ValueError(
+                "augment must make an example's rows from that example and the generator alone: another example was "
+                "changed and they moved (or it draws randomness from elsewhere)"
+            )
 
 
 def _refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:

@@ -4,7 +4,7 @@ Data are tensors or arrays with a common first dimension, alone or in tuples, li
 examples), or a map-style `torch.utils.data.Dataset`.
 """
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,20 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
     return pytree.tree_map(lambda leaf: leaf.to(device), batch)
 
 
+def blocks(rows: Tensor | np.ndarray[Any, Any], size: int) -> Iterator[Tensor]:
+    """Consecutive rows as tensors, ``size`` at a time: of a memory-mapped array no more than that is read at once.
+
+    >>> [block.tolist() for block in blocks(np.arange(3), size=2)]
+    [[0, 1], [2]]
+    """
+    for start in range(0, len(rows), size):
+        few = rows[start : start + size]
+        # A copy, in the machine's byte order: torch takes neither a read-only array nor a foreign order.
+        yield few if isinstance(few, Tensor) else torch.from_numpy(np.array(few, dtype=few.dtype.newbyteorder("=")))
+
+
 def _taken(leaf: Tensor | np.ndarray[Any, Any], indices: Tensor) -> Tensor:
     if isinstance(leaf, Tensor):
         return leaf[indices.to(leaf.device)]
-    return torch.from_numpy(leaf[indices.cpu().numpy()])
+    taken = leaf[indices.cpu().numpy()]
+    return torch.from_numpy(taken.astype(taken.dtype.newbyteorder("="), copy=False))  # files often have the other order

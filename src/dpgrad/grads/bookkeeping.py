@@ -6,8 +6,8 @@ product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al
 """
 
 import inspect
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.clip import PerExample
@@ -24,7 +25,7 @@ from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
 from dpgrad.grads.precision import exact_products
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
-from dpgrad.grads.tape import Tape, UnseenError
+from dpgrad.grads.tape import Record, Tape, UnseenError
 from dpgrad.grads.uses import Dense, Use, combined, wide
 
 _COMPARED = 7  # rows whose order is looked at
@@ -61,9 +62,21 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
     with torch.enable_grad(), _watched(model, tape):
         losses = row_losses(loss, model, batch, len(weights))
         tape.recording = False  # a checkpointed block runs again during the backward pass
-        arrived = _backward(losses, weights, tape, parameters)
+        awaited: dict[int, Sequence[Use] | None] = {}
+        with _arriving(tape, awaited, layouts.every):
+            asked = [record for record in tape.records if id(record) not in awaited]
+            arrived = _backward(losses, weights, tape, parameters, asked)
+    if any(uses is None for uses in awaited.values()):
+        # The pass did not come by: no loss reaches the place, or what it leads to is no parameter of the model.
+        layouts.every = True
+        return _gradients(model, loss, batch, weights, rows, layouts)
     with torch.no_grad(), exact_products():
-        uses = _uses(tape, arrived)
+        for record, g in zip(asked, arrived, strict=True):
+            awaited[id(record)] = [] if g is None else record.uses(g)
+        uses: dict[str, list[Use]] = defaultdict(list)
+        for record in tape.records:
+            for name, use in zip(record.names, awaited.pop(id(record)) or (), strict=False):
+                uses[name].append(use)
         # The tape and its tensors hold each other until they are collected: what it noted is let go now, and what a
         # form was made of as soon as the form is found.
         tape.records.clear()
@@ -78,14 +91,36 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
         )
 
 
-def _uses(tape: Tape, arrived: list[Tensor | None]) -> dict[str, list[Use]]:
-    """The uses of each parameter that a gradient reached."""
-    uses: dict[str, list[Use]] = defaultdict(list)
-    for record, g in zip(tape.records, arrived, strict=True):
-        if g is not None:
-            for name, use in zip(record.names, record.uses(g), strict=True):
-                uses[name].append(use)
-    return uses
+@contextmanager
+def _arriving(tape: Tape, awaited: dict[int, Sequence[Use] | None], every: bool) -> Iterator[None]:
+    """Within the block uses are found when the backward pass comes by: what was needed for them can then be let go.
+
+    A place that the pass leaves behind on its way to others need not be asked for. Uses of a parameter that has several
+    are put together first. Hooks are removed at the end: a node and its hook would keep each other alive.
+    """
+    times = Counter(name for record in tape.records for name in record.names)
+
+    def wait_for(record: Record, place: GradientEdge) -> RemovableHandle:
+        def arrive(gradients: Sequence[Tensor | None]) -> None:
+            g = gradients[place.output_nr]
+            with torch.no_grad(), exact_products():
+                uses = [] if g is None else record.uses(g.reshape(record.shape))
+                alone = zip(record.names, uses, strict=False)
+                awaited[id(record)] = [use.settled() if times[name] == 1 else use for name, use in alone]
+
+        awaited[id(record)] = None
+        return place.node.register_prehook(arrive)
+
+    hooks = [
+        wait_for(record, record.place)
+        for record in tape.records
+        if record.passed and not every and isinstance(record.place, GradientEdge)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -95,10 +130,15 @@ def _watched(model: nn.Module, tape: Tape) -> Iterator[None]:
 
 
 def _backward(
-    losses: Tensor, weights: Tensor, tape: Tape, parameters: dict[str, nn.Parameter], keep: bool = False
+    losses: Tensor,
+    weights: Tensor,
+    tape: Tape,
+    parameters: dict[str, nn.Parameter],
+    asked: Sequence[Record],
+    keep: bool = False,
 ) -> list[Tensor | None]:
-    """The gradient at each place that the tape noted; a use of a parameter that it did not see is refused."""
-    places = [record.place for record in tape.records]
+    """The gradient at each place that is asked for; a use of a parameter that the tape did not see is refused."""
+    places = [record.place for record in asked]
     if not losses.requires_grad:
         return [None] * len(places)
     names = [*(made.names[0] for made in tape.made), *parameters]
@@ -111,7 +151,7 @@ def _backward(
                 f"parameter {name} is used where it cannot be followed (a custom autograd function, or a reference "
                 "kept outside its module): use engine='vmap', which holds one gradient of the model per example"
             )
-    arrived = zip(tape.records, found, strict=False)
+    arrived = zip(asked, found, strict=False)
     return [None if g is None else g.reshape(record.shape) for record, g in arrived]
 
 
@@ -227,8 +267,8 @@ def _separates(model: nn.Module, loss: Loss, batch: Batch, rows: int, examples: 
     with torch.enable_grad(), _watched(model, tape):
         losses = row_losses(loss, model, batch, tape.rows)
         tape.recording = False
-        before = _backward(losses, once, tape, parameters, keep=True)
-        after = _backward(losses, weights.repeat_interleave(rows), tape, parameters)
+        before = _backward(losses, once, tape, parameters, tape.records, keep=True)
+        after = _backward(losses, weights.repeat_interleave(rows), tape, parameters, tape.records)
     for record, g, grown in zip(tape.records, before, after, strict=True):
         if g is not None and grown is not None:
             record.uses(g)  # refuses by name what has no gradient of its own for each example

@@ -58,6 +58,7 @@ class Layouts:
 
     inputs: dict[Key, Layout | None] = field(default_factory=dict)
     results: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
+    every: bool = False  # whether the backward pass must be asked for the gradient at every place
 
     def update(self, other: "Layouts") -> None:
         """Add the uses that ``other`` knows."""

@@ -94,7 +94,7 @@ class Patches:
         return x.as_strided(size, (example, group, channel, *taken, item, *moved))
 
     def settled(self) -> Use:
-        return Dense(self.per_example()) if worth_forming(*self._sizes) else self
+        return Dense(self.per_example()) if worth_forming(*self._sizes, self.examples * self.groups) else self
 
     def measured(self) -> tuple[Tensor, Use]:
         settled = self.settled()

@@ -64,6 +64,7 @@ class Record:
     layout: Layout  # where the rows stand in it
     names: tuple[str, ...]
     uses: Callable[[Tensor], Sequence[Use]]  # gradient that arrived -> one use per name
+    passed: bool = False  # the backward pass goes on from there, to a place noted earlier
 
 
 class Tape:
@@ -128,9 +129,10 @@ class Tape:
         layout: Layout,
         names: tuple[str, ...],
         uses: Callable[[Tensor], Sequence[Use]],
+        passed: bool = False,
     ) -> None:
         if self.recording:
-            self.records.append(Record(place, shape, layout, names, uses))
+            self.records.append(Record(place, shape, layout, names, uses, passed))
 
     def layout(self, tensor: Tensor, *key: object) -> Layout | None:
         """Where the batch stands in ``tensor``."""
@@ -211,7 +213,8 @@ class Tape:
         if layout is not None:
             if torch.is_grad_enabled() and self.recording:
                 uses = self._rule_uses(func, arguments, parameters, layout, out)
-                self._record(get_gradient_edge(_origin(out)), out.shape, layout, names, uses)
+                passed = arguments["input"].requires_grad
+                self._record(get_gradient_edge(_origin(out)), out.shape, layout, names, uses, passed)
             return out
         # No row of the batch is in it yet: every row gets its own copy of the output.
         spread = {**arguments, "input": arguments["input"].expand(self.rows, *arguments["input"].shape)}

@@ -24,6 +24,7 @@ from dpgrad.grads.sums import sum_dtype
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
 _LAMBDA = 8.0
+_LITTLE = 1 << 23  # values of a layer's kept matrices that are no matter
 
 
 class Use(Protocol):
@@ -135,7 +136,7 @@ class Outer:
 
     def settled(self) -> Use:
         p, d = self.shape
-        return Dense(self.per_example()) if worth_forming(self.inputs.shape[1], d, p) else self
+        return Dense(self.per_example()) if worth_forming(self.inputs.shape[1], d, p, len(self.inputs)) else self
 
     def measured(self) -> tuple[Tensor, Use]:
         a, g = wide(self.inputs), wide(self.gradients)
@@ -291,18 +292,19 @@ def mass_of(a: Tensor, g: Tensor) -> Tensor:
 
 def product_norms(a: Tensor, g: Tensor, source: Use) -> tuple[Tensor, Use]:
     """‖Σ_t g_t a_tᵀ‖² of each example by the cheaper way, and the form from which to sum."""
-    if worth_forming(a.shape[1], a.shape[2], g.shape[2]):
+    if worth_forming(a.shape[1], a.shape[2], g.shape[2], len(a)):
         return Dense(g.mT @ a).measured()
     return ghost_squares(a, g), source
 
 
-def worth_forming(positions: int, d: int, p: int) -> bool:
+def worth_forming(positions: int, d: int, p: int, examples: int) -> bool:
     """Whether to form and keep the matrix Σ_t g_t a_tᵀ, (p, d), instead of measuring it by its ghost.
 
     Kept, it is summed as it is: 2Tdp operations in all. The ghost takes 2T²(d+p), and 2Tdp more for the sum. So a kept
-    matrix is the faster of the two whenever it takes no more memory than what it is made of.
+    matrix is the faster of the two whenever it takes no more memory than what it is made of, or little.
     """
-    return positions > 1 and d * p <= positions * (d + p)
+    held = positions * (d + p)
+    return positions > 1 and (d * p <= held or (d * p <= 2 * held and examples * d * p <= _LITTLE))
 
 
 def ghost_squares(a: Tensor, g: Tensor) -> Tensor:

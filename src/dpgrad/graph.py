@@ -1,0 +1,350 @@
+"""The private step as a CUDA graph: gather, forward, backward, norms, rule, noise and optimizer in one launch.
+
+A step of many small kernels waits for Python to launch them one by one; a graph launches them all at once. Rows are
+drawn on the device for many steps ahead, clip bounds and noise of those steps lie beside them, and a counter on the
+device says which step it is, so that a replay needs nothing from the host. Graphs are captured for a few sizes of the
+batch, and each step replays the smallest that holds its rows.
+
+Guarantee: that of `PrivateGradient`. The rows, the noise and the charge of a step are the same functions of (key, step)
+as without a graph, and so is the gradient but for rounding. To leave out an example whose gradient is not finite one
+has to look for it; a graph that meets one changes nothing from then on, and the step is taken again without a graph.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+
+from dpgrad import draw, noise, sampling, source
+from dpgrad.grads.batch import as_rows
+from dpgrad.grads.precision import SUMMED_AT_ONCE
+from dpgrad.grads.sums import sum_dtype, trainable
+from dpgrad.mechanism import Mechanism
+from dpgrad.private import PrivateGradient
+
+_AHEAD = 1 << 22  # rows of the data times steps that are drawn at a time
+_MOST_AHEAD = 256  # steps
+_DEVIATIONS = (0.0, 1.0, 2.0, 3.0, 6.0)  # of the size of a Poisson batch, at which graphs are captured
+_WARM_UP = 3
+
+Rates = tuple[float, ...]  # the learning rate of each of the optimizer's groups of parameters
+
+
+class CannotCaptureError(ValueError):
+    """The step of this run cannot be captured; the message says why.
+
+    >>> raise CannotCaptureError("the model is on cpu")
+    Traceback (most recent call last):
+    dpgrad.graph.CannotCaptureError: the model is on cpu
+    """
+
+
+class CapturedStep:
+    """`PrivateGradient.step` and the optimizer's, captured and replayed; call `settle` before looking at the model.
+
+    An optimizer with ``fused=True`` (and ``capturable=True``, where it has that option) is part of the graph; any other
+    steps after the replay. Its learning rates may be set between steps as usual.
+
+    >>> from torch import nn
+    >>> from dpgrad import Mechanism
+    >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+    >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
+    >>> CapturedStep(private, torch.ones(3, 1), torch.optim.SGD(private.model.parameters(), lr=0.1))
+    Traceback (most recent call last):
+    dpgrad.graph.CannotCaptureError: the model is on cpu: a step is captured on a CUDA device
+    """
+
+    def __init__(self, private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer) -> None:
+        reason = refusal(private, data)
+        if reason:
+            raise CannotCaptureError(reason)
+        self._private, self._data, self._optimizer = private, data, optimizer
+        self._rows = source.rows(data)
+        self._parameters = trainable(private.model)
+        self._device = private._device()
+        private._prepare(data, self._rows)
+        self.capacities = _sizes(private.mechanism, self._rows)
+        self._fused = _is_fused(optimizer)
+        self._first, self._slot_is = 0, 0
+        self._counts: list[int] = []
+        self._rates_are = self._rates()
+        self._device_rates = [torch.tensor(rate, device=self._device) for rate in self._rates_are]
+        self._pending: list[tuple[int, Rates]] = []
+        self._draws = False
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._make_state()
+        try:
+            with self._as_it_was():
+                self._capture()
+        except RuntimeError as error:
+            raise CannotCaptureError(f"the step cannot be captured: {str(error).partition(chr(10))[0]}") from error
+
+    def step(self) -> None:
+        """Take the next step of the mechanism, the optimizer's included."""
+        step = self._private.steps_taken
+        if not self._first <= step < self._first + len(self._counts):
+            self.settle()
+            self._draw_ahead(step)
+        self._private.charged(self._data)
+        rates = self._rates()
+        if self._counts[step - self._first] > self.capacities[-1]:
+            self.settle()
+            self._without_graph(step, rates)
+        else:
+            self._pending.append((step, rates))
+            self._launch(step, rates)
+            if not self._fused:
+                self.settle()
+        if not self._fused:
+            self._optimizer.step()
+
+    def settle(self) -> None:
+        """Wait for the steps taken so far, and take again those that a gradient that is not finite has stopped."""
+        while self._pending and bool(self._stopped):
+            at = self._first + int(self._stopped_at)
+            self._stopped.zero_()
+            stopped, *self._pending = [(step, rates) for step, rates in self._pending if step >= at]
+            self._without_graph(*stopped)
+            for step, rates in self._pending:
+                self._launch(step, rates)
+        self._pending = []
+
+    def _launch(self, step: int, rates: Rates) -> None:
+        """Replay the smallest graph that holds the rows of ``step``."""
+        slot = step - self._first
+        if slot != self._slot_is:
+            self._slot.fill_(slot)
+        self._slot_is = slot + 1  # the graph counts on
+        for place, rate in enumerate(rates):
+            if rate != self._rates_are[place]:
+                self._device_rates[place].fill_(rate)
+        self._rates_are = rates
+        self._random.set_offset(step * noise.STRIDE)
+        graph = self._graphs[next(size for size in self.capacities if self._counts[slot] <= size)]
+        if self._draws:  # dropout
+            with self._private._own_randomness(step):
+                graph.replay()
+        else:
+            graph.replay()
+
+    def _without_graph(self, step: int, rates: Rates) -> None:
+        """Take a step that was charged already as `PrivateGradient` takes it."""
+        self._private.compute(self._data, step)
+        found = {name: parameter.grad for name, parameter in self._parameters.items()}
+        if self._fused:
+            with self._with_rates(rates):
+                self._optimizer.step()
+        for name, parameter in self._parameters.items():
+            grad = found[name]
+            assert grad is not None
+            parameter.grad = self._grads[name].copy_(grad)  # where the graphs write
+
+    def _make_state(self) -> None:
+        """What the graphs read and write, at addresses that stay."""
+        device, groups = self._device, max(1, len(self._private.mechanism.groups))
+        most = max(1, min(_MOST_AHEAD, _AHEAD // max(self._rows, 1)))
+        self._indices = torch.zeros(most, self.capacities[-1], dtype=torch.int64, device=device)
+        self._drawn = torch.zeros(most, dtype=torch.int64, device=device)
+        self._clips = torch.ones(most, groups, dtype=torch.float64, device=device)
+        self._stds = torch.ones(most, groups, dtype=torch.float64, device=device)
+        self._slot = torch.zeros((), dtype=torch.int64, device=device)
+        self._stopped = torch.zeros((), device=device)
+        self._stopped_at = torch.zeros((), dtype=torch.int64, device=device)
+        # Gradients that are drawn together lie together, so that one copy writes them all.
+        self._grads: dict[str, Tensor] = {}
+        self._written: dict[str, Tensor] = {}
+        for names in noise.segments(self._parameters):
+            sizes = [self._parameters[name].numel() for name in names]
+            together = torch.zeros(sum(sizes), dtype=self._parameters[names[0]].dtype, device=device)
+            self._written[names[0]] = together
+            for name, part in zip(names, torch.split(together, sizes), strict=True):
+                self._grads[name] = part.view_as(self._parameters[name])
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._grads[name]
+        self._random = noise.device_generator(self._parameters, self._private.key, device)
+
+    def _draw_ahead(self, step: int) -> None:
+        """Fill the tables from ``step`` on."""
+        mechanism = self._private.mechanism
+        steps = range(step, min(step + len(self._drawn), mechanism.steps))
+        drawn = draw.ahead(mechanism.sampler, steps, self._rows, self._private.key, self.capacities[-1], self._device)
+        few, groups = slice(len(steps)), mechanism.groups or (None,)
+        self._indices[few], self._drawn[few] = drawn.indices, drawn.counts
+        values = [
+            [[at(each, group) for group in groups] for each in steps] for at in (mechanism.clip_at, mechanism.std_at)
+        ]
+        for table, value in zip((self._clips, self._stds), values, strict=True):
+            table[few] = torch.tensor(value, dtype=torch.float64).to(self._device)
+        self._counts = drawn.counts.tolist()
+        self._first, self._slot_is = step, 0
+        self._slot.zero_()
+
+    def _capture(self) -> None:
+        pool = None
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        default = torch.cuda.default_generators[self._device.index]
+        # From large to small: the first leaves room for the others in the pool of memory that they share.
+        for size in sorted(self.capacities, reverse=True):
+            with torch.cuda.stream(stream), self._with_rates(self._device_rates):
+                before = default.get_offset()
+                for turn in range(_WARM_UP):
+                    self._slot.zero_()
+                    with _waiting_refused(turn == _WARM_UP - 1):
+                        self._body(size)
+                self._draws = self._draws or default.get_offset() != before
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self._random)
+            with self._with_rates(self._device_rates), torch.cuda.graph(graph, pool=pool, stream=stream):
+                self._body(size)
+            self._graphs[size] = graph
+            pool = graph.pool()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+
+    def _body(self, size: int) -> None:
+        """One step on ``size`` places, which count as far as the step has rows."""
+        private = self._private
+        mechanism, model = private.mechanism, private.model
+        now = self._slot.view(1)
+        places = self._indices.index_select(0, now)[0, :size]
+        filled = torch.arange(size, device=self._device) < self._drawn.index_select(0, now)
+        batch = pytree.tree_map(lambda leaf: leaf.index_select(0, places), self._data)
+        width = 1
+        if private._several_rows:
+            width = pytree.tree_leaves(batch)[0].shape[1]
+            batch = as_rows(batch)
+        dtype = sum_dtype(next(iter(self._parameters.values())).dtype)
+        weights = (filled.to(dtype) / width).repeat_interleave(width) if width > 1 else filled.to(dtype)
+        groups = private._groups()
+        used = max(groups.values()) + 1 if groups else 1
+        clips = self._clips.index_select(0, now)[0, :used, None]
+        engine = private._engine
+        assert engine is not None
+        per_example = engine(model, private._loss, batch, weights, width)
+        total, finite = per_example.clipped_if_finite(partial(private.rule, clip=clips), groups)
+        stds = self._stds.index_select(0, now)[0].unbind()
+        named = {name: stds[groups[name] if groups else 0] for name in self._parameters}
+        for names, noisy in noise.drawn_from(self._random, self._parameters, named):
+            noisy.add_(torch.cat([total.sums[name].flatten() for name in names])).div_(mechanism.divisor)
+            self._written[names[0]].copy_(noisy)
+        newly = ~finite & (self._stopped == 0)
+        self._stopped_at.copy_(torch.where(newly, self._slot, self._stopped_at))
+        self._stopped.copy_(torch.maximum(self._stopped, (~finite).float()))
+        if self._fused:
+            self._optimizer.step()
+        self._slot.add_(1)
+
+    def _rates(self) -> Rates:
+        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    @contextmanager
+    def _with_rates(self, rates: Sequence[float | Tensor]) -> Iterator[None]:
+        """Within the block the optimizer has these learning rates; while capturing, tensors, and skips what stopped."""
+        own = [group["lr"] for group in self._optimizer.param_groups]
+        optimizer: Any = self._optimizer
+        capturing = any(isinstance(rate, Tensor) for rate in rates)
+        try:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            if capturing:
+                optimizer.grad_scale, optimizer.found_inf = None, self._stopped
+            yield
+        finally:
+            for group, rate in zip(optimizer.param_groups, own, strict=True):
+                group["lr"] = rate
+            if capturing:
+                del optimizer.grad_scale, optimizer.found_inf
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """After the block, which takes steps to warm up, model, optimizer and generators are as before it."""
+        tensors = [*self._private.model.parameters(), *self._private.model.buffers()]
+        saved = [tensor.detach().clone() for tensor in tensors]
+        state = {
+            parameter: {key: value.clone() for key, value in kept.items() if isinstance(value, Tensor)}
+            for parameter, kept in self._optimizer.state.items()
+        }
+        with torch.random.fork_rng([self._device]):
+            yield
+        with torch.no_grad():
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.copy_(value)
+            for parameter, kept in self._optimizer.state.items():
+                before = state.get(parameter, {})
+                for key, value in kept.items():
+                    if isinstance(value, Tensor):  # what a first step makes begins at zero
+                        value.copy_(before[key]) if key in before else value.zero_()
+        for tensor in (self._slot, self._stopped, self._stopped_at):
+            tensor.zero_()
+
+
+@contextmanager
+def _waiting_refused(refused: bool) -> Iterator[None]:
+    """Within the block waiting for the device is an error; while capturing it would spoil torch's generators."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error" if refused else before)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def refusal(private: PrivateGradient, data: Any) -> str:
+    """Why the step of this run cannot be captured; nothing where it may be tried.
+
+    >>> from torch import nn
+    >>> from dpgrad import Mechanism
+    >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+    >>> refusal(PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan), torch.ones(3, 1))
+    'the model is on cpu: a step is captured on a CUDA device'
+    """
+    device = private._device()
+    if device.type != "cuda":
+        return f"the model is on {device}: a step is captured on a CUDA device"
+    if isinstance(data, Dataset):
+        return "data is a Dataset: a captured step takes examples from tensors"
+    if any(not isinstance(leaf, Tensor) or leaf.device != device for leaf in pytree.tree_leaves(data)):
+        return f"data is not on {device} as tensors: move it there to capture the step"
+    if len({parameter.dtype for parameter in trainable(private.model).values()}) > 1:
+        return "parameters have several types"
+    for name in ("_inner_momentum", "_average", "_augment", "observe", "_memory_limit"):
+        if getattr(private, name) is not None:
+            return f"{name.strip('_')} is not captured"
+    rows = source.rows(data)
+    if not rows:
+        return "there is no example"
+    if private._microbatch is not None and private._microbatch < _sizes(private.mechanism, rows)[-1]:
+        return "batches are worked on in pieces of microbatch examples"
+    return ""
+
+
+def _sizes(mechanism: Mechanism, rows: int) -> list[int]:
+    """The numbers of places for which graphs are captured, rising."""
+    sampler = mechanism.sampler
+    if not isinstance(sampler, sampling.Poisson):
+        return [min(rows, sampler.batch_size or rows)]
+    some = range(0, mechanism.steps, max(1, mechanism.steps // 1000))
+    rate = max(sampler.rate_at(step) for step in some)
+    mean, deviation = rows * rate, math.sqrt(rows * rate * (1 - rate))
+    return sorted({_even(min(rows, math.ceil(mean + times * deviation))) for times in _DEVIATIONS})
+
+
+def _even(size: int) -> int:
+    """A size that is not smaller and leaves no rest where the sum is made of pieces of `SUMMED_AT_ONCE` examples."""
+    pieces = max(1, -(-size // SUMMED_AT_ONCE))
+    return max(1, -(-size // pieces) * pieces)
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer may be captured and told to skip a step; SGD's first step must not differ from others."""
+    return all(
+        group.get("fused") and group.get("capturable", True) and not group.get("dampening")
+        for group in optimizer.param_groups
+    )

@@ -1,0 +1,247 @@
+"""The captured step takes the same rows, noise and charge as the step it captures, and ends with the same weights.
+
+Tests that need a CUDA device take no arguments, so that they can be called without pytest.
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpgrad import graph, sampling, scaling, schedules
+from dpgrad.graph import CannotCaptureError, CapturedStep
+from dpgrad.mechanism import Group, Mechanism
+from dpgrad.private import PrivateGradient
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+ROWS, STEPS = 400, 30
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def rows(count: int = ROWS) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    inputs = torch.randn(count, 1, 8, 8, generator=random)
+    return inputs.to(DEVICE), torch.randint(4, (count,), generator=random).to(DEVICE)
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.GroupNorm(2, 6), nn.Tanh(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(216, 4)
+    ).to(DEVICE)
+
+
+def mechanism(sampler: str = "poisson", **given: Any) -> Mechanism:
+    samplers: dict[str, Callable[[], Any]] = {
+        "poisson": lambda: sampling.Poisson(0.1),
+        "full-batch": sampling.FullBatch,
+        "fixed-size": lambda: sampling.FixedSize(ROWS, 150),
+        "shuffle": lambda: sampling.Shuffle(ROWS, 130),
+    }
+    relation = "replace-one" if sampler in ("fixed-size", "shuffle") else "zero-out"
+    size = {} if sampler in ("fixed-size", "shuffle") else {"expected_batch_size": 40}
+    return Mechanism(samplers[sampler](), steps=STEPS, noise_multiplier=0.5, relation=relation, **size, **given)
+
+
+def sgd(model: nn.Module, **given: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5, **given)
+
+
+def trained(
+    captured: bool,
+    plan: Mechanism,
+    data: Any,
+    make: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    dropout: float = 0.0,
+    rule: Any = None,
+    steps: int = STEPS,
+    rate: Callable[[int], float] | None = None,
+) -> tuple[nn.Module, PrivateGradient]:
+    """The model after some steps, and what took them; a new learning rate at every step where ``rate`` says so."""
+    model = network(dropout)
+    private = PrivateGradient(model, loss, plan, seed=5, rule=rule)
+    optimizer = make(model)
+    one = CapturedStep(private, data, optimizer) if captured else None
+    for step in range(steps):
+        if rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step)
+        if one is None:
+            private.step(data)
+            optimizer.step()
+        else:
+            one.step()
+    if one is not None:
+        one.settle()
+    return model, private
+
+
+def assert_equal(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, a), b in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        assert bool(a.isfinite().all()), name
+        assert float((a - b).norm() / b.norm()) < tolerance, name
+
+
+def assert_same_run(plan: Mechanism, data: Any = None, tolerance: float = 1e-5, **given: Any) -> None:
+    data = rows() if data is None else data
+    (found, private), (wanted, plain) = (trained(captured, plan, data, **given) for captured in (True, False))
+    assert private.ledger == plain.ledger
+    assert_equal(found, wanted, tolerance)
+
+
+class TestRefusals:
+    def test_cpu(self) -> None:
+        model = nn.Linear(1, 1)
+        private = PrivateGradient(model, loss, mechanism())
+        with pytest.raises(CannotCaptureError, match="the model is on cpu: a step is captured on a CUDA device"):
+            CapturedStep(private, torch.zeros(3, 1), sgd(model))
+
+    @pytest.mark.parametrize(("size", "even"), [(1, 1), (0, 1), (128, 128), (129, 130), (512, 512), (648, 648)])
+    def test_sizes_leave_no_rest(self, size: int, even: int) -> None:
+        assert graph._even(size) == even
+
+    def test_sizes_of_a_poisson_batch(self) -> None:
+        plan = Mechanism(sampling.Poisson(512 / 60_000), 10, 1.0, expected_batch_size=512)
+        sizes = graph._sizes(plan, 60_000)
+        assert sizes == sorted(sizes)
+        assert 512 <= sizes[0] < 520
+        assert sizes[-1] >= 512 + 6 * math.sqrt(512 * (1 - 512 / 60_000))
+
+
+@on_cuda
+def test_cuda_every_sampler_and_optimizer() -> None:
+    for sampler in ("poisson", "full-batch", "fixed-size", "shuffle"):
+        for fused in (True, False):
+            assert_same_run(mechanism(sampler), make=lambda model, fused=fused: sgd(model, fused=fused))
+
+
+@on_cuda
+def test_cuda_schedules_and_learning_rates() -> None:
+    clip = schedules.linear(1.0, STEPS)
+    for hold, fused in itertools.product((True, False), (True, False)):
+        plan = mechanism(clip=clip, hold_noise=hold, noise=schedules.geometric(1.0, 0.99, 0.5))
+        assert_same_run(
+            plan, make=lambda model, fused=fused: sgd(model, fused=fused), rate=lambda step: 0.1 + 0.01 * step
+        )
+
+
+@on_cuda
+def test_cuda_groups_and_rules() -> None:
+    groups = (Group("0.*", clip=0.5, noise_multiplier=2.0), Group("[!0].*"))
+    assert_same_run(mechanism(groups=groups), make=lambda model: sgd(model, fused=True))
+    for rule in (scaling.Automatic(0.01), scaling.Psac(0.01), scaling.Psasc(0.5, 0.01)):
+        assert_same_run(mechanism(), make=lambda model: sgd(model, fused=True), rule=rule)
+
+
+@on_cuda
+def test_cuda_adam() -> None:
+    def adam(model: nn.Module, **given: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=0.01, **given)
+
+    # Adam divides by the root of a mean square that rounding moves where it is small.
+    assert_same_run(mechanism(), make=lambda model: adam(model, fused=True, capturable=True), tolerance=1e-4)
+    assert_same_run(mechanism(), make=adam, tolerance=1e-4)
+
+
+@on_cuda
+def test_cuda_dropout_draws_its_own_masks_at_every_step() -> None:
+    """The masks of a padded batch are others than those of the batch alone: the law is compared, not the values."""
+    model, _ = trained(True, mechanism(), rows(), dropout=0.5, make=lambda model: sgd(model, fused=True))
+    again, _ = trained(True, mechanism(), rows(), dropout=0.5, make=lambda model: sgd(model, fused=True))
+    without, _ = trained(True, mechanism(), rows(), make=lambda model: sgd(model, fused=True))
+    assert_equal(model, again, 1e-6)
+    assert any(float((a - b).norm()) > 1e-3 for a, b in zip(model.parameters(), without.parameters(), strict=True))
+
+
+@on_cuda
+def test_cuda_examples_that_are_not_finite_are_left_out() -> None:
+    """Drawn at some steps and not at others, also the first row, which padding would repeat."""
+    for value in (math.nan, math.inf):
+        data = rows()
+        for row in (0, 17, 230):
+            data[0][row, 0, 2, 2] = value
+        for fused in (True, False):
+            assert_same_run(mechanism(), data, make=lambda model, fused=fused: sgd(model, fused=fused))
+
+
+@on_cuda
+def test_cuda_more_rows_than_places() -> None:
+    before = graph._DEVIATIONS
+    graph._DEVIATIONS = (-1.0, 0.0)
+    try:
+        for fused in (True, False):
+            assert_same_run(mechanism(), make=lambda model, fused=fused: sgd(model, fused=fused))
+    finally:
+        graph._DEVIATIONS = before
+
+
+@on_cuda
+def test_cuda_few_steps_ahead_at_a_time() -> None:
+    before = graph._AHEAD
+    graph._AHEAD = 3 * ROWS
+    try:
+        assert_same_run(mechanism(), make=lambda model: sgd(model, fused=True))
+    finally:
+        graph._AHEAD = before
+
+
+@on_cuda
+def test_cuda_empty_batches() -> None:
+    plan = Mechanism(sampling.Poisson(0.002), STEPS, 0.5, expected_batch_size=1, relation="zero-out")
+    assert_same_run(plan, make=lambda model: sgd(model, fused=True))
+
+
+@on_cuda
+def test_cuda_capture_leaves_everything_as_it_was() -> None:
+    model, data = network(), rows()
+    before = copy.deepcopy(model.state_dict())
+    states = torch.get_rng_state(), torch.cuda.get_rng_state()
+    private = PrivateGradient(model, loss, mechanism(), seed=5)
+    optimizer = sgd(model, fused=True)
+    CapturedStep(private, data, optimizer)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert private.steps_taken == 0
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert torch.equal(states[1], torch.cuda.get_rng_state())
+
+
+@on_cuda
+def test_cuda_refusals() -> None:
+    model = network()
+    for given, reason in (
+        ({"microbatch": 5}, "pieces of microbatch"),
+        ({"observe": print}, "observe is not captured"),
+    ):
+        private = PrivateGradient(model, loss, mechanism(), **given)
+        assert reason in graph.refusal(private, rows())
+    private = PrivateGradient(model, loss, mechanism())
+    assert "not on cuda" in graph.refusal(private, tuple(leaf.cpu() for leaf in rows()))
+
+
+@on_cuda
+def test_cuda_a_model_that_waits_for_the_device_is_refused_with_the_reason() -> None:
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x.flatten(1) * (1.0 if float(x.sum()) > -math.inf else 0.5))
+            return out
+
+    model = Waits().to(DEVICE)
+    private = PrivateGradient(model, loss, mechanism(), seed=5)
+    with pytest.raises(CannotCaptureError, match="the step cannot be captured"):
+        CapturedStep(private, rows(), sgd(model))
+    private.step(rows())  # without a graph it can still be taken
