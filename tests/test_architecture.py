@@ -107,7 +107,9 @@ ORDER = [
     "draw",
     "distributed",
     "source",
+    "augment",
     "replay",
+    "snapshot",
     "private",
     "graph",
     "losses",
@@ -137,7 +139,8 @@ ORDER = [
 EXEMPT = {"", "cli", "__main__"}  # the package itself and the command may import anything
 LINE = ORDER.index("-- torch begins below --")
 
-RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch"}
+# Triton comes with torch where there is a CUDA device, and is not looked for elsewhere.
+RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch", "triton"}
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
 DEFERRED = ("matplotlib", "rich", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
 SKLEARN_HOMES = {"convex.estimators", "data.digits"}

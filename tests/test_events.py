@@ -15,6 +15,7 @@ from dpgrad.events import (
     LEAST_NOISE,
     MOST_NOISE,
     NOTHING,
+    Approximate,
     Compose,
     Event,
     FixedSize,
@@ -23,6 +24,7 @@ from dpgrad.events import (
     Poisson,
     Relation,
     Repeat,
+    Shifted,
     Shuffle,
     describe,
     fold,
@@ -42,6 +44,8 @@ LEAVES = st.one_of(
     st.builds(Poisson, st.floats(0, 1), GAUSSIANS),
     st.builds(lambda m, more, g: FixedSize(m + more, m, g), st.integers(1, 10**9), st.integers(0, 10**9), GAUSSIANS),
     st.builds(Shuffle, st.integers(1, 10**9), GAUSSIANS),
+    st.builds(Approximate, st.floats(0, 1e3), st.floats(0, 1, exclude_max=True), st.sampled_from(Relation)),
+    st.builds(Shifted, st.floats(0, 1e3), GAUSSIANS),
 )
 EVENTS = st.recursive(
     LEAVES,
@@ -130,6 +134,12 @@ class TestCounting:
         assert "1 × 10 of 1,000 rows without replacement" in said
         assert "7 × epoch of 10 shuffled batches" in said
 
+    def test_the_lines_say_what_is_known_of_other_releases(self) -> None:
+        pure = Approximate(0.5, 0, Relation.ZERO_OUT)
+        said = " | ".join(describe(Compose((Repeat(pure, 2), Shifted(0.1, Gaussian(50.0))))))
+        assert "2 × release known to be (0.5, 0)-private under zero-out" in said
+        assert "1 × objective perturbation, noise multiplier 50, loss shifted by 0.1" in said
+
 
 class TestGroups:
     @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=5))
@@ -186,6 +196,25 @@ class TestBadInput:
         for make in (lambda e: Poisson(0.1, e), lambda e: FixedSize(10, 1, e), lambda e: Shuffle(10, e)):
             with pytest.raises(ValueError, match="only a Gaussian can be sampled, got"):
                 make(inner)
+
+    @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, True, "1", None])
+    def test_losses(self, value: Any) -> None:
+        with pytest.raises(ValueError, match="epsilon must"):
+            Approximate(value, 0.0, Relation.ZERO_OUT)
+        with pytest.raises(ValueError, match="delta must"):
+            Approximate(1.0, value, Relation.ZERO_OUT)
+        with pytest.raises(ValueError, match="shift must"):
+            Shifted(value, Gaussian(1.0))
+
+    def test_what_is_declared_for_no_relation(self) -> None:
+        with pytest.raises(ValueError, match="delta must be below 1, got 1"):
+            Approximate(1.0, 1.0, Relation.ZERO_OUT)
+        for relation in ("swap", None, [], "k" * 10_000):
+            with pytest.raises(ValueError, match="relation must be one of add-remove, zero-out, replace-one, got") as e:
+                Approximate(1.0, 0.0, relation)  # type: ignore[arg-type]
+            assert len(str(e.value)) < 200
+        with pytest.raises(ValueError, match="only a Gaussian can be shifted"):
+            Shifted(0.1, Poisson(0.1, Gaussian(1.0)))  # type: ignore[arg-type]
 
     def test_only_events_compose(self) -> None:
         with pytest.raises(ValueError, match="unknown event 'x'"):
@@ -319,7 +348,8 @@ class TestJson:
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
                     st.sampled_from(["type", "event", "events", "count", "noise_multiplier", "sampling_rate", "x"]),
-                    inner | st.sampled_from(["gaussian", "poisson", "repeat", "compose", "shuffle", "fixed-size"]),
+                    inner
+                    | st.sampled_from(["gaussian", "poisson", "repeat", "compose", "shuffle", "fixed-size", "shifted"]),
                     max_size=4,
                 )
             ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpgrad.accounting import ACCOUNTANTS, account, pld
-from dpgrad.events import Event, Gaussian, Poisson, Relation, Repeat
+from dpgrad.events import Approximate, Compose, Event, Gaussian, Poisson, Relation, Repeat, Shifted
 from dpgrad.guarantee import Guarantee, refuse_history
 
 RUN = Repeat(Poisson(0.01, Gaussian(4.0)), 100)
@@ -24,6 +24,13 @@ def test_says_delta_neighbours_and_accountant() -> None:
     assert "presence of one row" in said[Relation.ADD_REMOVE]
     assert "replaced by nothing" in said[Relation.ZERO_OUT]
     assert "differ in one row" in said[Relation.REPLACE_ONE]
+
+
+def test_names_releases_that_are_no_noise_on_a_sum() -> None:
+    event = Compose((Approximate(0.5, 0, Relation.ZERO_OUT), Shifted(0.1, Gaussian(50.0))))
+    said = str(Guarantee.of(account(event, Relation.ZERO_OUT, "exact"), 1e-5))
+    assert said.endswith("(a release known to be (ε, δ)-private and objective perturbation, exact accountant)")
+    assert "replaced by nothing" in said
 
 
 def test_of_a_profile_is_what_the_profile_says() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dpgrad import sampling
 from dpgrad.accounting import ACCOUNTANTS, account
 from dpgrad.accounting.pld import PldProfile
-from dpgrad.events import Compose, Event, Gaussian, Leaf, Relation, Repeat, leaves
+from dpgrad.events import Approximate, Compose, Event, Gaussian, Leaf, Noised, Relation, Repeat, Shifted, leaves
 from dpgrad.guarantee import down, up
 from dpgrad.mechanism import Mechanism
 
@@ -81,12 +81,15 @@ def coarse(event: Event, grid: int = 1000, most: int = MANY) -> Event:
         return event
     counts: Counter[Leaf] = Counter()
     for leaf, count in leaves(event).items():
+        if isinstance(leaf, Approximate | Shifted):
+            counts[leaf] += count
+            continue
         z = leaf.noise_multiplier if isinstance(leaf, Gaussian) else leaf.event.noise_multiplier
         counts[_with_noise(leaf, min(z, math.exp(math.floor(math.log(z) * grid) / grid)))] += count
     return Compose(tuple(Repeat(leaf, count) for leaf, count in counts.items()))
 
 
-def _with_noise(leaf: Leaf, noise_multiplier: float) -> Leaf:
+def _with_noise(leaf: Noised, noise_multiplier: float) -> Leaf:
     if isinstance(leaf, Gaussian):
         return Gaussian(noise_multiplier)
     return dataclasses.replace(leaf, event=Gaussian(noise_multiplier))

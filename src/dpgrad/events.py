@@ -111,6 +111,53 @@ class Shuffle:
 
 
 @dataclass(frozen=True)
+class Approximate:
+    """One release that is known to be (``epsilon``, ``delta``)-private for neighbours under ``relation``, and no more.
+
+    With ``delta`` 0 it is purely ``epsilon``-private. It has no price under another relation.
+
+    >>> Approximate(1.0, 0, Relation.REPLACE_ONE)
+    Approximate(epsilon=1.0, delta=0.0, relation=<Relation.REPLACE_ONE: 'replace-one'>)
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(epsilon=self.epsilon, delta=self.delta)
+        if self.delta >= 1:
+            raise ValueError(f"delta must be below 1, got {_validate.shown(self.delta)}")
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "delta", float(self.delta))
+        if self.relation not in list(Relation):
+            names = ", ".join(Relation)
+            raise ValueError(f"relation must be one of {names}, got {_validate.shown(self.relation)}")
+        object.__setattr__(self, "relation", Relation(self.relation))
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """One release whose privacy loss exceeds the positive part of that of ``event`` by at most ``shift``.
+
+    With μ-GDP for the Gaussian, its δ(ε) is at most the Gaussian's δ(ε − shift) for every ε ≥ shift: objective
+    perturbation, whose loss has a Jacobian besides the noise (`dpgrad.convex.objective`).
+
+    >>> Shifted(0.1, Gaussian(50.0)).event
+    Gaussian(noise_multiplier=50.0)
+    """
+
+    shift: float
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(shift=self.shift)
+        if not isinstance(self.event, Gaussian):
+            raise ValueError(f"only a Gaussian can be shifted, got {_validate.shown(self.event)}")
+        object.__setattr__(self, "shift", float(self.shift))
+
+
+@dataclass(frozen=True)
 class Repeat:
     """``event``, ``count`` times, each with fresh randomness and chosen with knowledge of earlier outputs."""
 
@@ -136,7 +183,8 @@ class Compose:
 
 
 T = TypeVar("T")
-Leaf = Gaussian | Poisson | FixedSize | Shuffle
+Noised = Gaussian | Poisson | FixedSize | Shuffle
+Leaf = Noised | Approximate | Shifted
 Event = Leaf | Repeat | Compose
 
 NOTHING = Compose(())
@@ -246,6 +294,10 @@ def to_dict(event: Event) -> dict[str, Any]:
             return {"type": "fixed-size", **sizes, "event": to_dict(inner)}
         case Shuffle(batches, inner):
             return {"type": "shuffle", "batches": batches, "event": to_dict(inner)}
+        case Approximate(epsilon, delta, relation):
+            return {"type": "approximate", "epsilon": epsilon, "delta": delta, "relation": relation.value}
+        case Shifted(shift, inner):
+            return {"type": "shifted", "shift": shift, "event": to_dict(inner)}
         case Repeat(inner, count):
             return {"type": "repeat", "count": count, "event": to_dict(inner)}
         case Compose(events):
@@ -259,6 +311,8 @@ _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
     "poisson": (Poisson, frozenset({"sampling_rate", "event"})),
     "fixed-size": (FixedSize, frozenset({"dataset_size", "sample_size", "event"})),
     "shuffle": (Shuffle, frozenset({"batches", "event"})),
+    "approximate": (Approximate, frozenset({"epsilon", "delta", "relation"})),
+    "shifted": (Shifted, frozenset({"shift", "event"})),
     "repeat": (Repeat, frozenset({"event", "count"})),
     "compose": (Compose, frozenset({"events"})),
 }
@@ -316,3 +370,7 @@ def describe(event: Event) -> Iterator[str]:
                 yield f"{count:,} × {m:,} of {n:,} rows without replacement, Gaussian with noise multiplier {z:g}"
             case Shuffle(b, Gaussian(z)):
                 yield f"{count:,} × epoch of {b:,} shuffled batches, Gaussian with noise multiplier {z:g}"
+            case Approximate(epsilon, delta, relation):
+                yield f"{count:,} × release known to be ({epsilon:g}, {delta:g})-private under {relation}"
+            case Shifted(shift, Gaussian(z)):
+                yield f"{count:,} × objective perturbation, noise multiplier {z:g}, loss shifted by {shift:g}"

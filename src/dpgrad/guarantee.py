@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Protocol
 
 from dpgrad import _validate
-from dpgrad.events import Event, FixedSize, Gaussian, Poisson, Relation, Shuffle, leaves
+from dpgrad.events import Approximate, Event, FixedSize, Gaussian, Poisson, Relation, Shifted, Shuffle, leaves
 
 
 class Profile(Protocol):
@@ -58,6 +58,8 @@ _SAMPLING: dict[type, str] = {
     Poisson: "Poisson sampling",
     FixedSize: "fixed-size sampling",
     Shuffle: "shuffled batches",
+    Approximate: "a release known to be (ε, δ)-private",
+    Shifted: "objective perturbation",
 }
 _NEIGHBOURS = {
     Relation.ADD_REMOVE: "datasets that differ by the presence of one row",
@@ -91,11 +93,20 @@ class Guarantee:
         refuse_history(profile)
         return cls(profile.epsilon(delta), delta, profile.relation, profile.accountant, profile.event)
 
-    def __str__(self) -> str:
-        neighbours = _NEIGHBOURS[self.relation]
+    @property
+    def neighbours(self) -> str:
+        """The relation in words."""
+        return _NEIGHBOURS[self.relation]
+
+    @property
+    def sampling(self) -> str:
+        """How the rows were drawn, in words."""
         kinds = dict.fromkeys(type(leaf) for leaf in leaves(self.event))
-        drawn = " and ".join(_SAMPLING[kind] for kind in kinds) or "nothing released"
-        return f"ε = {up(self.epsilon)} at δ = {self.delta:g} for {neighbours} ({drawn}, {self.accountant} accountant)"
+        return " and ".join(_SAMPLING[kind] for kind in kinds) or "nothing released"
+
+    def __str__(self) -> str:
+        proof = f"({self.sampling}, {self.accountant} accountant)"
+        return f"ε = {up(self.epsilon)} at δ = {self.delta:g} for {self.neighbours} {proof}"
 
 
 def refuse_history(profile: Profile) -> None:

@@ -280,21 +280,21 @@ class Mechanism:
         if last is not None:
             yield last, held
 
-    def profile(self, accountant: str = "pld") -> Profile:
-        """The privacy profile of the whole run.
+    def profile(self, accountant: str = "pld", *, beside: Event = NOTHING) -> Profile:
+        """The privacy profile of the whole run, and of what else was released from the same data ``beside`` it.
 
         >>> round(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).profile("exact").epsilon(1e-5), 6)
         1.356467
         """
-        return account(self.event(), self.relation, accountant)
+        return account(_together(beside, self.event()), self.relation, accountant)
 
-    def guarantee(self, delta: float, accountant: str = "pld") -> Guarantee:
-        """The (ε, δ) that ``accountant`` certifies for the whole run.
+    def guarantee(self, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> Guarantee:
+        """The (ε, δ) that ``accountant`` certifies for the whole run, and for what was released ``beside`` it.
 
         >>> print(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).guarantee(1e-5))
         ε = 1.3565 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, pld accountant)
         """
-        return Guarantee.of(self.profile(accountant), delta)
+        return Guarantee.of(self.profile(accountant, beside=beside), delta)
 
     def with_steps(self, steps: int) -> "Mechanism":
         """The same mechanism for another number of steps; schedules keep their own clocks.
@@ -313,34 +313,64 @@ class Mechanism:
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
     def calibrated(
-        self, epsilon: float, delta: float, accountant: str = "pld", grid: float | None = None
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        grid: float | None = None,
+        *,
+        beside: Event = NOTHING,
     ) -> "Mechanism":
         """The same mechanism at the least noise multiplier (the least multiple of ``grid``) that is (ε, δ)-private.
 
-        Guarantee: the ε that ``accountant`` certifies for the mechanism returned was computed and is at most
-        ``epsilon``.
+        ``beside`` is what else is released from the same data, such as the event of a PCA: both together are private.
+
+        Guarantee: the ε that ``accountant`` certifies for the mechanism returned, with ``beside``, was computed and is
+        at most ``epsilon``.
 
         >>> run = Mechanism(sampling.FullBatch(), 8, noise_multiplier=1.0)
         >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01).noise_multiplier
         10.56
+        >>> from dpgrad.events import Gaussian
+        >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01, beside=Gaussian(10.0)).noise_multiplier
+        11.38
         """
+        self._refuse_spent(beside, epsilon, delta, accountant)
         found = calibrate.noise_multiplier(
-            lambda z: self.with_noise(z).event(), epsilon, delta, self.relation, accountant, grid
+            lambda z: _together(beside, self.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
         )
         return self.with_noise(found)
 
-    def longest(self, epsilon: float, delta: float, accountant: str = "pld") -> "Mechanism":
+    def _refuse_spent(self, beside: Event, epsilon: float, delta: float, accountant: str) -> None:
+        """Refuse a budget of which nothing is left."""
+        _validate.positive(epsilon=epsilon)
+        if beside != NOTHING and (cost := account(beside, self.relation, accountant).epsilon(delta)) >= epsilon:
+            raise ValueError(
+                f"beside alone costs epsilon {cost:.6g} at delta {delta:g}, of {epsilon:g} in all: nothing is left for "
+                "the run; give it more noise or allow a larger epsilon"
+            )
+
+    def longest(self, epsilon: float, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> "Mechanism":
         """The same mechanism for the most steps that are (ε, δ)-private; one step more was found not to be.
 
         >>> Mechanism(sampling.FullBatch(), 1, noise_multiplier=10.0).longest(epsilon=3.0, delta=1e-5).steps
         51
         """
+        self._refuse_spent(beside, epsilon, delta, accountant)
         return self.with_steps(
-            calibrate.steps(lambda n: self.with_steps(n).event(), epsilon, delta, self.relation, accountant)
+            calibrate.steps(
+                lambda n: _together(beside, self.with_steps(n).event()), epsilon, delta, self.relation, accountant
+            )
         )
 
     def more_steps(
-        self, epsilon: float, delta: float, accountant: str = "pld", grid: float | None = 0.01
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        grid: float | None = 0.01,
+        *,
+        beside: Event = NOTHING,
     ) -> "Mechanism":
         """*more-steps* of Yu et al. (2018): noise for a constant clip bound over ``steps``, then as long as it lasts.
 
@@ -349,16 +379,23 @@ class Mechanism:
         >>> run.noise_multiplier, run.steps
         (6.5, 27)
         """
+        self._refuse_spent(beside, epsilon, delta, accountant)
         still = dataclasses.replace(self, clip=schedules.as_schedule(self.clip)(0))
         found = calibrate.more_steps(
-            lambda z, n: dataclasses.replace(still, noise_multiplier=z, steps=n).event(),
-            lambda z, n: dataclasses.replace(self, noise_multiplier=z, steps=n).event(),
+            lambda z, n: _together(beside, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
+            lambda z, n: _together(beside, dataclasses.replace(self, noise_multiplier=z, steps=n).event()),
             epsilon, delta, self.steps, self.relation, accountant, grid,
         )  # fmt: skip
         return dataclasses.replace(self, noise_multiplier=found.noise_multiplier, steps=found.steps)
 
     def less_noise(
-        self, epsilon: float, delta: float, accountant: str = "pld", grid: float | None = None
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        grid: float | None = None,
+        *,
+        beside: Event = NOTHING,
     ) -> "Mechanism":
         """*less-noise* of Yu et al. (2018): the least noise with which the shrinking bound lasts ``steps``.
 
@@ -367,7 +404,7 @@ class Mechanism:
         >>> run.noise_multiplier, run.steps
         (5.0, 10)
         """
-        return self.calibrated(epsilon, delta, accountant, grid)
+        return self.calibrated(epsilon, delta, accountant, grid, beside=beside)
 
     def to_dict(self) -> dict[str, Any]:
         """The mechanism as plain values, for JSON; a schedule that is a plain function is refused by name.
@@ -415,6 +452,10 @@ def _relation(value: object) -> Relation:
     except ValueError:
         names = ", ".join(relation.value for relation in Relation)
         raise ValueError(f"unknown relation {value!r:.80}: choose one of {names}") from None
+
+
+def _together(beside: Event, event: Event) -> Event:
+    return event if beside == NOTHING else Compose((beside, event))
 
 
 def _repeat(leaf: Leaf, count: int) -> Repeat:

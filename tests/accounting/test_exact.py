@@ -4,12 +4,29 @@ import math
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
+from dp_accounting.pld import common, privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.signal import fftconvolve
+from scipy.special import ndtr
 
 from dpgrad.accounting import ACCOUNTANTS, account, exact
-from dpgrad.events import NOTHING, Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat, Shuffle
+from dpgrad.events import (
+    NOTHING,
+    Approximate,
+    Compose,
+    Event,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    Relation,
+    Repeat,
+    Shifted,
+    Shuffle,
+)
 
 MUS = [1e-6, 1e-4, 0.01, 0.3, 0.499, 0.501, 1.0, 3.0, 10.0, 50.0]
 DELTAS = [0.3, 1e-2, 1e-5, 1e-15, 1e-100]
@@ -144,3 +161,141 @@ class TestRefusals:
             exact.account(Gaussian(1.0)).delta(epsilon)
         with pytest.raises(ValueError, match="epsilon must"):
             exact.mu_for(epsilon, 1e-5)
+
+
+ZERO_OUT, REPLACE_ONE = Relation.ZERO_OUT, Relation.REPLACE_ONE
+
+
+def by_hand(losses: list[tuple[float, float]], certain: float, mu: float, epsilon: float) -> float:
+    """δ of losses with their probabilities, certain failure and a Gaussian, by quadrature over the Gaussian's loss."""
+    loss = np.linspace(mu**2 / 2 - 12 * mu, mu**2 / 2 + 12 * mu, 200_001)
+    weight = np.exp(-(((loss - mu**2 / 2) / mu) ** 2) / 2)
+    weight /= weight.sum()
+    inside = sum(p * float(weight @ np.maximum(-np.expm1(epsilon - loss - x), 0)) for x, p in losses)
+    return certain + (1 - certain) * inside
+
+
+class TestApproximate:
+    @pytest.mark.parametrize(
+        ("epsilon", "delta", "count"), [(0.1, 0.0, 10), (0.5, 1e-4, 5), (2.0, 1e-3, 1), (0.05, 1e-9, 200)]
+    )
+    @pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 0.99])
+    def test_equal_leaves_by_the_optimal_composition_theorem(
+        self, epsilon: float, delta: float, count: int, share: float
+    ) -> None:
+        """Kairouz, Oh and Viswanath (2015), Theorem 3.3, which holds at ε = (k − 2i)·ε₀ and bounds in between."""
+        i = int(share * count / 2)
+        at = (count - 2 * i) * epsilon
+        with mpmath.workdps(40):
+            e = mpmath.mpf(epsilon)
+            terms = [
+                mpmath.binomial(count, fails)
+                * (mpmath.exp((count - fails) * e) - mpmath.exp((count - 2 * i + fails) * e))
+                for fails in range(i)
+            ]
+            inner = mpmath.fsum(terms) / (1 + mpmath.exp(e)) ** count
+            truth = float(1 - (1 - mpmath.mpf(delta)) ** count * (1 - inner))
+        found = exact.account(Repeat(Approximate(epsilon, delta, REPLACE_ONE), count), REPLACE_ONE).delta(at)
+        assert found == pytest.approx(truth, rel=1e-9, abs=1e-18)
+
+    @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 3.0])
+    def test_with_gaussians_it_is_the_mean_over_the_signs(self, epsilon: float) -> None:
+        event = Compose((Approximate(0.5, 1e-3, ZERO_OUT), Approximate(1.0, 0, ZERO_OUT), Repeat(Gaussian(2.0), 3)))
+        up = [1 / (1 + math.exp(-x)) for x in (0.5, 1.0)]
+        losses = [
+            (a * 0.5 + b * 1.0, (up[0] if a > 0 else 1 - up[0]) * (up[1] if b > 0 else 1 - up[1]))
+            for a in (-1, 1)
+            for b in (-1, 1)
+        ]
+        truth = by_hand(losses, 1e-3, math.sqrt(3) / 2, epsilon)
+        assert exact.account(event, ZERO_OUT).delta(epsilon) == pytest.approx(truth, rel=1e-6)
+
+    def test_agrees_with_dp_accounting(self) -> None:
+        event = Compose((Repeat(Approximate(0.2, 1e-6, ZERO_OUT), 4), Gaussian(3.0)))
+        one = privacy_loss_distribution.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(0.2, 1e-6), value_discretization_interval=1e-4
+        )
+        gauss = privacy_loss_distribution.from_gaussian_mechanism(3.0, value_discretization_interval=1e-4)
+        peer = one.self_compose(4).compose(gauss)
+        profile = exact.account(event, ZERO_OUT)
+        for delta in (1e-5, 1e-3):
+            found = profile.epsilon(delta)
+            assert found <= peer.get_epsilon_for_delta(delta) <= found + 2e-3
+
+    def test_one_alone_is_itself(self) -> None:
+        profile = exact.account(Approximate(1.0, 1e-5, ZERO_OUT), ZERO_OUT)
+        assert profile.delta(1.0) == pytest.approx(1e-5, rel=1e-9)
+        assert profile.delta(1e3) == pytest.approx(1e-5, rel=1e-9)
+        assert profile.epsilon(9.9e-6) == math.inf
+        assert 0.9 < profile.epsilon(1.01e-5) <= 1
+        pure = exact.account(Approximate(1.0, 0.0, ZERO_OUT), ZERO_OUT)
+        assert pure.delta(1.0) == 0
+        assert 0.999 < pure.epsilon(1e-9) <= 1
+
+    def test_too_many_signs_add_up(self) -> None:
+        many = exact.account(Repeat(Approximate(1e-6, 0, ZERO_OUT), 10**6), ZERO_OUT)
+        assert many.epsilon(1e-9) == pytest.approx(1.0, rel=1e-6)
+        assert exact.account(Repeat(Approximate(1e-3, 0, ZERO_OUT), 1000), ZERO_OUT).epsilon(1e-9) < 0.2
+
+    def test_another_relation_is_refused(self) -> None:
+        for declared in Relation:
+            for asked in set(Relation) - {declared}:
+                with pytest.raises(ValueError, match=f"under {declared} has no price under {asked}: ask for relation"):
+                    exact.account(Approximate(1.0, 0.0, declared), asked)
+
+
+def positive_part(shifts: float, mus: list[float], mu: float, epsilon: float) -> float:
+    """δ(ε) of Σ(s + max(0, Gᵢ)) + G₀, by convolution on a fine lattice with losses rounded to it."""
+    h = 2e-3
+    reach = int(40 / h)
+
+    def law(one: float, *, positive: bool) -> NDArray[np.float64]:
+        edges = (np.arange(-reach, reach + 2) - 0.5) * h
+        mass = np.diff(ndtr((edges - one**2 / 2) / one))
+        if positive:
+            mass[reach] += mass[:reach].sum()
+            mass[:reach] = 0
+        return mass
+
+    total = law(mu, positive=False) if mu else np.eye(1, 2 * reach + 1, reach)[0]
+    for one in mus:
+        total = fftconvolve(total, law(one, positive=True))[reach : 3 * reach + 1]
+    loss = np.arange(-reach, reach + 1) * h + shifts
+    return float(np.maximum(total, 0) @ np.maximum(-np.expm1(epsilon - loss), 0))
+
+
+class TestShifted:
+    @pytest.mark.parametrize("relation", Relation)
+    def test_one_alone_has_the_gaussian_profile_beyond_its_shift(self, relation: Relation) -> None:
+        profile, plain = (exact.account(e, relation) for e in (Shifted(0.3, Gaussian(2.0)), Gaussian(2.0)))
+        for epsilon in (0.3, 0.5, 2.0):
+            assert profile.delta(epsilon) == pytest.approx(plain.delta(epsilon - 0.3), rel=1e-9)
+        assert profile.epsilon(1e-6) == pytest.approx(0.3 + plain.epsilon(1e-6), rel=1e-9)
+
+    def test_below_its_shift_it_is_the_loss_that_is_never_below_it(self) -> None:
+        profile = exact.account(Shifted(0.3, Gaussian(2.0)), ZERO_OUT)
+        for epsilon in (0.0, 0.1, 0.29):
+            assert profile.delta(epsilon) == pytest.approx(positive_part(0.3, [0.5], 0, epsilon), rel=1e-4)
+
+    @pytest.mark.parametrize(
+        ("noises", "plain"), [([2.0], 1.0), ([2.0, 2.0], 0.3), ([1.0, 2.0, 2.0], 0.5), ([1.5] * 4, 0.0)]
+    )
+    @pytest.mark.parametrize("epsilon", [1.5, 2.5, 4.0])  # the FFT of the oracle errs by 1e-16
+    def test_composition_bounds_the_convolution(self, noises: list[float], plain: float, epsilon: float) -> None:
+        shift, mus = 0.1 * len(noises), [1 / z for z in noises]
+        parts: list[Event] = [Shifted(0.1, Gaussian(z)) for z in noises]
+        event = Compose((*parts, Gaussian(1 / plain)) if plain else tuple(parts))
+        truth = positive_part(shift, mus, plain, epsilon)
+        found = exact.account(event, ZERO_OUT).delta(epsilon)
+        alone = math.exp(exact.log_delta(math.sqrt(sum(m * m for m in mus) + plain**2), epsilon - shift))
+        assert max(truth, alone) <= found * (1 + 1e-4)
+        assert found <= (2 ** len(noises)) * truth
+
+    def test_ten_cost_little_more_than_ten_gaussians(self) -> None:
+        ten = exact.account(Repeat(Shifted(0.0, Gaussian(50.0)), 10), REPLACE_ONE).epsilon(1e-9)
+        plain = exact.account(Repeat(Gaussian(50.0), 10), REPLACE_ONE).epsilon(1e-9)
+        assert plain < ten < 1.05 * plain
+
+    def test_too_many_are_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"at most 1,000 combinations of shifted .*: use accountant rdp"):
+            exact.account(Repeat(Shifted(0.1, Gaussian(50.0)), 1000), ZERO_OUT).epsilon(1e-5)

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpgrad import calibrate
-from dpgrad.accounting import pld
+from dpgrad.accounting import exact, pld
 from dpgrad.accounting.pairs import Kind, Pair
 from dpgrad.accounting.pld import DeltaAt, EpsilonAt, Interval, _Side
 from dpgrad.events import (
     NOTHING,
+    Approximate,
     Compose,
     Event,
     FixedSize,
@@ -28,6 +29,7 @@ from dpgrad.events import (
     Poisson,
     Relation,
     Repeat,
+    Shifted,
     Shuffle,
     grouped,
 )
@@ -62,7 +64,7 @@ def side(steps: oracle.Steps, direction: str) -> _Side:
     return _Side(counts, pair)
 
 
-ADD_REMOVE, REPLACE_ONE = Relation.ADD_REMOVE, Relation.REPLACE_ONE
+ADD_REMOVE, ZERO_OUT, REPLACE_ONE = Relation
 CASE_A, CASE_B, CASE_D = run(0.01, 4.0, 10_000), run(RATE_B, 0.8916415, 2343), run(RATE_D, 1.9686454, 1953)
 # Reference values: event, relation, ε at δ = 1e-5, and half a unit of its last printed digit
 REFERENCE = {
@@ -436,3 +438,31 @@ def test_extremes_are_priced_or_refused_in_one_line(name: str) -> None:
         assert "\n" not in str(error)  # noqa: PT017
     else:
         assert 0 <= interval.lower <= interval.estimate <= interval.upper
+
+
+class TestOtherLeaves:
+    """Approximate and shifted releases: in closed form with full batches, by adding up with sampled ones."""
+
+    FULL = Compose((Approximate(0.2, 1e-7, ZERO_OUT), Shifted(0.1, Gaussian(20.0)), Repeat(Gaussian(9.0), 3)))
+
+    def test_with_full_batches_it_is_the_closed_form(self) -> None:
+        found, truth = pld.account(self.FULL, ZERO_OUT), exact.account(self.FULL, ZERO_OUT)
+        assert found.accountant == "pld"
+        assert found.epsilon(1e-5) == truth.epsilon(1e-5) == found.estimate(1e-5)
+        assert found.delta(0.7) == truth.delta(0.7)
+        assert found.interval(1e-5) == Interval(0.0, found.epsilon(1e-5), found.epsilon(1e-5))
+        assert found.delta_interval(0.7).upper == found.delta(0.7)
+
+    def test_with_sampled_steps_both_sides_add_up(self) -> None:
+        steps, other = run(0.01, 1.0, 100), Approximate(0.5, 1e-6, ADD_REMOVE)
+        both = pld.account(Compose((steps, other)), precision=1e-3)
+        alone = pld.account(steps, precision=1e-3)
+        assert both.epsilon(1e-5) <= alone.epsilon(4.5e-6) + 0.5
+        assert both.epsilon(1e-5) >= alone.epsilon(9e-6) + 0.4
+        assert both.delta(2.0) <= alone.delta(1.5) + 1.001e-6
+        assert both.epsilon(1e-6) == math.inf
+        assert both.delta(0.0) <= 1
+
+    def test_another_relation_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="under zero-out has no price under replace-one"):
+            pld.account(self.FULL, REPLACE_ONE)

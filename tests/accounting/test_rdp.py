@@ -12,9 +12,21 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpgrad.accounting import exact, moments, pld, rdp
+from dpgrad.accounting import account, exact, moments, pld, rdp
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.events import NOTHING, Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat, Shuffle
+from dpgrad.events import (
+    NOTHING,
+    Approximate,
+    Compose,
+    Event,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    Relation,
+    Repeat,
+    Shifted,
+    Shuffle,
+)
 from dpgrad.guarantee import Guarantee, Profile
 
 RATES = st.floats(1e-4, 1.0)
@@ -312,3 +324,68 @@ class TestEveryLeafAndRelation:
             guarantee = Guarantee.of(rdp.account(leaf, relation), 1e-5)
             assert 0 < guarantee.epsilon < 20
             assert guarantee.accountant == "rdp"
+
+
+class TestOtherLeaves:
+    """Purely private and shifted releases: closed forms against the definition, and never below the exact price."""
+
+    @pytest.mark.parametrize("order", [1.01, 2.0, 7.5, 100.0])
+    @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 5.0])
+    def test_pure_is_randomised_response(self, epsilon: float, order: float) -> None:
+        with mpmath.workdps(40):
+            e, a = mpmath.mpf(epsilon), mpmath.mpf(order)
+            up = mpmath.exp(e) / (1 + mpmath.exp(e))
+            truth = mpmath.log(up**a * (1 - up) ** (1 - a) + (1 - up) ** a * up ** (1 - a)) / (a - 1)
+        profile = rdp.account(Approximate(epsilon, 0, Relation.ZERO_OUT), Relation.ZERO_OUT)
+        assert profile.divergence(order) == pytest.approx(float(truth), rel=1e-6, abs=1e-13)
+        assert profile.divergence(order) >= float(truth) * (1 - 1e-15)
+
+    @pytest.mark.parametrize("order", [1.01, 2.0, 7.5, 100.0])
+    @pytest.mark.parametrize("noise", [0.5, 3.0, 50.0])
+    def test_shifted_is_the_positive_part(self, noise: float, order: float) -> None:
+        c, mu = order - 1, 1 / noise
+        with mpmath.workdps(30):
+            normal = lambda x: mpmath.npdf(x, mpmath.mpf(mu) ** 2 / 2, mu)  # noqa: E731
+            peak = mu**2 / 2 + c * mu**2
+            inside = mpmath.quad(
+                lambda x: mpmath.exp(c * x) * normal(x), [0, max(peak - 8 * mu, 0), max(peak, 0) + mu, peak + 12 * mu]
+            )
+            low = mpmath.ncdf(-mpmath.mpf(mu) / 2)
+            truth = float(0.1 + mpmath.log(low + inside) / c)
+        found = rdp.account(Shifted(0.1, Gaussian(noise)), Relation.ADD_REMOVE).divergence(order)
+        assert found == pytest.approx(truth, rel=1e-9, abs=1e-12)
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            Repeat(Approximate(0.1, 0, Relation.ZERO_OUT), 10),
+            Repeat(Shifted(0.02, Gaussian(20.0)), 5),
+            Compose((Approximate(0.3, 0, Relation.ZERO_OUT), Shifted(0.1, Gaussian(9.0)), Repeat(Gaussian(30.0), 7))),
+        ],
+        ids=["pure", "shifted", "both"],
+    )
+    def test_never_below_the_closed_form(self, event: Event) -> None:
+        loose, tight = rdp.account(event, Relation.ZERO_OUT), exact.account(event, Relation.ZERO_OUT)
+        for delta in (1e-3, 1e-9):
+            # what is composed by a sum over subsets may itself be above the truth by a little
+            assert tight.epsilon(delta) * 0.97 < loose.epsilon(delta) < 1.5 * tight.epsilon(delta)
+            assert loose.delta(loose.epsilon(delta)) == pytest.approx(delta, rel=1e-3)
+
+    def test_sampled_steps_compose_with_them(self) -> None:
+        steps = run(0.01, 1.0, 100)
+        both = rdp.account(Compose((steps, Approximate(0.5, 0, Relation.ADD_REMOVE))))
+        assert rdp.account(steps).epsilon(1e-5) < both.epsilon(1e-5) < rdp.account(steps).epsilon(1e-5) + 0.5
+
+    def test_a_leaf_that_may_fail_is_refused(self) -> None:
+        with pytest.raises(
+            ValueError, match="accountant rdp has no price for a release that is private with delta above"
+        ):
+            rdp.account(Approximate(0.1, 1e-9, Relation.ZERO_OUT), Relation.ZERO_OUT)
+
+    @pytest.mark.parametrize("accountant", ["moments", "moments-closed", "strong"])
+    @pytest.mark.parametrize("leaf", [Approximate(0.1, 0, Relation.ADD_REMOVE), Shifted(0.1, Gaussian(9.0))])
+    def test_accountants_that_cannot_refuse_by_name(self, accountant: str, leaf: Event) -> None:
+        with pytest.raises(
+            ValueError, match=f"{type(leaf).__name__} has no price by this accountant: use accountant pld"
+        ):
+            account(leaf, accountant=accountant)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -300,3 +301,21 @@ class TestRefusals:
             design.scores(np.ones(4))
         with pytest.raises(ValueError, match=r"residuals must have shape \(2, outputs\), got \(3, 1\)"):
             design.gathered(np.ones((3, 1)))
+
+
+class TestThreads:
+    def test_products_run_on_one_thread_and_leave_the_rest_as_it_was(self) -> None:
+        design = Design(np.ones((8, 2)), radius=2.0)
+        pools = threadpoolctl.ThreadpoolController().select(user_api="blas")
+        seen: list[int] = []
+
+        def watched(rows: slice, scores: Array) -> Array:
+            seen.extend(pool.num_threads for pool in pools.lib_controllers)
+            return scores
+
+        with pools.limit(limits=2):
+            before = [pool.num_threads for pool in pools.lib_controllers]
+            design.summed(np.ones((2, 1)), watched)
+            assert [pool.num_threads for pool in pools.lib_controllers] == before
+        assert seen
+        assert set(seen) == {1}

@@ -7,20 +7,33 @@ k releases with sensitivity Δ_j and noise s_j, each chosen with knowledge of th
 
 The two terms cancel; with t₁ = ε/μ − μ/2, t₂ = ε/μ + μ/2 and Mills' ratio m(t) = Φ(−t)/φ(t), δ = φ(t₁)·(m(t₁) − m(t₂)),
 which keeps its digits at any δ. A shuffled epoch is priced as one Gaussian, which bounds it.
+
+Two kinds of leaves that are not Gaussian compose with them in closed form too (`MixedProfile`):
+
+* *approximate*, known to be (ε₀, δ₀)-private and no more. Its loss is that of randomised response: ∞ with probability
+  δ₀, else ε₀ with probability e^{ε₀}/(1 + e^{ε₀}) and −ε₀ otherwise, which dominates every such release (Kairouz, Oh
+  and Viswanath 2015). The profile of a composition is its mean over these signs, which is exact.
+* *shifted*, whose loss is at most s + max(0, G) with G the loss of a Gaussian. The sum of several such losses and of
+  Gaussian ones is S = Σsᵢ plus the largest of G₀ + Σ_{i∈I}Gᵢ over subsets I, and (1 − e^{ε−L})₊ of the largest is at
+  most its sum over all: δ(ε) ≤ Σ_I δ(ε − S; √(μ₀² + Σ_{i∈I}μᵢ²)) for ε ≥ S. One alone keeps its own profile. Below S
+  the profile, convex in e^ε and 1 at −∞, lies under the chord from there.
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr
+from scipy.special import erfcx, log_expit, log_ndtr
 
 from dpgrad import _validate
 from dpgrad.accounting import pairs
-from dpgrad.events import Event, Leaf, Poisson, Relation, fold
+from dpgrad.events import Approximate, Compose, Event, Leaf, Poisson, Relation, Repeat, Shifted, leaves
 
 NAME = "exact"
+_MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
+_MOST_SHIFTED = 1000
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
@@ -109,17 +122,141 @@ class GaussianProfile:
         return min(math.exp(log_delta(self.mu, epsilon)) * (1 + 1e-12), 1.0)
 
 
-def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianProfile:
-    """The profile of full-batch Gaussians; sampled ones are refused: no closed form is known.
+@dataclass(frozen=True)
+class MixedProfile:
+    """The profile of Gaussian releases, μ-GDP together, with ``approximate`` and ``shifted`` ones.
 
-    >>> from dpgrad.events import Gaussian, Repeat
+    ``approximate`` holds (ε, δ, count), ``shifted`` (shift, μ, count).
+    """
+
+    mu: float
+    approximate: tuple[tuple[float, float, int], ...]
+    shifted: tuple[tuple[float, float, int], ...]
+    event: Event
+    relation: Relation
+    accountant: str = NAME
+    guarantee: bool = True
+
+    @property
+    def certain(self) -> float:
+        """The probability that some approximate leaf fails: no ε has a smaller δ."""
+        return -math.expm1(math.fsum(count * math.log1p(-delta) for _, delta, count in self.approximate))
+
+    @property
+    def total(self) -> float:
+        """The sum of the ε of the approximate leaves and of all shifts."""
+        return math.fsum(count * one for one, _, count in (*self.approximate, *self.shifted))
+
+    def epsilon(self, delta: float) -> float:
+        """The least ε at ``delta``, from above; ∞ where none is small enough."""
+        _validate.open_unit(delta=delta)
+        if self.delta(0.0) <= delta:
+            return 0.0
+        high = max(self.total, 1e-3)
+        while self.delta(high) > delta:
+            high *= 2
+            if high > 1e6:
+                return math.inf
+        return _falling(lambda x: self.delta(x) - delta, 0.0, high)
+
+    def delta(self, epsilon: float) -> float:
+        """The least δ at ``epsilon``, from above."""
+        _validate.non_negative(epsilon=epsilon)
+        inside = math.fsum(chance * self._closed(epsilon - loss) for loss, chance in self._signs().items())
+        return min((self.certain + (1 - self.certain) * inside) * (1 + 1e-11), 1.0)
+
+    def _signs(self) -> dict[float, float]:
+        """The sums of the losses of the approximate leaves, where none fails, and their probabilities."""
+        found = {0.0: 1.0}
+        for one, _, count in sorted(self.approximate):
+            if len(found) * (count + 1) > _MOST_SIGNS:
+                found = {loss + count * one: chance for loss, chance in found.items()}
+                continue
+            ups = range(count + 1)
+            up, down = float(log_expit(one)), float(log_expit(-one))
+            chances = [math.exp(_log_choose(count, k) + k * up + (count - k) * down) for k in ups]
+            grown: dict[float, float] = {}
+            for loss, chance in found.items():
+                for k in ups:
+                    place = loss + (2 * k - count) * one
+                    grown[place] = grown.get(place, 0.0) + chance * chances[k]
+            found = grown
+        return found
+
+    def _closed(self, epsilon: float) -> float:
+        """δ at ``epsilon``, which may be negative, of the Gaussian and shifted leaves."""
+        if not self.shifted:
+            return math.exp(log_delta(self.mu, epsilon)) if self.mu or epsilon < 0 else 0.0
+        shift = math.fsum(count * one for one, _, count in self.shifted)
+        if epsilon < shift:
+            return 1 - math.exp(epsilon - shift) * (1 - self._closed(shift))
+        terms = (chance * math.exp(log_delta(mu, epsilon - shift)) for mu, chance in self._subsets())
+        return min(math.fsum(terms), 1.0)
+
+    def _subsets(self) -> Iterable[tuple[float, float]]:
+        """μ of the Gaussian leaves with each number of each kind of shifted ones, and in how many ways."""
+        if math.prod(count + 1 for _, _, count in self.shifted) > _MOST_SHIFTED:
+            raise ValueError(
+                f"at most {_MOST_SHIFTED:,} combinations of shifted releases are composed in closed form: "
+                "use accountant rdp"
+            )
+        found = [(self.mu**2, 1.0)]
+        for _, mu, count in self.shifted:
+            ways = [math.exp(_log_choose(count, k)) for k in range(count + 1)]
+            found = [(square + k * mu**2, way * ways[k]) for square, way in found for k in range(count + 1)]
+        return [(math.sqrt(square), way) for square, way in found if square]
+
+
+def _log_choose(count: int, k: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+
+
+def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianProfile | MixedProfile:
+    """The profile of full-batch releases; sampled ones are refused: no closed form is known.
+
+    >>> from dpgrad.events import Gaussian
     >>> profile = account(Repeat(Gaussian(8.0), 128))
     >>> round(profile.epsilon(1e-5), 6)
     6.57297
+    >>> pure = Approximate(0.1, 0.0, Relation.REPLACE_ONE)
+    >>> round(account(Repeat(pure, 10), Relation.REPLACE_ONE).epsilon(1e-5), 6)  # adding up gives 1
+    0.993691
     """
     relation = Relation(relation)
-    square = fold(event, lambda leaf: _precision(leaf, relation), lambda x, n: n * x, lambda xs: math.fsum(xs))
-    return GaussianProfile(math.sqrt(square), event, relation)
+    plain, rest = apart(event, relation)
+    square = math.fsum(count * _precision(leaf, relation) for leaf, count in plain.items())
+    if not rest.approximate and not rest.shifted:
+        return GaussianProfile(math.sqrt(square), event, relation)
+    return MixedProfile(math.sqrt(square), rest.approximate, rest.shifted, event, relation)
+
+
+def apart(event: Event, relation: Relation) -> tuple[Counter[Leaf], MixedProfile]:
+    """The leaves that are Gaussian noise on a sum, and the profile of all others together.
+
+    >>> from dpgrad.events import Gaussian
+    >>> plain, rest = apart(Compose((Gaussian(2.0), Shifted(0.1, Gaussian(50.0)))), Relation.ZERO_OUT)
+    >>> plain, rest.shifted
+    (Counter({Gaussian(noise_multiplier=2.0): 1}), ((0.1, 0.02, 1),))
+    """
+    plain: Counter[Leaf] = Counter()
+    approximate, shifted, others = [], [], []
+    for leaf, count in leaves(event).items():
+        match leaf:
+            case Approximate(epsilon, delta, declared):
+                if declared is not relation:
+                    raise ValueError(
+                        f"a release declared ({epsilon:g}, {delta:g})-private under {declared} has no price under "
+                        f"{relation}: ask for relation {declared}"
+                    )
+                approximate.append((epsilon, delta, count))
+            case Shifted(shift, inner):
+                shifted.append((shift, math.sqrt(_precision(inner, relation)), count))
+            case _:
+                plain[leaf] += count
+                continue
+        others.append(Repeat(leaf, count))
+    rest = MixedProfile(0.0, tuple(approximate), tuple(shifted), Compose(tuple(others)), relation)
+    return plain, rest
 
 
 def _precision(leaf: Leaf, relation: Relation) -> float:

@@ -6,6 +6,9 @@ E(1 − e^{ε−L})₊. `contour` estimates it, `certify` bounds it from both si
 Both directions (one row more, one row less) are priced and the worse is reported. The lower bound is that of a concrete
 pair of neighbours: under Poisson sampling and full batches it is the worst one, so the interval is narrow; for
 fixed-size and shuffled batches the worst is not known, and the interval says how much room is left.
+
+Releases that are no Gaussian noise on a sum (approximate and shifted leaves) compose with full batches in the closed
+form of `accounting.exact`, and with sampled steps by adding up: half of δ for each side. Their lower bound is zero.
 """
 
 import math
@@ -19,7 +22,19 @@ from dpgrad import _validate
 from dpgrad.accounting import contour, exact, pairs
 from dpgrad.accounting.certify import Lower, Upper, epsilon_at
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.events import Event, FixedSize, Gaussian, Leaf, Relation, Shuffle, leaves
+from dpgrad.events import (
+    Approximate,
+    Compose,
+    Event,
+    FixedSize,
+    Gaussian,
+    Leaf,
+    Relation,
+    Repeat,
+    Shifted,
+    Shuffle,
+    leaves,
+)
 
 NAME = "pld"
 PRECISION = 2e-5
@@ -48,22 +63,32 @@ class PldProfile:
 
     def epsilon(self, delta: float) -> float:
         """The ε certified at ``delta``."""
+        if self._others:
+            return self._added_epsilon(delta)
         return self._upper(EpsilonAt(delta), _sides(self.event, self.relation))
 
     def delta(self, epsilon: float) -> float:
         """The δ certified at ``epsilon``."""
+        if self._others:
+            return self._added_delta(epsilon)
         return self._upper(DeltaAt(epsilon), _sides(self.event, self.relation))
 
     def interval(self, delta: float) -> Interval:
         """Bounds and estimate of ε at ``delta``."""
+        if self._others:
+            return Interval(0.0, upper := self.epsilon(delta), upper)
         return self._interval(EpsilonAt(delta))
 
     def delta_interval(self, epsilon: float) -> Interval:
         """Bounds and estimate of δ at ``epsilon``."""
+        if self._others:
+            return Interval(0.0, upper := self.delta(epsilon), upper)
         return self._interval(DeltaAt(epsilon))
 
     def estimate(self, delta: float) -> float:
         """The estimate of ε at ``delta`` alone: no bound, several times quicker than `interval`."""
+        if self._others:
+            return self.epsilon(delta)
         question = EpsilonAt(delta)
         sides = sorted(_sides(self.event, self.relation), key=lambda side: side.rough(question), reverse=True)
         best = sides[0].estimate(question)
@@ -71,6 +96,34 @@ class PldProfile:
             return self._upper(question, sides)
         close = [side.estimate(question) for side in sides[1:] if side.rough(question) > 0.8 * sides[0].rough(question)]
         return max([best, *(x for x in close if x is not None)])
+
+    @property
+    def _others(self) -> bool:
+        """Whether some leaf is no Gaussian noise on a sum."""
+        return any(isinstance(leaf, Approximate | Shifted) for leaf in leaves(self.event))
+
+    def _split(self) -> "tuple[PldProfile | None, exact.MixedProfile]":
+        """The sampled steps, if any, and the rest, whose profile has a closed form."""
+        plain, rest = exact.apart(self.event, self.relation)
+        if all(side.closed for side in _sides(plain, self.relation)):
+            together = exact.account(self.event, self.relation)
+            return None, together if isinstance(together, exact.MixedProfile) else rest
+        steps = Compose(tuple(Repeat(leaf, count) for leaf, count in plain.items()))
+        return PldProfile(steps, self.relation, self.precision), rest
+
+    def _added_epsilon(self, delta: float) -> float:
+        steps, rest = self._split()
+        if steps is None:
+            return rest.epsilon(delta)
+        left = (delta - rest.certain) / 2
+        return steps.epsilon(left) + rest.epsilon(rest.certain + left) if left > 0 else math.inf
+
+    def _added_delta(self, epsilon: float) -> float:
+        steps, rest = self._split()
+        if steps is None:
+            return rest.delta(epsilon)
+        shares = [share for share in (epsilon / 4, epsilon / 2, 3 * epsilon / 4, rest.total) if share <= epsilon]
+        return min(1.0, *(steps.delta(epsilon - share) + rest.delta(share) for share in shares))
 
     def _upper(self, question: "Question", sides: "list[_Side]") -> float:
         best = 0.0
@@ -107,7 +160,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE, precision: f
     _validate.positive(precision=precision)
     if not 1e-9 <= precision <= 0.1:
         raise ValueError(f"precision must lie between 1e-09 and 0.1, got {precision!r}")
-    _sides(event, relation)  # refuses what has no price
+    _sides(exact.apart(event, relation)[0], relation)  # both refuse what has no price
     return PldProfile(event, relation, precision)
 
 
@@ -136,9 +189,9 @@ class DeltaAt:
 Question = EpsilonAt | DeltaAt
 
 
-def _sides(event: Event, relation: Relation) -> "list[_Side]":
+def _sides(event: Event | Mapping[Leaf, int], relation: Relation) -> "list[_Side]":
     """Each direction as the pairs to compose."""
-    counts = leaves(event)
+    counts = event if isinstance(event, Mapping) else leaves(event)
     return [_Side(counts, partial(pairs.of, relation=relation, direction=d)) for d in pairs.directions(relation)]
 
 

@@ -26,6 +26,10 @@ e^{a²/2 − 2πa/h}·cos(a/2σ)^{−c} of the value (no cosine where the power 
 Many noise levels share a grid, so a schedule of ten thousand distinct steps costs about a tenth of a second an order.
 Below σ = 1/50 (1/20 for the larger pair), where sampling hides next to nothing, K is bounded by the plain Gaussian's
 c(c+1)/2σ², for the antipodal pair plus c·log 1/(1−q) because m(−g) ≥ 1 − q.
+
+**Leaves that are no Gaussian** (see `accounting.exact`). A purely ε-private one has the loss ±ε of randomised response,
+K(c) = log (e^{(1+c)ε} + e^{−cε})/(1 + e^ε); a shifted one s + max(0, G), K(c) = cs + log(Φ(−μ/2) + e^{c(c+1)μ²/2}·Φ(μ/2
++ cμ)). A leaf with δ > 0 has no Rényi divergence and is refused.
 """
 
 import math
@@ -36,12 +40,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import gammaln, log_ndtr
 
 from dpgrad import _validate
-from dpgrad.accounting import cumulants, pairs
+from dpgrad.accounting import cumulants, exact, pairs
 from dpgrad.accounting.pairs import Array, Kind, Pair
-from dpgrad.events import Event, FixedSize, Relation, leaves
+from dpgrad.events import Event, FixedSize, Relation
 
 NAME = "rdp"
 CLASSIC = "rdp-classic"
@@ -173,7 +177,7 @@ class Curve:
     Tilted(value=6.0, slope=3.5, curvature=1.0)
     """
 
-    def __init__(self, counts: Counter[Pair]) -> None:
+    def __init__(self, counts: Counter[Pair], others: "Sequence[tuple[_Closed, int]]" = ()) -> None:
         # steps that see every row are one Gaussian; those that see none are dropped
         square = math.fsum(n / p.sigma**2 for p, n in counts.items() if p.rate == 1)
         steps = {p: float(n) for p, n in counts.items() if 0 < p.rate < 1}
@@ -182,16 +186,64 @@ class Curve:
         self.count = np.array(list(steps.values()))
         self._batches = _Batches(list(steps))
         # beyond, quadrature would take millions of points; the best order never lies there in practice
-        self.most = 1e5 * float(self._batches.sigma.min()) if steps else 0.0
+        self._others = others
+        reaches = [float(self._batches.sigma.min())] if steps else []
+        self.most = 1e5 * min(reaches + [one.reach for one, _ in others], default=0.0)
 
     @property
     def empty(self) -> bool:
         """Nothing is released."""
-        return not len(self.count)
+        return not len(self.count) and not self._others
 
     def at(self, c: float) -> cumulants.Tilted:
-        value, slope, curvature = (float(x) for x in self._batches.at(c) @ self.count)
+        total = self._batches.at(c) @ self.count
+        for one, count in self._others:
+            total = total + count * np.array(one.at(c))
+        value, slope, curvature = (float(x) for x in total)
         return cumulants.Tilted(value, slope, curvature)
+
+
+@dataclass(frozen=True)
+class _Pure:
+    """The loss of randomised response: ε or −ε."""
+
+    epsilon: float
+
+    @property
+    def reach(self) -> float:
+        return 1 / self.epsilon
+
+    def at(self, c: float) -> tuple[float, float, float]:
+        up, down = (1 + c) * self.epsilon, -c * self.epsilon
+        value = np.logaddexp(up, down) - np.logaddexp(self.epsilon, 0)
+        tilt = math.tanh((up - down) / 2)  # E of the sign under the tilted law
+        lost = 4e-16 * (1 + up)  # what rounding may have taken
+        return float(value) + lost, tilt * self.epsilon, (1 - tilt**2) * self.epsilon**2
+
+
+@dataclass(frozen=True)
+class _Positive:
+    """The shift plus the positive part of a Gaussian's loss."""
+
+    shift: float
+    mu: float
+
+    @property
+    def reach(self) -> float:
+        return 1 / max(self.mu, self.shift)
+
+    def at(self, c: float) -> tuple[float, float, float]:
+        x = self.mu * (c + 0.5)
+        low, high = float(log_ndtr(-self.mu / 2)), c * (c + 1) * self.mu**2 / 2 + float(log_ndtr(x))
+        both = float(np.logaddexp(low, high))
+        ratio = math.exp(-x * x / 2 - _LOG_SQRT_2PI - float(log_ndtr(x)))  # φ(x)/Φ(x)
+        slope, bend = self.mu * (x + ratio), self.mu**2 * (1 - ratio * (x + ratio))
+        share = math.exp(high - both)
+        lost = 4e-16 * (1 + abs(high))
+        return c * self.shift + both + lost, self.shift + share * slope, share * (bend + (1 - share) * slope**2)
+
+
+_Closed = _Pure | _Positive
 
 
 @dataclass(frozen=True)
@@ -279,13 +331,19 @@ def classic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
 
 
 def _curves(event: Event, relation: Relation) -> tuple[Curve, ...]:
-    counts = leaves(event)
+    plain, rest = exact.apart(event, relation)
+    if rest.certain:
+        raise ValueError(
+            "accountant rdp has no price for a release that is private with delta above 0: use accountant pld or exact"
+        )
+    others: list[tuple[_Closed, int]] = [(_Pure(epsilon), n) for epsilon, _, n in rest.approximate if epsilon]
+    others += [(_Positive(shift, mu), n) for shift, mu, n in rest.shifted]
     found = []
     for direction in pairs.directions(relation):
         composed: Counter[Pair] = Counter()
-        for leaf, count in counts.items():
+        for leaf, count in plain.items():
             composed[pairs.of(leaf, relation, direction)] += count
-        found.append(Curve(composed))
+        found.append(Curve(composed, others))
     return tuple(found)
 
 

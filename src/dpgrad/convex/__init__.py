@@ -1,7 +1,9 @@
 """Convex models: losses, designs, and solvers that return coefficients and the event of having found them.
 
-Each solver is a module with a function ``solve``: `dpgrad.convex.gd` is DP-GD, `dpgrad.convex.sgd` is DP-SGD, and
-`dpgrad.convex.auto` needs no tuning. `curvature` and `bounds` say what to expect of them. Nothing here needs torch.
+Each solver is a module with a function ``solve``: `gd` is DP-GD, `sgd` is DP-SGD, and `auto` needs no tuning; their
+rivals are `objective` and `output` perturbation and `amp`, with `one_vs_rest` for many classes; `regression` is AdaSSP.
+`curvature` and `bounds` say what to expect of them. Nothing here needs torch. The estimators for scikit-learn, which
+`dpgrad.convex.estimators` holds, are imported when first used.
 
 >>> import numpy as np
 >>> from dpgrad.events import Relation
@@ -12,21 +14,58 @@ Each solver is a module with a function ``solve``: `dpgrad.convex.gd` is DP-GD, 
 ε = 1 at δ = 1e-06 for datasets of the same public size that differ in one row (full batch, exact accountant)
 """
 
-from dpgrad.convex import auto, bounds, curvature, gd, sgd
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from dpgrad.convex import amp, auto, bounds, curvature, gd, objective, one_vs_rest, output, regression, sgd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
 
+if TYPE_CHECKING:
+    from dpgrad.convex.estimators import (
+        DPLinearRegression,
+        DPLinearSVC,
+        DPLogisticRegression,
+        DPStandardScaler,
+        PrivacyWarning,
+        RowNormalizer,
+    )
+
 __all__ = [
+    "DPLinearRegression",
+    "DPLinearSVC",
+    "DPLogisticRegression",
+    "DPStandardScaler",
     "Design",
     "Hinge",
     "HuberSvm",
     "Logistic",
     "Loss",
+    "PrivacyWarning",
+    "RowNormalizer",
     "Softmax",
     "Squared",
+    "amp",
     "auto",
     "bounds",
     "curvature",
     "gd",
+    "objective",
+    "one_vs_rest",
+    "output",
+    "regression",
     "sgd",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'dpgrad.convex' has no attribute {name!r}")
+        value: object = getattr(import_module("dpgrad.convex.estimators"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,9 +13,10 @@ b the constant of the intercept. Solvers need three things of it: scores, sums o
 """
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,8 +28,36 @@ from dpgrad.convex.losses import Array
 Rule: TypeAlias = Literal["clip", "normalise"]
 Matrix: TypeAlias = Any  # a dense array or a scipy CSR array: scipy has no types
 _LEAST, _MOST = 1e-18, 1e18  # norms of rows that survive a product in float32
-_BLOCK = 1 << 18  # numbers in a block of rows
+_BLOCK = 1 << 17  # numbers in a block of rows
 _SHRINK = 1 - 1e-12  # what rounding may add to a norm
+_Given = ParamSpec("_Given")
+
+
+@functools.cache
+def _pools() -> Any:
+    """The threads of numpy's matrix products."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+def _on_one_thread(
+    product: "Callable[Concatenate[Design, _Given], Array]",
+) -> "Callable[Concatenate[Design, _Given], Array]":
+    """The product on one thread: blocks are too small to share, and on a busy machine sharing takes ten times as long.
+
+    The order of its sums then does not depend on the machine, so that one key gives one result.
+    """
+
+    @functools.wraps(product)
+    def pinned(design: "Design", /, *args: _Given.args, **kwargs: _Given.kwargs) -> Array:
+        pools = _pools()
+        if all(pool.num_threads == 1 for pool in pools.lib_controllers):  # setting it takes longer than asking
+            return product(design, *args, **kwargs)
+        with pools.limit(limits=1):
+            return product(design, *args, **kwargs)
+
+    return pinned
 
 
 class Design:
@@ -67,6 +96,7 @@ class Design:
         if rule not in get_args(Rule):
             raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {_validate.shown(rule)}")
         self._matrix = _matrix(rows)
+        self._dtype = self._matrix.dtype  # of products
         columns = self._matrix.shape[1]
         self.radius, self.intercept = float(radius), float(intercept)
         self._centre = None if centre is None else _finite("centre", centre, (columns,))
@@ -101,8 +131,19 @@ class Design:
         >>> Design(np.ones((1, 2), np.float32), radius=1.0).slack
         1e-06
         """
-        return 1e-6 if self._matrix.dtype == np.float32 else 1e-10
+        return 1e-6 if self._dtype == np.float32 else 1e-10
 
+    def precise(self) -> "Design":
+        """The same rows with products in float64 whatever the matrix holds, converted block by block.
+
+        >>> Design(np.ones((1, 2), np.float32), radius=1.0).precise().slack
+        1e-10
+        """
+        same = copy.copy(self)
+        same._dtype = np.dtype(np.float64)
+        return same
+
+    @_on_one_thread
     def scores(self, coefficients: Array) -> Array:
         """Each row times the coefficients: (n, outputs).
 
@@ -115,6 +156,7 @@ class Design:
             found[place] = self._block_scores(place, block, weights, shift)
         return found
 
+    @_on_one_thread
     def gathered(self, residuals: Array) -> Array:
         """The sum of all rows, each times its residual: Xᵀr, (features, outputs).
 
@@ -125,6 +167,7 @@ class Design:
             raise ValueError(f"residuals must have shape ({self.rows}, outputs), got {residuals.shape}")
         return self._sum(residuals.shape[1], ((p, block, residuals[p]) for p, block in self._blocks))
 
+    @_on_one_thread
     def summed(self, coefficients: Array, residuals_of: Callable[[slice, Array], Array]) -> Array:
         """`gathered` of residuals that are computed block by block from the places and scores of the block's rows.
 
@@ -157,7 +200,7 @@ class Design:
         weights, last = (coefficients[:-1], coefficients[-1]) if self.intercept else (coefficients, 0.0)
         weights = weights if self._map is None else self._map @ weights
         shift = self.intercept * np.asarray(last) - (0.0 if self._centre is None else self._centre @ weights)
-        return weights.astype(self._matrix.dtype), np.asarray(shift)
+        return weights.astype(self._dtype), np.asarray(shift)
 
     def _block_scores(self, place: slice, block: Matrix, weights: NDArray[Any], shift: Array) -> Array:
         # one output after the other in memory: what follows reduces over a few outputs of many rows
@@ -166,11 +209,11 @@ class Design:
         return np.asarray(by_output.T)
 
     def _sum(self, outputs: int, parts: Iterable[tuple[slice, Matrix, Array]]) -> Array:
-        total = np.zeros((self._matrix.shape[1], outputs))
-        ones = np.zeros(outputs)
+        by_output, ones = np.zeros((outputs, self._matrix.shape[1])), np.zeros(outputs)
         for place, block, residuals in parts:
-            total += block.T @ (self._factors[place, None] * residuals).astype(self._matrix.dtype)
+            by_output += np.multiply(residuals.T, self._factors[place]).astype(self._dtype) @ block
             ones += residuals.sum(axis=0)
+        total = by_output.T
         if self._centre is not None:
             total -= self._centre[:, None] * ones
         if self._map is not None:

@@ -1,0 +1,240 @@
+"""Files that survive a crash: replaced as a whole, or appended to line by line, each line with a checksum.
+
+Every call of the system goes through ``os``, so that a test can let any of them fail or end the process there.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial"  # the ending of what is not complete yet
+_CHECK = 32  # hex digits of a checksum
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "permission is denied",
+}
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Within the block an error of the system becomes one line that says what could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or "the system gives no reason")
+        raise OSError(
+            error.errno,
+            f"{path} could not be written: {reason}; what was written before is kept: mend that or choose another "
+            "folder",
+        ) from error
+
+
+def replace(path: Path, *content: bytes | memoryview) -> None:
+    """Make ``content``, in pieces, that of ``path``: after a crash there is the old file or the new one, never a part.
+
+    The new file is on the disk before it takes the name, and the name before this returns.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    with told(path):
+        try:
+            _write(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, content)
+            os.replace(partial, path)
+        except OSError:
+            discard(partial)
+            raise
+        sync_folder(path.parent)
+
+
+def _write(path: Path, flags: int, content: Iterable[bytes | memoryview]) -> None:
+    """Write all of ``content``, for the owner alone, and wait until it is on the disk."""
+    file = os.open(path, flags, 0o600)
+    try:
+        for piece in content:
+            left = memoryview(piece)
+            while len(left):
+                left = left[os.write(file, left) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def discard(path: Path) -> None:
+    """Remove a file that may not be there."""
+    with suppress(OSError):  # it was not made, or cannot be removed either: it is never read
+        os.unlink(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in ``folder`` are on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make ``folder`` where it is missing, its parents too; its mode is exact where only the owner may enter."""
+    with told(folder):
+        if not folder.is_dir():
+            if not folder.parent.is_dir():
+                make_folder(folder.parent)
+            os.mkdir(folder, mode)
+            sync_folder(folder.parent)
+        if mode == 0o700:
+            os.chmod(folder, mode)  # also one that was opened to others meanwhile
+
+
+def publish(partial: Path, path: Path) -> None:
+    """Give the complete folder ``partial`` the name ``path``, in place of one that has it."""
+    with told(path):
+        for folder, _, names in os.walk(partial):
+            for name in names:
+                file = os.open(Path(folder, name), os.O_RDONLY)
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            sync_folder(Path(folder))
+        old = path.with_name(path.name + ".old" + PARTIAL)
+        if path.exists():
+            remove(old)
+            os.rename(path, old)
+        os.rename(partial, path)
+        sync_folder(path.parent)
+        remove(old)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and what is in it; nothing happens where it is missing."""
+    if not folder.exists():
+        return
+    with told(folder):
+        for inner, folders, names in os.walk(folder, topdown=False):
+            for name in names:
+                os.unlink(Path(inner, name))
+            for name in folders:
+                os.rmdir(Path(inner, name))
+        os.rmdir(folder)
+        sync_folder(folder.parent)
+
+
+class Lines:
+    """A file of JSON objects, one a line, that is only appended to.
+
+    A line is ``checksum object``. The checksum is over the checksum before and the object, so that a line that was
+    edited, exchanged, left out or put in is found; lines cut from the end are not.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lines = Lines.create(Path(folder, "lines"), [{"first": 1}])
+    ...     lines.append({"second": 2})
+    ...     Lines.read(Path(folder, "lines")).records
+    [{'first': 1}, {'second': 2}]
+    """
+
+    def __init__(self, path: Path, records: list[dict[str, Any]], check: str, torn: bool) -> None:
+        self.path, self.records = path, records
+        self.torn = torn  # whether the file ends within a line, as a crash leaves it
+        self._check, self._whole = check, True
+
+    @classmethod
+    def create(cls, path: Path, records: Iterable[dict[str, Any]]) -> "Lines":
+        """A file that begins with ``records``; it appears with all of them or not at all."""
+        made = cls(path, [], "", False)
+        made._rewrite(records)
+        return made
+
+    @classmethod
+    def read(cls, path: Path) -> "Lines":
+        """The lines of ``path``; refused where one that is complete is not as it was written.
+
+        A last line without its end was being appended when the process ended: it is left out, and ``torn`` says so.
+        """
+        *complete, rest = path.read_bytes().split(b"\n")
+        records, check = [], ""
+        for number, line in enumerate(complete, 1):
+            body = line[_CHECK + 1 :]
+            check = _check(check, body)
+            if line[: _CHECK + 1] != check.encode() + b" ":
+                raise ValueError(
+                    f"{path}: line {number} does not have the checksum of what it says after the lines before it: the "
+                    "file was edited or damaged and is not relied on; count the whole plan as spent and begin in "
+                    "another folder"
+                )
+            records.append(json.loads(body))
+        if records or not rest:
+            return cls(path, records, check, bool(rest))
+        raise ValueError(f"{path} is not a file of checked lines: choose another")
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add one line; it is on the disk when this returns."""
+        if self.torn or not self._whole:
+            raise ValueError(f"{self.path} may end within a line, since writing it failed: close it and resume")
+        line, check = _line(self._check, record)
+        self._whole = False
+        with told(self.path):
+            _write(self.path, os.O_WRONLY | os.O_APPEND, [line])
+        self._whole, self._check = True, check
+        self.records.append(record)
+
+    def mend(self, record: dict[str, Any]) -> None:
+        """Put ``record`` in place of a torn last line."""
+        self._rewrite([*self.records, record])
+        self.torn = False
+
+    def _rewrite(self, records: Iterable[dict[str, Any]]) -> None:
+        check, content, kept = "", b"", list(records)
+        for record in kept:
+            line, check = _line(check, record)
+            content += line
+        replace(self.path, content)
+        self.records, self._check = kept, check
+
+
+def _line(before: str, record: dict[str, Any]) -> tuple[bytes, str]:
+    """The line of ``record`` after the checksum ``before``, and its own checksum."""
+    body = json.dumps(record, allow_nan=False).encode()
+    check = _check(before, body)
+    return check.encode() + b" " + body + b"\n", check
+
+
+def _check(before: str, body: bytes) -> str:
+    return hashlib.blake2b(before.encode() + body, digest_size=_CHECK // 2, person=b"dpgrad line").hexdigest()
+
+
+def lock(path: Path, wait: bool = False) -> int:
+    """Lock ``path``, a file made for it, against other processes; the lock goes with the process that holds it.
+
+    Returns what `unlock` takes. The system holds the lock, not the file: what a dead process left does not block.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise ValueError("run folders and ledgers in files need a system with flock, which this one lacks") from None
+    with told(path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(file)
+            raise ValueError(
+                f"{path.parent} is in use by another process: wait until it ends, or choose another folder"
+            ) from None
+        except OSError:
+            os.close(file)
+            raise
+    return file
+
+
+def unlock(file: int) -> None:
+    """Give back a lock."""
+    os.close(file)

@@ -1,0 +1,33 @@
+"""Private linear models for scikit-learn: estimators that say in ``privacy_`` what they released.
+
+>>> import numpy as np
+>>> X = np.random.default_rng(7).standard_normal((500, 3))
+>>> model = DPLogisticRegression(epsilon=2.0, classes=[0, 1], random_state=7).fit(X, (X[:, 0] > 0).astype(int))
+>>> print(model.privacy_)
+ε = 2 at δ = 4e-06 for datasets of the same public size that differ in one row (full batch, exact accountant)
+released: mean, sensitivity 0.004, noise 0.03739, 5 % of the budget
+released: second moment, sensitivity 0.002828, noise 0.0187, 10 % of the budget
+released: gradients, sensitivity 1, noise 17.56, 60 times, 85 % of the budget
+assumed public: the number of rows, 500, and of columns, 3
+assumed public: rows are normalised, by a rule that is not read from them
+assumed public: the 2 classes
+assumed public: every argument of the estimator
+not covered: other fits on the same rows, as tuning makes them: they are not added up, give them one shared ledger
+not covered: scores on held-out rows, and choices made from them
+reproducible, not for release
+"""
+
+from dpgrad.convex.estimators.classifiers import DPLinearSVC, DPLogisticRegression
+from dpgrad.convex.estimators.preprocessing import DPStandardScaler, RowNormalizer
+from dpgrad.convex.estimators.privacy import Privacy, PrivacyWarning
+from dpgrad.convex.estimators.regressor import DPLinearRegression
+
+__all__ = [
+    "DPLinearRegression",
+    "DPLinearSVC",
+    "DPLogisticRegression",
+    "DPStandardScaler",
+    "Privacy",
+    "PrivacyWarning",
+    "RowNormalizer",
+]

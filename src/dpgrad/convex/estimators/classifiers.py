@@ -1,0 +1,247 @@
+"""Private linear classifiers for scikit-learn."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from dpgrad import _validate
+from dpgrad.convex.estimators import rows, solvers
+from dpgrad.convex.estimators.privacy import (
+    Privacy,
+    PrivacyWarning,
+    charging,
+    delta_for,
+    guarantee,
+    not_covered,
+    relation_of,
+)
+from dpgrad.convex.joint import Joint
+from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
+from dpgrad.convex.weighted import Weighted
+from dpgrad.ledger import Ledger
+
+
+class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
+    """What private linear classifiers share: the arguments, the fit, and the scores."""
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float | None = None,
+        relation: str = "replace-one",
+        data_norm: float | str | None = None,
+        classes: ArrayLike | None = None,
+        class_weight: Mapping[Any, float] | None = None,
+        fit_intercept: bool = True,
+        solver: str = "auto",
+        max_iter: int | None = None,
+        kappa: float | None = None,
+        learning_rate: float | None = None,
+        clip: float | None = None,
+        l2: float | None = None,
+        momentum: float | None = None,
+        sampling_rate: float | None = None,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.data_norm = data_norm
+        self.classes = classes
+        self.class_weight = class_weight
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.max_iter = max_iter
+        self.kappa = kappa
+        self.learning_rate = learning_rate
+        self.clip = clip
+        self.l2 = l2
+        self.momentum = momentum
+        self.sampling_rate = sampling_rate
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.ledger = ledger
+
+    @abstractmethod
+    def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
+        """The loss of that many classes."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
+
+        Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
+        """
+        epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
+        radius = rows.radius_of(self.data_norm)
+        X, y = rows.validated(self, X, y=y)
+        delta = delta_for(self.delta, X.shape[0])
+        check_classification_targets(y)
+        if self.classes is None:
+            warnings.warn(
+                "classes were read from y, which the guarantee does not cover: name them, classes=[...]",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        labels, targets = _encoded(y, self.classes)
+        loss = _weighted(self._loss(len(labels)), self.class_weight, labels)
+        charge = charging(self.ledger, relation, type(self).__name__)
+        task = solvers.Task(loss, len(labels), epsilon, delta, relation, radius, self.fit_intercept, charge)
+        options = {name: value for name in solvers.OPTIONS if (value := getattr(self, name)) is not None}
+        key = rows.key_of(self.random_state)
+        found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
+        self.classes_, self.radius_, self.one_vs_rest_ = labels, radius, found.coef.shape[1] > loss.outputs
+        self.coef_, self.intercept_, self.n_iter_ = found.coef.T, found.intercept, found.steps
+        inferred = ("the labels that occur, read from y",) if self.classes is None else ()
+        named = () if self.classes is None else (f"the {len(labels)} classes",)
+        self.privacy_ = Privacy(
+            guarantee(found.event, relation, delta),
+            found.releases,
+            (*rows.shape_facts(X, radius), *named, "every argument of the estimator"),
+            (*inferred, *not_covered(self.ledger)),
+            key.reproducible,
+        )
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """The scores of raw rows, clipped or normalised as those of the fit were: (n,) for two classes, else (n, K)."""
+        check_is_fitted(self)
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        scores = solvers.design(X, self.radius_).scores(self.coef_.T) + self.intercept_
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The class with the largest score."""
+        scores = self.decision_function(X)
+        places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[places])
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+class DPLogisticRegression(LinearClassifier):
+    """Logistic regression with differential privacy; softmax for more than two classes.
+
+    The default solver, ``"auto"``, has nothing to tune (`dpgrad.convex.auto`). ``"gd"`` and ``"sgd"`` are DP-GD and
+    DP-SGD of Yu et al. (2020), with ``max_iter`` steps, ``learning_rate``, ``clip``, ``l2`` and ``momentum``;
+    ``"output"``, ``"objective"`` and ``"amp"`` perturb the result or the objective. An option that a solver does not
+    take is refused.
+
+    ``data_norm`` bounds the norm of a row: a number R, to which longer rows are clipped, or None (``"normalize"``), by
+    which every row is normalised. Prediction does the same to its rows, and ``coef_`` applies to rows so treated.
+    ``classes`` are all labels that could occur; where they are not named they are read from ``y`` with a warning.
+    ``delta`` is 1/n² unless given, and below 1/n. ``class_weight`` names public weights, relative to the largest.
+    With ``random_state`` a fit can be repeated, by anyone who guesses it: not for release. ``ledger``, a
+    `dpgrad.ledger.Ledger`, adds up all fits that share it, also those of a grid search; one with a file also across
+    processes. Sample weights and warm starts are not offered.
+
+    A fit sets ``classes_``, ``coef_``, ``intercept_``, ``n_iter_`` and ``privacy_``; ``one_vs_rest_`` says whether the
+    scores of several classes were learned apart, as ``"objective"`` and ``"amp"`` do.
+
+    Guarantee: `privacy_` holds (ε, δ) for neighbours under ``relation``, every release, what is assumed public, and
+    what is not covered. Data are computed on in float32; the bounds hold for what is computed.
+
+    >>> random = np.random.default_rng(7)
+    >>> X = random.standard_normal((2000, 2))
+    >>> y = np.where(X @ [2.0, 1.0] > 0, "yes", "no")
+    >>> model = DPLogisticRegression(epsilon=1.0, classes=["no", "yes"], random_state=7).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9), model.predict_proba(X).shape
+    (True, (2000, 2))
+    >>> print(model.privacy_.guarantee)
+    ε = 1 at δ = 2.5e-07 for datasets of the same public size that differ in one row (full batch, exact accountant)
+    """
+
+    def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
+        return Logistic() if classes == 2 or self.solver in solvers.BINARY else Softmax(classes)
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of each class: (n, K)."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([expit(-scores), expit(scores)])
+        if self.one_vs_rest_:
+            return np.asarray(expit(scores) / expit(scores).sum(axis=1, keepdims=True))
+        return np.asarray(softmax(scores, axis=1))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithm of the probability of each class: (n, K)."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([log_expit(-scores), log_expit(scores)])
+        if self.one_vs_rest_:
+            found = log_expit(scores)
+            return np.asarray(found - logsumexp(found, axis=1, keepdims=True))
+        return np.asarray(log_softmax(scores, axis=1))
+
+
+class DPLinearSVC(LinearClassifier):
+    """A linear support vector machine with differential privacy, by the Huber loss: a hinge with a rounded corner.
+
+    More than two classes are separated each from the rest, in one descent (`dpgrad.convex.joint`). Arguments are those
+    of `DPLogisticRegression`.
+
+    Guarantee: as for `DPLogisticRegression`.
+
+    >>> random = np.random.default_rng(7)
+    >>> X = random.standard_normal((2000, 2))
+    >>> y = (X @ [2.0, 1.0] > 0).astype(int)
+    >>> model = DPLinearSVC(epsilon=1.0, classes=[0, 1], random_state=7).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    """
+
+    def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
+        return HuberSvm() if classes == 2 or self.solver in solvers.BINARY else Joint(HuberSvm(), classes)
+
+
+def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The classes in order, and the place of each row's label among them; no label is repeated in an error."""
+    present, places = np.unique(y, return_inverse=True)
+    if classes is None:
+        if len(present) < 2:
+            raise ValueError("y holds one class: at least 2 are needed; name all that could occur, classes=[...]")
+        return present, places
+    known = np.unique(np.asarray(classes))
+    if np.ndim(classes) != 1 or len(known) != np.size(classes) or len(known) < 2:
+        raise ValueError(f"classes must be a list of at least 2 different labels, got {_validate.shown(classes)}")
+    numbers = {label: number for number, label in enumerate(known.tolist())}
+    found = np.array([numbers.get(label, -1) for label in present.tolist()])
+    if (found < 0).any():
+        raise ValueError(f"y holds labels that are not among the {len(known)} classes: name all that could occur")
+    return known, found[places]
+
+
+def _weighted(
+    loss: Logistic | HuberSvm | Softmax | Joint, class_weight: Mapping[Any, float] | None, labels: NDArray[Any]
+) -> Loss:
+    """The loss with the weights of the classes, 1 where none is given, divided by the largest."""
+    if class_weight is None:
+        return loss
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f"class_weight must be a dict of public weights, got {_validate.shown(class_weight)}: how often a class "
+            "occurs is private"
+        )
+    known: list[Hashable] = labels.tolist()
+    if unknown := [label for label in class_weight if label not in known]:
+        raise ValueError(f"class_weight names {_validate.shown(unknown[0])}, which is not among the classes")
+    for weight in class_weight.values():
+        _validate.non_negative(**{"class_weight": weight})
+    weights = [float(class_weight.get(label, 1.0)) for label in known]
+    if not (largest := max(weights)):
+        raise ValueError("class_weight must have a positive weight, got 0 for every class")
+    return Weighted(loss, tuple(weight / largest for weight in weights))

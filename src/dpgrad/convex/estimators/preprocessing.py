@@ -1,0 +1,233 @@
+"""Rows prepared for private models: by a public rule that costs nothing, or by statistics that are released."""
+
+import math
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from dpgrad import _validate
+from dpgrad.accounting import exact
+from dpgrad.convex import gd
+from dpgrad.convex.auto import Release
+from dpgrad.convex.design import Matrix
+from dpgrad.convex.estimators import rows
+from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.losses import Array
+from dpgrad.events import Gaussian, Relation
+from dpgrad.ledger import Ledger
+
+RULES = ("normalize", "clip")
+_BLOCK = 1 << 18  # numbers in a block of rows
+_ROUNDING = 1e-9  # μ and the sums stay below their bounds by this much
+
+
+class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Each row scaled to the Euclidean ``norm``, or, by the rule ``"clip"``, only where it is longer.
+
+    What happens to a row depends on that row alone, so it costs no privacy; rows of zeros stay. Sparse rows stay
+    sparse.
+
+    >>> RowNormalizer(norm=2.0, rule="clip").fit_transform([[3.0, 4.0], [0.6, 0.8]]).round(6).tolist()
+    [[1.2, 1.6], [0.6, 0.8]]
+    """
+
+    def __init__(self, norm: float = 1.0, *, rule: str = "normalize") -> None:
+        self.norm = norm
+        self.rule = rule
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Nothing is learned; the input is checked."""
+        self._check()
+        rows.validated(self, X)
+        return self
+
+    def transform(self, X: Any) -> Matrix:
+        """The scaled rows, in a new array."""
+        self._check()
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        with np.errstate(over="ignore"):
+            squares = np.einsum("ij,ij->i", X, X, dtype=np.float64) if not sparse.issparse(X) else _sparse_squares(X)
+        lengths = np.sqrt(squares)
+        if not np.isfinite(lengths).all():
+            raise ValueError("X holds rows that are too long to be measured: scale the columns by public numbers")
+        factors = np.ones_like(lengths)
+        np.divide(self.norm, lengths, out=factors, where=lengths > (0 if self.rule == "normalize" else self.norm))
+        return _scaled(X, factors)
+
+    def _check(self) -> None:
+        _validate.positive(norm=self.norm)
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {_validate.shown(self.rule)}")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.requires_fit = False
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def _sparse_squares(X: Matrix) -> Array:
+    return np.asarray(X.power(2, dtype=np.float64).sum(axis=1)).reshape(-1)
+
+
+def _scaled(X: Matrix, factors: Array) -> Matrix:
+    """Each row times its factor, in the precision of the rows."""
+    if not sparse.issparse(X):
+        return (X * factors[:, None]).astype(X.dtype, copy=False)
+    return _with_data(X, X.data * np.repeat(factors, np.diff(X.indptr)))
+
+
+class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Columns with mean 0 and variance 1 by a noisy mean and a noisy mean square, which are released and charged.
+
+    ``bounds`` is a pair (low, high) of numbers, or of arrays with one value for each column, chosen without looking at
+    the data: values beyond are clipped to them, in the fit and in every transformation. In units u of half their
+    distance from the middle, |u| ≤ 1, and one release holds the sums of u and of u² − 1 for all p columns. A variance
+    that is not told from noise is taken to be the noise.
+
+    Guarantee: u² + (u² − 1)² ≤ 1, so a row adds a vector of norm at most √p, and `privacy_` holds the price of one
+    Gaussian release of that sensitivity. It is the scaler's own: a model that follows pays for itself. A shared
+    ``ledger`` adds both up.
+
+    >>> X = np.random.default_rng(7).normal(5.0, 2.0, (10_000, 3))
+    >>> scaler = DPStandardScaler(epsilon=1.0, bounds=(-10.0, 20.0), random_state=7)
+    >>> Z = scaler.fit_transform(X)
+    >>> bool(np.abs(Z.mean(axis=0)).max() < 0.05), bool(np.abs(Z.std(axis=0) - 1).max() < 0.05)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float | None = None,
+        relation: str = "replace-one",
+        bounds: tuple[ArrayLike, ArrayLike] | None = None,
+        with_mean: bool = True,
+        with_std: bool = True,
+        random_state: Any = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.bounds = bounds
+        self.with_mean = with_mean
+        self.with_std = with_std
+        self.random_state = random_state
+        self.ledger = ledger
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Release what the columns are scaled by.
+
+        Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
+        """
+        epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
+        if not (self.with_mean or self.with_std):
+            raise ValueError("with_mean or with_std must be True: otherwise there is nothing to scale by")
+        X = rows.canonical(rows.validated(self, X))
+        count, columns = X.shape
+        low, high = rows.pair_of("bounds", self.bounds, columns)
+        _refuse_dense(X, self.with_mean, low, high)
+        delta = delta_for(self.delta, count)
+        key = rows.key_of(self.random_state)
+
+        moved = 2 if relation is Relation.REPLACE_ONE else 1
+        multiplier = moved / (exact.mu_for(epsilon, delta) * (1 - _ROUNDING))
+        event, std = Gaussian(multiplier), multiplier * math.sqrt(columns)
+        price = guarantee(event, relation, delta)
+        if price.epsilon > epsilon:
+            raise ValueError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
+        charging(self.ledger, relation, type(self).__name__)(event)
+        noisy = (1 - _ROUNDING) * moment_sums(X, low, high) + gd.gaussian(key, 0, (2, columns), std)
+
+        mean = np.clip(noisy[0] / count, -1, 1)
+        variance = np.clip(noisy[1] / count + 1, 0, 1) - mean**2
+        middle, half = low + (high - low) / 2, (high - low) / 2
+        self.n_samples_seen_, self.low_, self.high_ = count, low, high
+        self.mean_: Array | None = middle + half * mean if self.with_mean else None
+        self.scale_: Array | None = (
+            half * np.sqrt(np.maximum(variance, min(std / count, 1.0))) if self.with_std else None
+        )
+        release = Release("mean and mean square", moved * math.sqrt(columns) / count, std / count, 1.0)
+        facts = (f"the number of rows, {count:,}, and of columns, {columns:,}", "bounds", "every other argument")
+        self.privacy_ = Privacy(price, (release,), facts, not_covered(self.ledger), key.reproducible)
+        return self
+
+    def transform(self, X: Any) -> Matrix:
+        """The rows clipped to the bounds, less the mean, divided by the scale; in a new array."""
+        check_is_fitted(self)
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        _refuse_dense(X, self.mean_ is not None, self.low_, self.high_)
+        shift, scale = self._shift_and_scale()
+        if sparse.issparse(X):
+            clipped = np.clip(X.data, self.low_[X.indices], self.high_[X.indices])
+            return _with_data(X, clipped / scale[X.indices])
+        return ((np.clip(X, self.low_, self.high_) - shift) / scale).astype(X.dtype, copy=False)
+
+    def inverse_transform(self, X: Any) -> Matrix:
+        """Scaled rows in the units of the data; what was clipped does not come back."""
+        check_is_fitted(self)
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        _refuse_dense(X, self.mean_ is not None, self.low_, self.high_)
+        shift, scale = self._shift_and_scale()
+        if sparse.issparse(X):
+            return _with_data(X, X.data * scale[X.indices])
+        return (X * scale + shift).astype(X.dtype, copy=False)
+
+    def _shift_and_scale(self) -> tuple[Array, Array]:
+        zeros, ones = np.zeros_like(self.low_), np.ones_like(self.low_)
+        return zeros if self.mean_ is None else self.mean_, ones if self.scale_ is None else self.scale_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = not self.with_mean
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def _refuse_dense(X: Matrix, centred: bool, low: Array, high: Array) -> None:
+    """Refuse sparse rows that would become dense."""
+    if not sparse.issparse(X):
+        return
+    if centred:
+        raise ValueError("sparse rows cannot be centred without making them dense: with_mean=False")
+    if (low > 0).any() or (high < 0).any():
+        raise ValueError("bounds must hold 0 for sparse rows: clipping would make them dense")
+
+
+def _with_data(X: Matrix, data: NDArray[Any]) -> Matrix:
+    return sparse.csr_array((data.astype(X.dtype, copy=False), X.indices.copy(), X.indptr.copy()), shape=X.shape)
+
+
+def moment_sums(X: Matrix, low: Array, high: Array) -> Array:
+    """The sums of u and of u² − 1 over the rows, u = (x − middle)/half clipped to ±1: (2, columns), before any noise.
+
+    Guarantee: leaving out a row moves it by at most √columns, exchanging one by at most twice that.
+
+    >>> moment_sums(np.array([[0.0], [4.0], [9.0]]), np.array([0.0]), np.array([8.0])).tolist()
+    [[0.0], [-1.0]]
+    """
+    middle, half = low + (high - low) / 2, (high - low) / 2
+    count, columns = X.shape
+    if sparse.issparse(X):
+        units = np.clip((X.data - middle[X.indices]) / half[X.indices], -1, 1)
+        held = np.bincount(X.indices, minlength=columns)
+        zeros = _moments(-middle / half) * (count - held)
+        return np.asarray(zeros + [np.bincount(X.indices, part, columns) for part in _moments(units)])
+    total = np.zeros((2, columns))
+    height = max(1, _BLOCK // columns)
+    for start in range(0, count, height):
+        block = X[start : start + height].astype(np.float64)
+        total += _moments(np.clip((block - middle) / half, -1, 1)).sum(axis=1)
+    return total
+
+
+def _moments(units: Array) -> NDArray[np.float64]:
+    return np.array([units, units**2 - 1])

@@ -1,0 +1,118 @@
+"""What a fitted estimator says about privacy: the guarantee, every release, and what was taken for granted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dpgrad import _validate
+from dpgrad.accounting import account
+from dpgrad.convex import gd
+from dpgrad.convex.auto import Release
+from dpgrad.events import Event, Poisson, Relation, leaves
+from dpgrad.guarantee import Guarantee
+from dpgrad.ledger import Ledger
+
+
+class PrivacyWarning(UserWarning):
+    """Something was read from the data that the guarantee does not cover; `Privacy.outside` lists it too."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The guarantee of one fit, the releases it is made of, what is assumed public, and what it does not cover.
+
+    >>> from dpgrad.events import Gaussian
+    >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
+    >>> print(Privacy(cost, (Release("mean", 0.02, 0.098, 1.0),), ("n = 100",), ("held-out scores",), True))
+    ε = 1 at δ = 1e-06 for datasets of the same public size, one row's contribution replaced by nothing (full batch, exact accountant)
+    released: mean, sensitivity 0.02, noise 0.098, 100 % of the budget
+    assumed public: n = 100
+    not covered: held-out scores
+    reproducible, not for release
+    """  # noqa: E501
+
+    guarantee: Guarantee
+    releases: tuple[Release, ...]
+    public: tuple[str, ...]
+    outside: tuple[str, ...]
+    reproducible: bool
+
+    def __str__(self) -> str:
+        lines = [str(self.guarantee)]
+        lines += [f"released: {_told(release)}" for release in self.releases]
+        lines += [f"assumed public: {fact}" for fact in self.public]
+        lines += [f"not covered: {fact}" for fact in self.outside]
+        return "\n".join(lines + ["reproducible, not for release"] * self.reproducible)
+
+
+def _told(release: Release) -> str:
+    times = "" if release.count == 1 else f", {release.count:,} times"
+    return (
+        f"{release.name}, sensitivity {release.sensitivity:.4g}, noise {release.std:.4g}{times}, "
+        f"{100 * release.share:.3g} % of the budget"
+    )
+
+
+def guarantee(event: Event, relation: Relation, delta: float) -> Guarantee:
+    """What the event costs: in closed form, or by the privacy loss distribution where rows were sampled.
+
+    >>> from dpgrad.events import Gaussian
+    >>> guarantee(Gaussian(4.0), Relation.ZERO_OUT, 1e-5).accountant
+    'exact'
+    """
+    sampled = any(isinstance(leaf, Poisson) for leaf in leaves(event))
+    return Guarantee.of(account(event, relation, "pld" if sampled else "exact"), delta)
+
+
+def relation_of(value: object) -> Relation:
+    """The relation, refused where it is none for which the number of rows is public: estimators read it.
+
+    >>> relation_of("add-remove")
+    Traceback (most recent call last):
+    ValueError: relation must be replace-one or zero-out, got 'add-remove': the number of rows is taken as public
+    """
+    if not isinstance(value, str) or value not in (Relation.REPLACE_ONE, Relation.ZERO_OUT):
+        raise ValueError(
+            f"relation must be replace-one or zero-out, got {_validate.shown(value)}: "
+            "the number of rows is taken as public"
+        )
+    return Relation(value)
+
+
+def delta_for(delta: float | None, rows: int) -> float:
+    """δ, by default 1/n²; one row, or a δ of 1/n or more, is refused.
+
+    >>> delta_for(None, rows=1000)
+    1e-06
+    """
+    if rows == 1:
+        raise ValueError("n_samples = 1: one row alone cannot be hidden, and no delta is below 1/n")
+    found = 1 / rows**2 if delta is None else delta
+    gd.check_delta(found, rows)
+    return float(found)
+
+
+def charging(ledger: object, relation: Relation, label: str) -> Callable[[Event], None]:
+    """What charges an event to the ledger, where there is one.
+
+    >>> charging("spent.jsonl", Relation.ZERO_OUT, "a model")
+    Traceback (most recent call last):
+    ValueError: ledger must be a dpgrad.ledger.Ledger or None, got 'spent.jsonl': Ledger(path) opens a file
+    """
+    if ledger is not None and not isinstance(ledger, Ledger):
+        raise ValueError(
+            f"ledger must be a dpgrad.ledger.Ledger or None, got {_validate.shown(ledger)}: Ledger(path) opens a file"
+        )
+
+    def charge(event: Event) -> None:
+        if ledger is not None:
+            ledger.add(event, relation, label)
+
+    return charge
+
+
+def not_covered(ledger: Ledger | None) -> tuple[str, ...]:
+    """What no single fit can cover."""
+    others = "other fits on the same rows, as tuning makes them: " + (
+        "they are not added up, give them one shared ledger" if ledger is None else "ledger.guarantee(delta) adds them"
+    )
+    return (others, "scores on held-out rows, and choices made from them")

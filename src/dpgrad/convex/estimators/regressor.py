@@ -1,0 +1,121 @@
+"""Private linear regression for scikit-learn."""
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from dpgrad.convex.estimators import rows, solvers
+from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.losses import Array, Squared
+from dpgrad.ledger import Ledger
+
+
+class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Linear regression with differential privacy.
+
+    The default solver, ``"adassp"``, releases XᵀX and Xᵀy once (`dpgrad.convex.regression`); ``"gd"`` is DP-GD on
+    errors that are cut at half the width of the target's bounds, for rows with thousands of columns or sparse ones.
+
+    ``data_norm`` and ``target_bounds`` are required, chosen without looking at the data: longer rows are clipped to
+    the norm, in the fit and in prediction (``"normalize"`` scales every row to norm 1, which few regressions want), and
+    targets beyond their bounds (low, high) are clipped to these. The other arguments are those of
+    `DPLogisticRegression`.
+
+    Guarantee: `privacy_` holds (ε, δ) for neighbours under ``relation``, every release, what is assumed public, and
+    what is not covered.
+
+    >>> random = np.random.default_rng(7)
+    >>> X = random.uniform(-1, 1, (5000, 2))
+    >>> y = 3 + X @ [2.0, -1.0] + random.normal(0, 0.1, 5000)
+    >>> model = DPLinearRegression(epsilon=1.0, data_norm=1.5, target_bounds=(0.0, 6.0), random_state=7).fit(X, y)
+    >>> bool(model.score(X, y) > 0.95), [release.name for release in model.privacy_.releases]
+    (True, ['second moment', 'products with the target', 'smallest eigenvalue'])
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float | None = None,
+        relation: str = "replace-one",
+        data_norm: float | str | None = None,
+        target_bounds: tuple[float, float] | None = None,
+        fit_intercept: bool = True,
+        solver: str = "adassp",
+        max_iter: int | None = None,
+        learning_rate: float | None = None,
+        clip: float | None = None,
+        l2: float | None = None,
+        momentum: float | None = None,
+        random_state: Any = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.relation = relation
+        self.data_norm = data_norm
+        self.target_bounds = target_bounds
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.clip = clip
+        self.l2 = l2
+        self.momentum = momentum
+        self.random_state = random_state
+        self.ledger = ledger
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
+
+        Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
+        """
+        epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
+        if self.data_norm is None:
+            raise ValueError(
+                "data_norm is required: a bound on the norm of every row, chosen without looking at the data"
+            )
+        radius = rows.radius_of(self.data_norm)
+        low, high = rows.pair_of("target_bounds", self.target_bounds)
+        X, y = rows.validated(self, X, y=y, y_numeric=True)
+        if y.dtype.kind not in "iufb":
+            raise ValueError("X and y must hold numbers: encode text, by categories that are public")
+        delta = delta_for(self.delta, X.shape[0])
+        if self.fit_intercept:
+            middle, half = low + (high - low) / 2, (high - low) / 2
+        else:  # a row of zeros has the target 0, wherever the bounds lie
+            middle, half = 0.0, max(abs(low), abs(high))
+        targets = np.clip((np.clip(y, low, high) - middle) / half, -1, 1)
+        charge = charging(self.ledger, relation, type(self).__name__)
+        task = solvers.Task(Squared(bound=1.0), 0, epsilon, delta, relation, radius, self.fit_intercept, charge)
+        options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+        key = rows.key_of(self.random_state)
+        found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
+        self.radius_, self.n_iter_ = radius, found.steps
+        self.coef_ = half * found.coef[:, 0]
+        self.intercept_ = float(middle + half * found.intercept[0])
+        self.privacy_ = Privacy(
+            guarantee(found.event, relation, delta),
+            found.releases,
+            (*rows.shape_facts(X, radius), "target_bounds", "every other argument of the estimator"),
+            not_covered(self.ledger),
+            key.reproducible,
+        )
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The expected target of raw rows, clipped or normalised as those of the fit were."""
+        check_is_fitted(self)
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        return solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+OPTIONS = ("max_iter", "learning_rate", "clip", "l2", "momentum")

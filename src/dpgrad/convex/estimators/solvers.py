@@ -1,0 +1,262 @@
+"""The solvers under the names that estimators give them, each with the options it takes and its defaults.
+
+>>> from dpgrad.convex.losses import Logistic
+>>> rows, targets = np.array([[1.0], [-1.0]] * 500), np.array([1, 0] * 500)
+>>> task = Task(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, radius=1.0, fit_intercept=False)
+>>> found = solve("gd", rows, targets, task, {"max_iter": 20}, Key.from_seed(7))
+>>> found.coef.shape, found.steps, [release.name for release in found.releases]
+((1, 1), 20, ['gradients'])
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpgrad import _validate
+from dpgrad.convex import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
+from dpgrad.convex.auto import Release
+from dpgrad.convex.design import Design, Matrix, Rule
+from dpgrad.convex.losses import Array, Loss, Targets
+from dpgrad.convex.perturbed import Perturbation
+from dpgrad.convex.weighted import Weighted
+from dpgrad.events import Event, Relation, Repeat
+from dpgrad.keys import Key
+from dpgrad.mechanism import Mechanism
+
+Options = Mapping[str, Any]
+_MOST_COLUMNS = 10_000  # of a second moment: 800 MB
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked of a solver, in public numbers. Without a ``radius`` rows are normalised.
+
+    A loss of one score for more than two classes separates each class from the rest, in fits that share the budget. No
+    classes: a regression. ``charge`` is told the event before anything is released.
+    """
+
+    loss: Loss
+    classes: int
+    epsilon: float
+    delta: float
+    relation: Relation
+    radius: float | None
+    fit_intercept: bool
+    charge: Callable[[Event], None] = lambda event: None
+
+    @property
+    def moved(self) -> int:
+        """How many clip bounds a sum moves by between neighbours."""
+        return 2 if self.relation is Relation.REPLACE_ONE else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Coefficients (features, outputs) and intercept (outputs,) for rows as the public rule leaves them."""
+
+    coef: Array
+    intercept: Array
+    event: Event
+    releases: tuple[Release, ...]
+    steps: int
+
+
+def design(rows: Matrix, radius: float | None, intercept: float = 0.0) -> Design:
+    """The rows clipped to ``radius``, or normalised without one."""
+    rule: Rule = "normalise" if radius is None else "clip"
+    return Design(rows, radius=1.0 if radius is None else radius, rule=rule, intercept=intercept)
+
+
+def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """The coefficients by the solver of that name, for targets that are class indices, or numbers without classes.
+
+    An option that the solver does not take is refused.
+    """
+    known = SOLVERS if task.classes else REGRESSION
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"solver must be one of {', '.join(known)}, got {_validate.shown(name)}")
+    run, taken = known[name]
+    if name in BINARY and isinstance(task.loss, Weighted):
+        raise ValueError(f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output")
+    if task.loss.outputs == 1 and task.classes == 2:
+        targets = 2.0 * targets - 1
+    unused = sorted(set(options) - taken)
+    if unused:
+        raise ValueError(f"solver {name} does not use {', '.join(unused)}: leave {unused[0]} at None")
+    if "max_iter" in options:
+        _validate.step_count(max_iter=options["max_iter"])
+    if "batch_size" in options:
+        _validate.whole(least=1, batch_size=options["batch_size"])
+    return run(rows, targets, task, options, key)
+
+
+def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    steps = options.get("max_iter", 60)
+    found = auto.solve(
+        rows, targets, task.loss, epsilon=task.epsilon, delta=task.delta, relation=task.relation, radius=task.radius,
+        fit_intercept=task.fit_intercept, kappa=options.get("kappa", 1.0), steps=steps, key=key, charge=task.charge,
+    )  # fmt: skip
+    return Found(found.coef, found.intercept, found.event, found.releases, steps)
+
+
+def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """DP-GD at the learning rate 1/β of theory, clipped where nothing is cut, unless told otherwise."""
+    prepared, clip, rate, steps = _descent(rows, task, options)
+    mechanism = gd.calibrated(
+        prepared.rows, steps, clip=clip, epsilon=task.epsilon, delta=task.delta, relation=task.relation
+    )
+    task.charge(mechanism.event())
+    coefficients, event = gd.solve(
+        prepared, targets, task.loss, mechanism, learning_rate=rate, key=key, **_chosen(options)
+    )
+    return _descended("gradients", coefficients, event, prepared, mechanism, task)
+
+
+def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """DP-SGD on a tenth of the rows a step, its learning rate halved after half of the steps."""
+    prepared, clip, rate, steps = _descent(rows, task, options)
+    sampled = options.get("sampling_rate", 0.1)
+    mechanism = sgd.calibrated(
+        prepared.rows, steps, sampling_rate=sampled, clip=clip,
+        epsilon=task.epsilon, delta=task.delta, relation=task.relation,
+    )  # fmt: skip
+    task.charge(mechanism.event())
+    rates = sgd.halved(rate, steps)
+    coefficients, event = sgd.solve(
+        prepared, targets, task.loss, mechanism, learning_rate=rates, key=key, **_chosen(options)
+    )
+    return _descended(f"gradients of rows sampled at rate {sampled:g}", coefficients, event, prepared, mechanism, task)
+
+
+def _prepared(rows: Matrix, task: Task) -> Design:
+    """The rows, with a constant column as long as they are where an intercept is learned."""
+    return design(rows, task.radius, (task.radius or 1.0) if task.fit_intercept else 0.0)
+
+
+def _descent(rows: Matrix, task: Task, options: Options) -> tuple[Design, float, float, int]:
+    """The rows, the clip bound, the learning rate and the steps."""
+    prepared = _prepared(rows, task)
+    clip = options.get("clip", task.loss.lipschitz(prepared.bound))
+    rate = options.get("learning_rate", 1 / task.loss.smoothness(prepared.bound))
+    return prepared, clip, rate, options.get("max_iter", 100)
+
+
+def _chosen(options: Options) -> dict[str, Any]:
+    return {name: options[name] for name in ("l2", "momentum") if name in options}
+
+
+def _descended(
+    name: str, coefficients: Array, event: Event, prepared: Design, mechanism: Mechanism, task: Task
+) -> Found:
+    release = Release(name, task.moved * mechanism.clip_at(0), mechanism.std_at(0), share=1.0, count=mechanism.steps)
+    return Found(*unfolded(coefficients, prepared.intercept), event, (release,), mechanism.steps)
+
+
+def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """Output perturbation after ``max_iter`` passes over batches of 50 rows, at the learning rate 1/√n of Wu et al."""
+    prepared = _prepared(rows, task)
+    usual = min(1 / math.sqrt(prepared.rows), 1 / task.loss.smoothness(prepared.bound))
+    plan = output.calibrated(
+        prepared.rows, task.loss, radius=prepared.bound, passes=options.get("max_iter", 10),
+        batch_size=min(options.get("batch_size", 50), prepared.rows), learning_rate=options.get("learning_rate", usual),
+        l2=options.get("l2", 0.0), epsilon=task.epsilon, delta=task.delta, relation=task.relation,
+    )  # fmt: skip
+    task.charge(plan.event)
+    coefficients, event = output.solve(prepared, targets, task.loss, plan, key=key)
+    release = Release("coefficients", plan.sensitivity, plan.std, share=1.0)
+    return Found(*unfolded(coefficients, prepared.intercept), event, (release,), plan.passes)
+
+
+def _objective(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """Tight objective perturbation, each class against the rest; ``l2`` where it exceeds what privacy needs."""
+    prepared = _prepared(rows, task)
+    plan = objective.calibrated(
+        prepared.rows, task.loss, radius=prepared.bound, epsilon=task.epsilon, delta=task.delta,
+        relation=task.relation, ridge=options.get("l2", 0.0) * prepared.rows, models=_models(task),
+    )  # fmt: skip
+    return _minimised(prepared, targets, plan, task, key)
+
+
+def _amp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """AMP without tuning, each class against the rest."""
+    prepared = _prepared(rows, task)
+    plan = amp.tuning_free(
+        prepared.rows, task.loss, radius=prepared.bound, epsilon=task.epsilon, delta=task.delta,
+        relation=task.relation, models=_models(task),
+    )  # fmt: skip
+    return _minimised(prepared, targets, plan, task, key)
+
+
+def _models(task: Task) -> int:
+    return 1 if task.classes == 2 else task.classes
+
+
+def _minimised(prepared: Design, targets: Targets, plan: Perturbation, task: Task, key: Key) -> Found:
+    """The minimisers, of one class against the rest where there are more than two; their steps are private."""
+    binary, models = partial(perturbed.solve, loss=plan.loss, plan=plan), _models(task)
+    task.charge(plan.event if models == 1 else Repeat(plan.event, models))
+    if models == 1:
+        coefficients, event = binary(prepared, targets, key=key)
+    else:
+        coefficients, event = one_vs_rest.solve(prepared, targets, models, binary, key=key)
+    releases = (
+        Release("objective", task.moved * plan.loss.lipschitz(plan.radius), plan.scale, 0.99, models),
+        Release("minimiser", 2 * plan.tolerance / plan.ridge, plan.output_scale, 0.01, models),
+    )
+    return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1)
+
+
+def _adassp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+    """AdaSSP, for targets in [−1, 1]."""
+    prepared = _prepared(rows, task)
+    if prepared.features > _MOST_COLUMNS:
+        raise ValueError(
+            f"solver adassp forms a matrix of columns × columns, got {prepared.features:,} of them, "
+            f"at most {_MOST_COLUMNS:,}: use gd"
+        )
+    plan = regression.calibrated(
+        prepared.rows, radius=prepared.bound, target_bound=1.0, epsilon=task.epsilon, delta=task.delta,
+        relation=task.relation,
+    )  # fmt: skip
+    task.charge(plan.event)
+    coefficients, event = regression.solve(prepared, targets, plan, key=key)
+    releases = tuple(
+        Release(name, plan.share * std, std, 1 / 3)
+        for name, std in [
+            ("second moment", plan.moment_std),
+            ("products with the target", plan.product_std),
+            ("smallest eigenvalue", plan.eigenvalue_std),
+        ]
+    )
+    return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1)
+
+
+def unfolded(coefficients: Array, constant: float) -> tuple[Array, Array]:
+    """Coefficients of the columns, and the intercept: what the constant column carries.
+
+    >>> weights, intercept = unfolded(np.array([[2.0], [3.0]]), constant=0.5)
+    >>> weights.tolist(), intercept.tolist()
+    ([[2.0]], [1.5])
+    """
+    if constant:
+        return coefficients[:-1], constant * coefficients[-1]
+    return coefficients, np.zeros(coefficients.shape[1])
+
+
+_DESCENT = {"max_iter", "learning_rate", "clip", "l2", "momentum"}
+Solver = Callable[[Matrix, Targets, Task, Options, Key], Found]
+SOLVERS: dict[str, tuple[Solver, set[str]]] = {
+    "auto": (_auto, {"max_iter", "kappa"}),
+    "gd": (_gd, _DESCENT),
+    "sgd": (_sgd, _DESCENT | {"sampling_rate"}),
+    "output": (_output, {"max_iter", "batch_size", "learning_rate", "l2"}),
+    "objective": (_objective, {"l2"}),
+    "amp": (_amp, set()),
+}
+REGRESSION: dict[str, tuple[Solver, set[str]]] = {"adassp": (_adassp, set()), "gd": (_gd, _DESCENT)}
+BINARY = {"objective", "amp"}  # proved for losses of one score
+OPTIONS = sorted(set().union(*(taken for _, taken in SOLVERS.values())))

@@ -1,0 +1,71 @@
+"""A loss whose classes count differently.
+
+>>> import numpy as np
+>>> from dpgrad.convex.losses import Logistic
+>>> rare = Weighted(Logistic(), weights=(0.1, 1.0))
+>>> rare.residuals(np.zeros((2, 1)), np.array([-1.0, 1.0])).tolist()
+[[0.05], [-0.5]]
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpgrad import _validate
+from dpgrad.convex.joint import Joint
+from dpgrad.convex.losses import Array, HuberSvm, Logistic, Softmax, Targets
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """``loss`` times the weight of the row's class: ``weights`` in the order −1, +1, or of class indices.
+
+    Weights are relative and public, 1 for the class that counts most: a global factor would only change the learning
+    rate. They scale residuals before these are clipped, so no row pulls harder than it would without them.
+
+    Guarantee: no weight exceeds 1, so the constants of ``loss`` bound the weighted loss too.
+
+    >>> Weighted(Softmax(3), weights=(1.0, 2.0, 1.0))
+    Traceback (most recent call last):
+    ValueError: weights must be relative to the largest, which is 1, got 2.0 as the largest
+    """
+
+    loss: Logistic | HuberSvm | Softmax | Joint
+    weights: tuple[float, ...]
+    smooth: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for weight in self.weights:
+            _validate.non_negative(weight=weight)
+        classes = max(2, self.loss.outputs)
+        if len(self.weights) != classes:
+            raise ValueError(f"weights must have one value for each of {classes} classes, got {len(self.weights)}")
+        if not math.isclose(largest := max(self.weights), 1):
+            raise ValueError(f"weights must be relative to the largest, which is 1, got {largest!r} as the largest")
+
+    @property
+    def outputs(self) -> int:
+        return self.loss.outputs
+
+    def checked(self, targets: ArrayLike, rows: int) -> Targets:
+        return self.loss.checked(targets, rows)
+
+    def values(self, scores: Array, targets: Targets) -> Array:
+        return self._of(targets) * self.loss.values(scores, targets)
+
+    def residuals(self, scores: Array, targets: Targets) -> Array:
+        return np.asarray(self._of(targets)[:, None] * self.loss.residuals(scores, targets))
+
+    def lipschitz(self, radius: float) -> float:
+        return self.loss.lipschitz(radius)
+
+    def smoothness(self, radius: float) -> float:
+        return self.loss.smoothness(radius)
+
+    def _of(self, targets: Targets) -> Array:
+        """The weight of each row."""
+        places = targets if self.outputs > 1 else (targets > 0).astype(np.int64)
+        return np.asarray(np.asarray(self.weights)[places])
