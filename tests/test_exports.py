@@ -17,6 +17,7 @@ PUBLIC = {
     "Mechanism": "dpgrad.mechanism",
     "PrivateGradient": "dpgrad.private",
     "Relation": "dpgrad.events",
+    "fit": "dpgrad.train",
 }
 MODULES = {"accounting", "calibrate", "data", "events", "grads", "sampling", "scaling", "schedules"}
 

@@ -1,5 +1,6 @@
 """One private step against the same step written out: draw, clip one example at a time, add noise, divide."""
 
+import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dpgrad import Mechanism, Relation, grads, noise, sampling, schedules
-from dpgrad.events import Compose, Gaussian, Poisson, Repeat
+from dpgrad.events import Compose, Gaussian, Poisson, Repeat, leaves
 from dpgrad.grads.history import InnerMomentum
+from dpgrad.keys import Key
 from dpgrad.mechanism import Group
-from dpgrad.private import PrivateGradient
+from dpgrad.private import Observed, PrivateGradient
 from dpgrad.scaling import RULES, Hard, Psasc, ScaleRule
 
 ROWS, STEPS, DIVISOR = 24, 3, 6.0
@@ -543,3 +545,267 @@ def test_examples_of_a_dataset_are_put_together_by_collate() -> None:
         return torch.stack([x[:3] for x, _ in examples]).double(), torch.stack([y for _, y in examples]).double()
 
     PrivateGradient(network(), loss, mechanism(), collate=padded).step(Ragged())
+
+
+def taken(private: PrivateGradient, steps: int, model: nn.Module) -> list[Tensor]:
+    """The gradients of some steps, each followed by a step of descent."""
+    found = []
+    for _ in range(steps):
+        private.step(rows())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    return found
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """What a file gives back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    found: dict[str, Any] = torch.load(file, weights_only=True)
+    return found
+
+
+RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "poisson": ("poisson", {}),
+    "shuffle": ("shuffle", {}),
+    "inner momentum": ("full-batch", {"inner_momentum": InnerMomentum(0.5, 2)}),
+    "past momentum": ("full-batch", {"inner_momentum": InnerMomentum(0.5, 1, inner="past")}),
+    "average": ("full-batch", {"average": 0.4}),
+    "memory": ("full-batch", {"memory_limit": 4_000, "engine": "vmap"}),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_restored_state_goes_on_bit_for_bit(name: str) -> None:
+    sampler, options = RESUMED[name]
+    plan, key = mechanism(sampler, steps=6, clip=schedules.linear(0.8, 6), hold_noise=True), Key.from_seed(9)
+    whole = network()
+    wanted = taken(PrivateGradient(whole, loss, plan, key=key, **options), 6, whole)
+    first = network()
+    private = PrivateGradient(first, loss, plan, key=key, **options)
+    taken(private, 3, first)
+    state, ledger = stored(private.state()), private.ledger
+    weights = {name: value.clone() for name, value in first.state_dict().items()}
+    taken(private, 2, first)  # lost
+    second = network()
+    second.load_state_dict(weights)
+    again = PrivateGradient(second, loss, plan, key=key, **options)
+    again.restore(state)
+    assert again.steps_taken == 3
+    assert again.ledger == ledger
+    for found, expected in zip(taken(again, 3, second), wanted[3:], strict=True):
+        assert torch.equal(found, expected)
+    assert again.ledger == plan.event()
+
+
+def test_the_state_holds_no_key() -> None:
+    model = network()
+    private = PrivateGradient(model, loss, mechanism("full-batch"), average=0.4, seed=5)
+    private.step(rows())
+    file = io.BytesIO()
+    torch.save(private.state(), file)
+    assert private.key.secret not in file.getvalue()
+    assert private.key.secret.hex().encode() not in file.getvalue()
+
+
+def test_a_new_key_goes_on_pays_again_and_begins_the_averages_anew() -> None:
+    model, plan = network(), mechanism("full-batch", steps=5)
+    first = PrivateGradient(model, loss, plan, average=0.4, seed=1)
+    taken(first, 2, model)
+    second = PrivateGradient(model, loss, plan, average=0.4, seed=2, start=2, before=first.ledger)
+    second.restore(stored(first.state()))
+    assert second.steps_taken == 2
+    assert second.ledger == first.ledger
+    second.step(rows())
+    assert_written(model, by_hand(model, plan, 2, second.key, Hard()))  # the first of an average is the gradient
+    assert sum(leaves(second.ledger).values()) == 3
+    assert second.spent(1e-5).epsilon == plan.with_steps(3).guarantee(1e-5).epsilon
+
+
+def test_a_new_key_within_a_shuffled_epoch_pays_for_it_again() -> None:
+    plan = mechanism("shuffle", steps=8)
+    private = PrivateGradient(network(), loss, plan, start=2)
+    for _ in range(6):
+        private.step(rows())
+    assert sum(leaves(private.ledger).values()) == 2  # what is left of the first epoch of four, and the second
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "message"),
+    [
+        ({}, {"step": 99}, "step of the state must be at most 3"),
+        ({}, {"start": 1}, "a new key must begin where the state ends, at step 1, got start 0"),
+        ({}, {"more": 1}, "not the state of a PrivateGradient"),
+        ({}, {"iterates": [{}]}, "give the inner_momentum it was taken with"),
+        ({}, {"average": {"momenta": {}, "updates": torch.zeros(1)}}, "give the average it was taken with"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(options: Any, changed: dict[str, Any], message: str) -> None:
+    private = PrivateGradient(network(), loss, mechanism(), **options)
+    private.step(rows())
+    state = private.state() | changed
+    with pytest.raises(ValueError, match=message):
+        PrivateGradient(network(), loss, mechanism(), **options).restore(state)
+    with pytest.raises(ValueError, match="before the first step"):
+        private.restore(private.state())
+
+
+def test_a_step_is_charged_first_and_a_refusal_leaves_it_untaken() -> None:
+    asked: list[int] = []
+
+    def charge(step: int) -> None:
+        asked.append(step)
+        assert private.steps_taken == step
+        if len(asked) == 2:
+            raise OSError("disk full")
+
+    model = network()
+    private = PrivateGradient(model, loss, mechanism(), seed=5, charge=charge)
+    private.step(rows())
+    with pytest.raises(OSError, match="disk full"):
+        private.step(rows())
+    assert private.steps_taken == 1
+    assert private.ledger == mechanism(steps=1).event()
+    private.step(rows())
+    assert asked == [0, 1, 1]
+    assert_written(model, by_hand(model, private.mechanism, 1, private.key, Hard()))
+
+
+def test_a_step_that_must_be_replayed_is_not_worked_on_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = grads.ENGINES["vmap"]
+
+    def small(model: nn.Module, loss: Any, batch: Any, weights: Tensor, rows: int = 1) -> Any:
+        if len(weights) > 15:
+            raise MemoryError
+        return engine(model, loss, batch, weights, rows)
+
+    monkeypatch.setitem(grads.ENGINES, "vmap", small)
+    model, plan = network(), mechanism("full-batch")
+    private = PrivateGradient(model, loss, plan, engine="vmap", charge=lambda step: None)
+    with pytest.raises(MemoryError, match="could not be replayed: give microbatch"):
+        private.step(rows())
+    assert model[0].weight.grad is None
+    assert private.steps_taken == 1
+    PrivateGradient(model, loss, plan, engine="vmap", charge=lambda step: None, microbatch=12).step(rows())
+
+
+def jittered(batch: tuple[Tensor, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Three noisy copies of each example."""
+    inputs, targets = (leaf[:, None].expand(-1, 3, -1) for leaf in batch)
+    return inputs + torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype), targets
+
+
+@pytest.mark.parametrize("microbatch", [None, 5])
+@pytest.mark.parametrize("engine", grads.ENGINES)
+def test_augmentations_are_averaged_within_the_example_before_scaling(engine: str, microbatch: int | None) -> None:
+    model, plan = network(), mechanism("full-batch", steps=2)
+    private = PrivateGradient(model, loss, plan, augment=jittered, engine=engine, microbatch=microbatch, seed=5)
+    seen = []
+    for step in range(2):
+        private.step(rows())
+        random = torch.Generator()
+        random.manual_seed(int.from_bytes(private.key.derive("augment", str(step), size=8), "little"))
+        inputs, targets = jittered(rows(), random)
+        total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for i in range(ROWS):
+            own = torch.autograd.grad(loss(model, (inputs[i], targets[i])).mean(), list(model.parameters()))
+            factor = min(1.0, 0.8 / float(torch.cat([g.flatten() for g in own]).norm()))
+            for name, g in zip(total, own, strict=True):
+                total[name] += factor * g
+        assert_written(
+            model,
+            {n: (t + noise.gaussian(t, plan.std_at(step), private.key, step, n)) / DIVISOR for n, t in total.items()},
+        )
+        seen.append(inputs)
+    assert not torch.equal(*seen)
+
+
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        (
+            lambda batch, generator: tuple(leaf[:, 0] for leaf in batch),
+            r"tensors that begin with \(examples, rows\), here \(\d+, K\)",
+        ),
+        (lambda batch, generator: tuple(leaf[:1, None] for leaf in batch), "tensors that begin with"),
+        (lambda batch, generator: tuple((leaf + leaf.mean(0))[:, None] for leaf in batch), "from that example and the"),
+        (lambda batch, generator: tuple(torch.rand_like(leaf)[:, None] for leaf in batch), "from that example and the"),
+    ],
+    ids=["rows", "fewer", "mixed", "other randomness"],
+)
+def test_augmentations_that_let_examples_meet_are_refused(augment: Any, message: str) -> None:
+    private = PrivateGradient(network(), loss, mechanism(), augment=augment)
+    with pytest.raises(ValueError, match=message):
+        private.step(rows())
+    assert private.steps_taken == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augment": jittered, "several_rows": True}, "augment makes the rows of an example"),
+        ({"seed": 1, "key": Key.from_seed(1)}, "give seed or key, not both"),
+        ({"start": 4}, "start must be at most 3"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivateGradient(network(), loss, mechanism(), **options)
+
+
+@pytest.mark.parametrize("microbatch", [None, 7])
+@pytest.mark.parametrize("groups", [(), (Group("0.*", clip=0.5), Group("2.*"))], ids=["one", "groups"])
+def test_what_is_observed_is_what_the_step_did(groups: tuple[Group, ...], microbatch: int | None) -> None:
+    model, plan = network(), mechanism("full-batch", groups=groups)
+    seen: list[Observed] = []
+    private = PrivateGradient(model, loss, plan, seed=5, observe=seen.append, microbatch=microbatch)
+    private.step(rows())
+    quiet = network()
+    PrivateGradient(quiet, loss, plan, seed=5, microbatch=microbatch).step(rows())
+    (found,) = seen
+    inputs, targets = rows()
+    each = [
+        torch.autograd.grad(loss(model, (x[None], y[None])).sum(), list(model.parameters()))
+        for x, y in zip(inputs, targets, strict=True)
+    ]
+    parts = [(0, 1), (2, 3)] if groups else [(0, 1, 2, 3)]
+    norms = torch.stack(
+        [torch.stack([torch.cat([g[i].flatten() for i in part]).norm() for g in each]) for part in parts]
+    )
+    torch.testing.assert_close(found.norms, norms, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.factors, private.rule(norms, found.clip), rtol=1e-9, atol=1e-9)
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        raw = torch.stack([g[number] for g in each]).sum(0) / DIVISOR
+        torch.testing.assert_close(found.raw[name], raw, rtol=1e-8, atol=1e-9)
+        assert torch.equal(found.noisy[name], parameter.grad)
+        assert torch.equal(parameter.grad, quiet.get_parameter(name).grad)  # looking changes nothing
+        drawn = noise.gaussian(parameter, plan.std_at(0, private._group_of(name)), private.key, 0, name)
+        torch.testing.assert_close(found.clipped_sum[name], parameter.grad * DIVISOR - drawn, rtol=1e-8, atol=1e-8)
+    assert repr(found) == "Observed(step 0, private)"
+
+
+def test_an_empty_batch_is_observed() -> None:
+    seen: list[Observed] = []
+    private = PrivateGradient(network(), loss, mechanism(), observe=seen.append)
+    private.step((torch.zeros(0, 3), torch.zeros(0, 2)))
+    assert seen[0].norms.shape == seen[0].factors.shape == (1, 0)
+
+
+def test_a_step_is_computed_once_and_only_when_charged() -> None:
+    """Its noise on two sums would reveal their difference."""
+    private = PrivateGradient(network(), loss, mechanism("full-batch"), seed=5)
+    with pytest.raises(ValueError, match="step 0 is not charged, or was computed"):
+        private.compute(rows(), 0)
+    step = private.charged(rows())
+    private.compute(rows(), step)
+    for again in (step, step + 1):
+        with pytest.raises(ValueError, match=f"step {again} is not charged, or was computed"):
+            private.compute(rows(), again)
+    private.charged(rows())
+    private.computed_elsewhere()
+    with pytest.raises(ValueError, match="step 1 is not charged, or was computed"):
+        private.compute(rows(), 1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpgrad.guarantee import Guarantee
     from dpgrad.mechanism import Group, Mechanism
     from dpgrad.private import PrivateGradient
+    from dpgrad.train import fit
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "calibrate",
     "data",
     "events",
+    "fit",
     "grads",
     "sampling",
     "scaling",
@@ -47,6 +49,7 @@ _HOMES = {
     "calibrate": "dpgrad.calibrate",
     "data": "dpgrad.data",
     "events": "dpgrad.events",
+    "fit": "dpgrad.train",
     "grads": "dpgrad.grads",
     "sampling": "dpgrad.sampling",
     "scaling": "dpgrad.scaling",

@@ -11,6 +11,7 @@ has to look for it; a graph that meets one changes nothing from then on, and the
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -91,10 +92,12 @@ class CapturedStep:
         if not self._first <= step < self._first + len(self._counts):
             self.settle()
             self._draw_ahead(step)
+        too_many = self._counts[step - self._first] > self.capacities[-1]
+        if too_many:
+            self.settle()
         self._private.charged(self._data)
         rates = self._rates()
-        if self._counts[step - self._first] > self.capacities[-1]:
-            self.settle()
+        if too_many:
             self._without_graph(step, rates)
         else:
             self._pending.append((step, rates))
@@ -114,6 +117,7 @@ class CapturedStep:
             for step, rates in self._pending:
                 self._launch(step, rates)
         self._pending = []
+        self._private.computed_elsewhere()
 
     def _launch(self, step: int, rates: Rates) -> None:
         """Replay the smallest graph that holds the rows of ``step``."""
@@ -289,11 +293,13 @@ class CapturedStep:
 def _waiting_refused(refused: bool) -> Iterator[None]:
     """Within the block waiting for the device is an error; while capturing it would spoil torch's generators."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error" if refused else before)
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    with warnings.catch_warnings():  # that it does not find everything: what it misses, the capture refuses
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error" if refused else before)
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def refusal(private: PrivateGradient, data: Any) -> str:

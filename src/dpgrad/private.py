@@ -32,9 +32,10 @@ from torch.utils.data import default_collate
 
 from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
+from dpgrad.augment import Augment, refuse_mixing
 from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, to_json
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
-from dpgrad.grads.batch import as_rows, leaves
+from dpgrad.grads.batch import as_rows
 from dpgrad.grads.check import PROBED
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.memory import fitting
@@ -44,8 +45,6 @@ from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
 from dpgrad.mechanism import Group, Mechanism
 from dpgrad.scaling import Hard, ScaleRule
-
-Augment = Callable[[Batch, torch.Generator], Batch]  # (examples, ...) -> (examples, K, ...)
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,6 +156,7 @@ class PrivateGradient:
         self._checked: tuple[object, ...] = ()
         self._charge, self._start, self._before = charge, start, before
         self._charged: list[Leaf] = []
+        self._owed: set[int] = set()  # charged and not yet computed
         self._step = start
 
     def __repr__(self) -> str:
@@ -222,11 +222,17 @@ class PrivateGradient:
         if price != NOTHING:
             self._charged.append(price)  # type: ignore[arg-type]
         self._step = step + 1  # charged even if what follows fails
+        self._owed.add(step)
         return step
 
     def compute(self, data: Any, step: int) -> None:
-        """The gradient of a step that was charged, in ``.grad``."""
+        """The gradient of a step that was charged, in ``.grad``; refused for any other, and the second time."""
         rows = self._same_rows(data)
+        if step not in self._owed:
+            raise ValueError(
+                f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
+            )
+        self._owed.discard(step)
         with self._own_randomness(step):
             chosen, batch = self._drawn(data, rows, step)
             scale = _Recorded(partial(self.rule, clip=self._clips(step)))
@@ -236,6 +242,10 @@ class PrivateGradient:
         noisy = self._write(total, step)
         if self.observe is not None:
             self.observe(self._observed(step, batch, scale, total, noisy))
+
+    def computed_elsewhere(self) -> None:
+        """All steps that were charged have been computed by other means: `compute` will take none of them."""
+        self._owed.clear()
 
     def state(self) -> dict[str, Any]:
         """Everything but the key that the next step depends on: tensors and plain values. Private; to be stored now.
@@ -316,7 +326,7 @@ class PrivateGradient:
             raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
         probe = self._gathered(data, torch.arange(min(rows, PROBED)))
         if self._augment is not None:
-            _refuse_mixing(self._augment, probe, self._device())
+            refuse_mixing(self._augment, probe, self._device())
             probe = self._augment(probe, torch.Generator(self._device()))
         check(self.model, self._loss, probe, self._engine_name, self._several_rows)
         self._engine = ENGINES[self._engine_name]
@@ -466,30 +476,6 @@ class _Recorded:
             return torch.zeros(1, 0, device=device), torch.zeros(1, 0, device=device)
         norms, factors = (torch.cat(part, 1) for part in zip(*self._seen, strict=True))
         return norms, factors
-
-
-def _refuse_mixing(augment: Augment, probe: Batch, device: torch.device) -> None:
-    """Refuse an augmentation of the wrong shape, and one that lets an example act on the rows of another."""
-
-    def rows_of(batch: Batch) -> list[Tensor]:
-        random = torch.Generator(device)
-        random.manual_seed(0)
-        return leaves(augment(batch, random))
-
-    examples = len(leaves(probe)[0])
-    changed = pytree.tree_map(lambda leaf: torch.cat([leaf[1:2], leaf[1:]]) if examples > 1 else leaf, probe)
-    found, moved = rows_of(probe), rows_of(changed)
-    shapes = {tuple(leaf.shape[:2]) for leaf in found}
-    if len(shapes) > 1 or any(leaf.ndim < 2 or len(leaf) != examples or not leaf.shape[1] for leaf in found):
-        raise ValueError(
-            f"augment must return tensors that begin with (examples, rows), here ({examples}, K), got {sorted(shapes)}"
-        )
-    for one, other in zip(found, moved, strict=True):
-        if one.shape != other.shape or not ((one == other) | (one != one) & (other != other))[1:].all():
-            raise ValueError(
-                "augment must make an example's rows from that example and the generator alone: another example was "
-                "changed and they moved (or it draws randomness from elsewhere)"
-            )
 
 
 def _refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:

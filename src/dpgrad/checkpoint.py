@@ -1,0 +1,397 @@
+"""A run that outlives its process: what it spends is on disk before it is computed, its state is replaced as a whole.
+
+A run folder holds
+
+    ledger.jsonl     what is spent (`dpgrad.writeahead`); public values only
+    lock             held by the process that works on the run
+    private/         the key and the state; only the owner may read it, and it goes when the run is finished
+    release/         what may be shared; it appears as a whole when the run is finished
+
+Sampling and noise of a step are functions of (key, step). A run that was interrupted goes on from its last checkpoint.
+Where nothing that moves a bit of a step has changed (`dpgrad.replay.Identity`), the steps since then are taken again
+with the same key: they are the same release, and charged once. Otherwise a new key is drawn, all that was reserved
+under the old one stays spent, the new steps are charged too, and the run ends where the budget of its plan does. The
+same key is never used if anything differs: two results with the same noise and different sums reveal their difference.
+"""
+
+import dataclasses
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType, TracebackType
+from typing import Any
+
+from dpgrad import _files
+from dpgrad.events import Event
+from dpgrad.keys import Key
+from dpgrad.mechanism import Mechanism
+from dpgrad.replay import Identity
+from dpgrad.snapshot import REMEDY, Snapshot, refuse_unreadable
+from dpgrad.writeahead import WriteAhead
+
+_README = """Private: do not share this folder.
+
+It holds the key of a run and states of its training. Whoever holds this can subtract the noise: the model that the run
+releases has no privacy against them. It is deleted when the run is finished, unless asked to be kept.
+"""
+
+
+def _key(seed: int | None, attempt: int) -> Key:
+    """The key of an attempt; the first one of a seed is that of a run without a folder."""
+    if seed is None:
+        return Key.fresh()
+    first = Key.from_seed(seed)
+    return first if attempt == 1 else Key(first.derive("attempt", str(attempt)), reproducible=True)
+
+
+class Run:
+    """An open run folder, locked against other processes; a context manager.
+
+    ``key``, ``began`` and ``before`` are for `PrivateGradient`: the key, the step at which it came into use and what
+    was spent under others. ``start`` is the first step to take, ``last`` how many of the mechanism's steps there may be
+    in all, fewer than planned where a new key had to be paid for. ``state`` is what `save` stored, None for a run that
+    begins. ``attempt`` counts keys; ``replayed`` says that the present one was used before, and ``reason`` why it was
+    not. ``reproducible`` is true where a seed made any key of the run: then nothing of it is for release.
+
+    Guarantee: at any moment, also after a crash, `event` covers every step of which anything was computed, and its ε is
+    at most that of the plan the run began with. Not covered: copies of the folder; a copy that is resumed uses the key
+    again.
+
+    >>> import tempfile, torch
+    >>> from dpgrad import sampling
+    >>> plan = Mechanism(sampling.Poisson(0.1), steps=3, noise_multiplier=1.0, expected_batch_size=10)
+    >>> identity_of = lambda key: Identity(plan.to_dict(), "digest of the data", "code", "cpu", 1, None, {})
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Run.open(folder.name, identity_of, plan, delta=1e-5) as run:
+    ...     run.save(0, {"weights": torch.zeros(2)})
+    ...     run.charge(0)
+    >>> with Run.open(folder.name, identity_of, plan, delta=1e-5, resume=True) as run:
+    ...     print(run.replayed, run.start, run.state["weights"])
+    ...     for step in range(run.start, run.last):
+    ...         run.charge(step)
+    ...     run.event() == plan.event()
+    True 0 tensor([0., 0.])
+    True
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self, folder: Path, lock: int, ledger: WriteAhead, key: Key, identity: Identity, found: Snapshot | None
+    ) -> None:
+        now = ledger.present
+        self.folder, self.private = folder, folder / "private"
+        self.key, self.identifier = key, ledger.identifier
+        self.attempt, self.began, self.last = now.number, now.began, now.last
+        self.state = None if found is None else found.state
+        self.start = 0 if found is None else found.step
+        self.replayed = found is not None and found.attempt == now.number
+        self.reason = ""
+        self.before = ledger.before
+        self.reproducible = any(attempt.seeded for attempt in ledger.attempts)
+        self.keep_private = False
+        self._ledger, self._lock, self._identity = ledger, lock, identity
+        self._next = self.start
+        self._known = now.until  # reserved by processes before this one
+        self._saved, self._tried = self.replayed, False
+        self._open = True
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | PathLike[str],
+        identity_of: Callable[[Key], Identity],
+        mechanism: Mechanism,
+        delta: float,
+        *,
+        resume: bool = False,
+        seed: int | None = None,
+        accountant: str = "pld",
+        reserve: int = 50,
+        keep_private: bool = False,
+    ) -> "Run":
+        """Begin a run in a new or empty folder; with ``resume``, go on with the one that is in it, if there is one.
+
+        ``identity_of(key)`` is compared with what it was: with all equal the key is used again. ``reserve`` steps are
+        spent at a time, with one write that waits for the disk. ``keep_private`` keeps the private folder at the end.
+        """
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: choose a folder for the run")
+        _files.make_folder(folder)
+        lock = _files.lock(folder / "lock")
+        try:
+            ledger = _known_ledger(folder, resume, keep_private)
+            found = None if ledger is None else _found(folder, ledger)
+            if ledger is None or (found is None and not ledger.spent):
+                run = cls._begun(folder, lock, identity_of, mechanism, delta, seed, accountant, reserve)
+            elif found is None:
+                raise ValueError(
+                    f"{folder / 'private'} has no checkpoint, and steps of this run are spent: without it the run "
+                    "cannot go on; begin in another folder and count what the ledger says as spent"
+                )
+            else:
+                _refuse_other_plan(ledger, delta, accountant)
+                run = cls._resumed(folder, lock, ledger, found, identity_of, mechanism, seed, reserve)
+        except BaseException:
+            _files.unlock(lock)
+            raise
+        run.keep_private = keep_private
+        return run
+
+    @classmethod
+    def _begun(
+        cls,
+        folder: Path,
+        lock: int,
+        identity_of: Callable[[Key], Identity],
+        mechanism: Mechanism,
+        delta: float,
+        seed: int | None,
+        accountant: str,
+        reserve: int,
+    ) -> "Run":
+        _make_private(folder)
+        key = _key(seed, 1)
+        identity = _identity(identity_of, key, mechanism)
+        path = folder / "ledger.jsonl"
+        ledger = WriteAhead.create(path, mechanism, delta, accountant, reserve, key.reproducible)
+        return cls(folder, lock, ledger, key, identity, None)
+
+    @classmethod
+    def _resumed(
+        cls,
+        folder: Path,
+        lock: int,
+        ledger: WriteAhead,
+        found: Snapshot,
+        identity_of: Callable[[Key], Identity],
+        mechanism: Mechanism,
+        seed: int | None,
+        reserve: int,
+    ) -> "Run":
+        _make_private(folder)
+        now = ledger.present
+        identity = _identity(identity_of, found.key, mechanism)
+        reason = _why_another_key(found, now.number, identity, seed)
+        if not reason:
+            return cls(folder, lock, ledger, found.key, identity, found)
+        key = _key(seed, now.number + 1)
+        identity = _identity(identity_of, key, mechanism)
+        ledger.begin(mechanism, found.step, reserve, key.reproducible)
+        run = cls(folder, lock, ledger, key, identity, found)
+        run.reason = reason
+        return run
+
+    def charge(self, step: int) -> None:
+        """Spend ``step``: what pays for it is on the disk when this returns.
+
+        Refused beyond ``last``, out of turn, and before `save` has stored the state from which the step could be taken
+        again.
+        """
+        self._refuse_closed()
+        if step != self._next:
+            raise ValueError(
+                f"step must be {self._next:,}, the next of this run, got {step:,}: a step is taken once under one key"
+            )
+        if not self._saved:
+            raise ValueError(
+                f"save({self.start}, state) comes before the first step: what cannot be replayed must not begin"
+            )
+        self._ledger.reserve(step)
+        self._next = step + 1
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Replace the checkpoint by ``state``, as it is after ``step`` steps: tensors and plain values.
+
+        After a crash there is the old checkpoint or the new one.
+        """
+        self._refuse_closed()
+        if step != self._next:
+            raise ValueError(f"step must be {self._next:,}, the steps taken so far, got {step:,}")
+        if not self._tried:
+            refuse_unreadable(state)
+            self._tried = True
+        made = Snapshot(self.identifier, self.attempt, step, self.key, self._identity, state)
+        made.write(self.private / "checkpoint.pt")
+        self._saved = True
+
+    def event(self) -> Event:
+        """What was spent, by all attempts: of this process, the steps it charged; of those before, what they reserved.
+
+        After all steps of an undisturbed or replayed run it is the mechanism's event.
+        """
+        return self._ledger.event_until(self._taken)
+
+    @property
+    def _taken(self) -> int:
+        """The steps of this attempt that any process may have computed."""
+        return max(self._next, self._known)
+
+    def finish(self, release: Callable[[Path], None]) -> None:
+        """End the run: ``release(folder)`` writes what may be shared to ``folder``, which becomes ``release/``.
+
+        It appears as a whole, and the private folder goes after that.
+        """
+        self._refuse_closed()
+        partial = self.folder / f"release{_files.PARTIAL}"
+        _files.remove(partial)
+        _files.make_folder(partial)
+        release(partial)
+        _files.publish(partial, self.folder / "release")
+        self._ledger.settle(self._taken)
+        self._ledger.finish()
+        if not self.keep_private:
+            _files.remove(self.private)
+        self._release_lock()
+
+    def close(self) -> None:
+        """Give back the lock, and what was reserved and not taken; closing again does nothing."""
+        if not self._open:
+            return
+        try:
+            with suppress(OSError, ValueError):  # reserved steps then stay spent, which is always safe
+                self._ledger.settle(self._taken)
+        finally:
+            self._release_lock()
+
+    def _release_lock(self) -> None:
+        self._open = False
+        _files.unlock(self._lock)
+
+    def _refuse_closed(self) -> None:
+        if not self._open:
+            raise ValueError(f"the run in {self.folder} is closed: open it again with resume=True")
+
+    def __repr__(self) -> str:
+        return f"Run({self.folder}, step {self._next} of {self.last}, attempt {self.attempt}, {self.key.label})"
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _known_ledger(folder: Path, resume: bool, keep_private: bool) -> WriteAhead | None:
+    """The ledger in the folder, None where there is no run; what is neither a run nor empty is refused."""
+    path = folder / "ledger.jsonl"
+    if not path.exists():
+        checkpoint = folder / "private" / "checkpoint.pt"
+        names = {entry.name for entry in folder.iterdir() if not entry.name.endswith(_files.PARTIAL)}
+        if checkpoint.exists() or names - {"lock", "private"}:
+            raise ValueError(f"{folder} holds files and no ledger of a run: choose a new or empty folder")
+        return None
+    ledger = WriteAhead.read(path)
+    if ledger.finished:
+        if not keep_private:
+            _files.remove(folder / "private")
+        raise ValueError(f"the run in {folder} is finished, see {folder / 'release'}: choose another folder")
+    if not resume:
+        raise ValueError(f"{folder} holds a run that is not finished: resume it, or choose another folder")
+    return ledger
+
+
+def _found(folder: Path, ledger: WriteAhead) -> Snapshot | None:
+    """The checkpoint in the folder, refused where it does not belong to the ledger."""
+    path = folder / "private" / "checkpoint.pt"
+    if not path.exists():
+        return None
+    found, now = Snapshot.read(path), ledger.present
+    if found.run != ledger.identifier:
+        raise ValueError(f"{path} belongs to another run than the ledger beside it: {REMEDY}")
+    if found.attempt > now.number:
+        raise ValueError(f"{path} is of attempt {found.attempt} and the ledger ends with {now.number}: {REMEDY}")
+    if found.attempt < now.number and now.until > now.began:
+        raise ValueError(
+            f"{path} is of attempt {found.attempt}, but attempt {now.number} has spent steps and had saved its own: "
+            f"{REMEDY}"
+        )
+    own = ledger.attempts[found.attempt - 1]
+    if not own.began <= found.step <= own.until:
+        raise ValueError(
+            f"{path} is at step {found.step:,} and the ledger has steps {own.began:,} to {own.until:,} of its attempt: "
+            f"lines of the ledger are missing; {REMEDY}"
+        )
+    return found
+
+
+def _refuse_other_plan(ledger: WriteAhead, delta: float, accountant: str) -> None:
+    for name, planned, given in (
+        ("delta", ledger.delta, delta),
+        ("accountant", ledger.accountant, accountant),
+    ):
+        if planned != given:
+            raise ValueError(f"the run was planned with {name} {planned}, got {given}: resume it with the same")
+
+
+def _identity(identity_of: Callable[[Key], Identity], key: Key, mechanism: Mechanism) -> Identity:
+    """The identity under ``key``, which must be that of a run of ``mechanism``."""
+    found = identity_of(key)
+    if found.mechanism != dataclasses.replace(found, mechanism=mechanism.to_dict()).mechanism:
+        raise ValueError("identity_of must return an Identity with this mechanism: give mechanism.to_dict()")
+    return found
+
+
+def _why_another_key(found: Snapshot, attempt: int, identity: Identity, seed: int | None) -> str:
+    """Why the key of a checkpoint must not be used again; empty where it may."""
+    if found.attempt != attempt:
+        return f"attempt {attempt} was begun and left before its first checkpoint"
+    differing = identity.differences(found.identity)
+    if (seed is not None) != found.key.reproducible or (seed is not None and _key(seed, attempt) != found.key):
+        differing.append("seed")
+    return f"not the same as before: {', '.join(differing)}" if differing else ""
+
+
+def _make_private(folder: Path) -> None:
+    """The private folder, closed to others, without what a crash left incomplete."""
+    private = folder / "private"
+    _files.make_folder(private, 0o700)
+    for left in private.glob(f"*{_files.PARTIAL}"):
+        _files.discard(left)
+    if not (private / "README.txt").exists():
+        _files.replace(private / "README.txt", _README.encode())
+
+
+class Interruption:
+    """Whether a signal asked the process to stop: true once it did, and ``signal`` is its name.
+
+    >>> bool(Interruption())
+    False
+    """
+
+    def __init__(self) -> None:
+        self.signal = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.signal)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:  # asked twice: at once
+            raise KeyboardInterrupt(f"second signal {signal.Signals(number).name}")
+        self.signal = signal.Signals(number).name
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Within the block SIGTERM and Ctrl-C ask to stop between two steps; a second one stops at once.
+
+    In a thread other than the main one signals do not arrive, and nothing is changed.
+
+    >>> with interruptible() as interruption:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     interruption.signal
+    'SIGTERM'
+    """
+    interruption = Interruption()
+    numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
+    before = {number: signal.signal(number, interruption._note) for number in numbers}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

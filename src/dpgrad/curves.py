@@ -1,0 +1,216 @@
+"""What may be watched while a run is under way, and the curves it leaves.
+
+Nothing here is read from the training rows without noise: the loss or the accuracy on them is never shown.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, default_collate
+
+from dpgrad import _compare, schedules, source
+from dpgrad.accounting import account
+from dpgrad.grads.batch import row_losses
+from dpgrad.losses import Metric
+from dpgrad.plan import Plan
+
+_JUDGED = 1024  # held-out rows at a time
+_PRICED = 20  # how often the ε so far is computed in the course of a run
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the curves, after ``step`` steps; ``held_out`` is the metric on held-out rows.
+
+    ``epsilon`` is a bound on the cost of the steps so far, by a price that is quick to compute. It is what a run would
+    have cost whose number of steps had been fixed at ``step``; to stop here because of what was seen costs the plan.
+
+    >>> Point(117, 1.0, 0.4, learning_rate=0.8, clip=0.3, noise_multiplier=0.9, held_out=0.95).held_out
+    0.95
+    """
+
+    step: int
+    epoch: float
+    epsilon: float
+    learning_rate: float
+    clip: float
+    noise_multiplier: float
+    held_out: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows: steps taken and in all, ε so far as in `Point`, the last metric, and time.
+
+    >>> Progress(5, 100, 0.4, None, seconds=1.0, seconds_left=19.0).step
+    5
+    """
+
+    step: int
+    steps: int
+    epsilon: float
+    held_out: float | None
+    seconds: float
+    seconds_left: float
+
+
+class Spent:
+    """A bound on the ε of the first steps of a plan, quick to compute: Rényi accounting, at twenty points of the run.
+
+    Between two points the later one's bound is given, since further steps only add. The plan's own ε, which is exact
+    to several digits and takes longer, is a bound on the cost of any part of it too, and is given for the whole.
+
+    >>> from dpgrad.plan import make
+    >>> plan = make("dpgd", dataset_size=1000, steps=100, noise_multiplier=20.0, delta=1e-5)
+    >>> spent = Spent(plan)
+    >>> spent(3) == spent(5) > plan.epsilon_after(5), spent(100) == plan.guarantee.epsilon
+    (True, True)
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._every = -(-plan.steps // _PRICED)
+        self._known = {plan.steps: plan.guarantee.epsilon}
+
+    def __call__(self, step: int) -> float:
+        """A bound on the cost of the first ``step`` steps."""
+        at = min(-(-step // self._every) * self._every, self._plan.steps)
+        if at not in self._known:
+            # Where steps are many and different, with noise rounded down by up to a hundredth, which only adds.
+            event = _compare.coarse(self._plan.event_after(at), grid=100, most=_PRICED)
+            quick = account(event, self._plan.mechanism.relation, "rdp").epsilon(self._plan.delta)
+            self._known[at] = min(quick, self._plan.guarantee.epsilon)
+        return self._known[at]
+
+
+@contextmanager
+def judging(model: nn.Module) -> Iterator[None]:
+    """Within the block the model is in evaluation mode and nothing is recorded for gradients.
+
+    >>> model = nn.Dropout()
+    >>> with judging(model):
+    ...     model.training
+    False
+    >>> model.training
+    True
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def evaluate(model: nn.Module, metric: Metric, held_out: Any, collate: source.Collate = default_collate) -> float:
+    """The mean of a metric over held-out rows, in evaluation mode.
+
+    >>> from dpgrad.losses import accuracy, metric_named, NamedLoss
+    >>> rows = torch.eye(2), torch.tensor([0, 1])
+    >>> evaluate(nn.Identity(), metric_named("accuracy", NamedLoss("cross-entropy")), rows)
+    1.0
+    """
+    rows = source.rows(held_out)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with judging(model):
+        for start in range(0, rows, _JUDGED):
+            batch = source.gathered(held_out, torch.arange(start, min(start + _JUDGED, rows)), device, collate)
+            try:
+                total += row_losses(metric.values, model, batch, min(_JUDGED, rows - start)).double().sum()
+            except ValueError as error:
+                raise ValueError(f"metric {metric.name} on held_out: {error}") from error
+    return float(total) / rows
+
+
+def refuse_held_out(held_out: Any, data: Any) -> None:
+    """Refuse held-out rows that are none, that are not numbers, or that are the training ``data`` themselves.
+
+    >>> rows = torch.zeros(3, 2), torch.zeros(3)
+    >>> refuse_held_out(rows, rows)
+    Traceback (most recent call last):
+    ValueError: held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart
+    """
+    if not source.rows(held_out):
+        raise ValueError("held_out must hold at least one row, got none: leave it out to train without evaluation")
+    if held_out is data or not {*_places(held_out)}.isdisjoint(_places(data)):
+        raise ValueError(
+            "held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart"
+        )
+    if isinstance(held_out, Dataset):
+        return
+    for path, leaf in pytree.tree_flatten_with_path(held_out)[0]:
+        for few in source.blocks(leaf, 1 << 16):
+            if few.is_floating_point() and not bool(few.isfinite().all()):
+                raise ValueError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
+
+
+def _places(data: Any) -> list[int]:
+    """Where in memory the tensors and arrays begin."""
+    if isinstance(data, Dataset):
+        return []
+    return [leaf.data_ptr() if isinstance(leaf, Tensor) else int(leaf.ctypes.data) for leaf in pytree.tree_leaves(data)]
+
+
+class Watch:
+    """Looks at a run after its steps: evaluates every so many, records a point, reports progress.
+
+    >>> from dpgrad.plan import make
+    >>> watch = Watch(make("dpgd", dataset_size=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
+    >>> watch.after(1, rate=0.1), [point.held_out for point in watch.points]
+    (False, [0.5])
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        every: int,
+        score: Callable[[], float] | None,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self.points: list[Point] = []
+        self._plan, self._every, self._score, self._progress = plan, every, score, progress
+        self._spent = Spent(plan)
+        self._began, self._first = time.perf_counter(), 0
+
+    def begin(self, step: int, points: Sequence[Sequence[Any]]) -> None:
+        """Go on after ``step`` steps, with the points there were."""
+        self._first = step
+        self.points = [Point(*values) for values in points if values[0] <= step]
+
+    def plain_points(self) -> list[list[Any]]:
+        """The points as plain values, for a checkpoint."""
+        return [list(astuple(point)) for point in self.points]
+
+    def after(self, step: int, rate: float) -> bool:
+        """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped."""
+        if step % self._every == 0 or step == self._plan.steps:
+            self.points.append(self._point(step, rate))
+        if self._progress is None:
+            return False
+        seconds = time.perf_counter() - self._began
+        left = seconds / (step - self._first) * (self._plan.steps - step)
+        held_out = self.points[-1].held_out if self.points else None
+        return self._progress(Progress(step, self._plan.steps, self._spent(step), held_out, seconds, left)) is True
+
+    def finish(self, step: int, rate: float) -> None:
+        """Add the last point of a run that ends before its plan does."""
+        if step and (not self.points or self.points[-1].step < step):
+            self.points.append(self._point(step, rate))
+
+    def _point(self, step: int, rate: float) -> Point:
+        mechanism = self._plan.mechanism
+        clip = schedules.as_schedule(mechanism.clip)(step - 1)
+        held_out = None if self._score is None else self._score()
+        return Point(
+            step, step / self._plan.steps_per_epoch, self._spent(step), rate, clip,
+            mechanism.multiplier_at(step - 1), held_out,
+        )  # fmt: skip

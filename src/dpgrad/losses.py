@@ -1,0 +1,224 @@
+"""Losses by name, and the metrics by which held-out rows are judged.
+
+A loss gives one value per example, never a mean: each example's gradient is scaled by itself.
+
+>>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
+tensor([1.3863, 1.3863])
+>>> named = loss_named("cross-entropy")
+>>> named(nn.Linear(3, 4), (torch.zeros(2, 3), torch.tensor([0, 3]))).shape
+torch.Size([2])
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpgrad import _validate
+from dpgrad.grads.sums import Batch, Loss
+
+PerRow = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per row
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log softmax(outputs)[target]; outputs (rows, classes), targets class indices (rows,).
+
+    >>> cross_entropy(torch.zeros(1, 2), torch.tensor([2]))
+    Traceback (most recent call last):
+    ValueError: targets must be class indices from 0 to 1: the model has 2 outputs; give it one for each class
+    """
+    classes = outputs.shape[-1]
+    if outputs.ndim != 2 or targets.shape != outputs.shape[:1]:
+        raise ValueError(
+            f"cross-entropy needs outputs (rows, classes) and targets (rows,), got outputs {_shape(outputs)} and "
+            f"targets {_shape(targets)}: use a loss of your own for other shapes"
+        )
+    if targets.is_floating_point():
+        raise ValueError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
+    try:
+        # torch skips targets of ignore_index, -100 unless told otherwise: a label that is wrong is not to be skipped
+        return F.cross_entropy(outputs, targets.long(), reduction="none", ignore_index=_NO_CLASS)
+    except IndexError:  # its message repeats the label, which is private
+        raise ValueError(_wrong_class(classes)) from None
+
+
+_NO_CLASS = -(1 << 40)
+
+
+def bce(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Σ over labels of the binary cross-entropy of outputs as logits; outputs and targets (rows, labels) or (rows,).
+
+    >>> bce(torch.zeros(1, 3), torch.tensor([[1, 0, 1]]))
+    tensor([2.0794])
+    """
+    logits, labels = _paired("bce", outputs, targets)
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(1)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Σ (output − target)²/2; outputs and targets (rows, ...) with the same number of entries.
+
+    >>> squared(torch.tensor([[3.0]]), torch.tensor([1.0]))
+    tensor([2.])
+    """
+    found, wanted = _paired("squared", outputs, targets)
+    return (found - wanted).square().sum(1) / 2
+
+
+def huber(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Σ d²/2 where |d| ≤ 1 and |d| − 1/2 beyond, for d = output − target.
+
+    >>> huber(torch.tensor([[3.0], [0.5]]), torch.zeros(2))
+    tensor([2.5000, 0.1250])
+    """
+    found, wanted = _paired("huber", outputs, targets)
+    return F.huber_loss(found, wanted, reduction="none").sum(1)
+
+
+LOSSES: dict[str, PerRow] = {"cross-entropy": cross_entropy, "bce": bce, "squared": squared, "huber": huber}
+
+
+def _paired(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets as (rows, entries), the targets in the type of the outputs."""
+    if len(outputs) != len(targets) or outputs.numel() != targets.numel():
+        raise ValueError(
+            f"{name} needs as many targets as outputs, got outputs {_shape(outputs)} and targets {_shape(targets)}"
+        )
+    rows = len(outputs)
+    return outputs.reshape(rows, -1), targets.reshape(rows, -1).to(outputs.dtype)
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))
+
+
+def _wrong_class(classes: int) -> str:
+    return (
+        f"targets must be class indices from 0 to {classes - 1}: the model has {classes} outputs; "
+        "give it one for each class"
+    )
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss of `LOSSES` as a function of a model and a batch (inputs, targets), which is what a private step takes.
+
+    >>> NamedLoss("huber")
+    NamedLoss(name='huber')
+    """
+
+    name: str
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = pair(batch)
+        return LOSSES[self.name](model(inputs), targets)
+
+
+def pair(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The inputs and the targets of a batch; a batch of another form needs a loss of its own.
+
+    >>> pair(torch.zeros(3))
+    Traceback (most recent call last):
+    ValueError: a loss by name needs data as a pair (inputs, targets), got Tensor: give a loss of your own, ...
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        kind = f"{len(batch)} parts" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise ValueError(
+            f"a loss by name needs data as a pair (inputs, targets), got {kind}: give a loss of your own, "
+            "a function of (model, batch) that returns one value per example"
+        )
+    return batch[0], batch[1]
+
+
+def loss_named(loss: str | Loss) -> Loss:
+    """The loss of that name; a function of (model, batch) is passed on as it is.
+
+    >>> loss_named("crossentropy")
+    Traceback (most recent call last):
+    ValueError: unknown loss 'crossentropy': did you mean cross-entropy? The losses are cross-entropy, bce, ...
+    """
+    if not isinstance(loss, str):
+        return loss
+    if loss not in LOSSES:
+        raise ValueError(_unknown("loss", loss, LOSSES))
+    return NamedLoss(loss)
+
+
+def _unknown(what: str, given: str, known: dict[str, PerRow]) -> str:
+    close = get_close_matches(given.lower(), known, n=1, cutoff=0.0)[0]
+    plural = {"loss": "losses", "metric": "metrics"}[what]
+    return f"unknown {what} {_validate.shown(given)}: did you mean {close}? The {plural} are {', '.join(known)}"
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest output is that of the target's class; for several labels a row, the share that is right.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor([1., 0.])
+    """
+    if outputs.ndim == 2 and outputs.shape[1] > 1 and targets.shape == outputs.shape[:1]:
+        return (outputs.argmax(1) == targets).float()
+    found, wanted = _paired("accuracy", outputs, targets)
+    return ((found > 0) == (wanted > 0.5)).float().mean(1)
+
+
+METRICS: dict[str, PerRow] = {"accuracy": accuracy, **LOSSES}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A name and a function of (model, batch) with one value per row, of which the mean over held-out rows is shown.
+
+    >>> metric_named("accuracy", NamedLoss("cross-entropy")).name
+    'accuracy'
+    """
+
+    name: str
+    values: Loss
+
+
+def metric_named(metric: str | PerRow | None, loss: Loss) -> Metric:
+    """The metric of that name, or a function of (outputs, targets) with one value per row.
+
+    None is the accuracy of a classifier and the loss of anything else.
+
+    >>> metric_named(None, NamedLoss("squared")).name, metric_named(None, NamedLoss("cross-entropy")).name
+    ('squared', 'accuracy')
+    """
+    if metric is None:
+        if not isinstance(loss, NamedLoss):
+            return Metric("loss", loss)
+        metric = "accuracy" if loss.name in ("cross-entropy", "bce") else loss.name
+    if metric == "loss":
+        return Metric("loss", loss)
+    if isinstance(metric, str):
+        if metric not in METRICS:
+            raise ValueError(_unknown("metric", metric, METRICS))
+        name, values = metric, METRICS[metric]
+    else:
+        name, values = getattr(metric, "__name__", type(metric).__name__), metric
+
+    def of_rows(model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = pair(batch)
+        return values(model(inputs), targets)
+
+    return Metric(name, of_rows)
+
+
+def refuse_targets(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse class labels that the model has no output for, before the first step; the message repeats none of them.
+
+    ``outputs`` are those of some rows, ``targets`` those of all.
+
+    >>> refuse_targets(NamedLoss("cross-entropy"), torch.zeros(1, 3), torch.tensor([0, 3]))
+    Traceback (most recent call last):
+    ValueError: targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class
+    """
+    if loss != NamedLoss("cross-entropy") or not targets.numel() or targets.is_floating_point():
+        return
+    low, high = torch.aminmax(targets)
+    if int(low) < 0 or int(high) >= outputs.shape[-1]:
+        raise ValueError(_wrong_class(outputs.shape[-1]))

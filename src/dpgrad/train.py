@@ -1,0 +1,465 @@
+"""`fit`: a model, data and a budget in; a trained model and what it cost out.
+
+>>> _ = torch.manual_seed(0)
+>>> inputs = torch.randn(200, 2)
+>>> fitted = fit(
+...     nn.Linear(2, 2), (inputs, (inputs[:, 0] > 0).long()), method="psasc", epsilon=3.0, delta=1e-4, epochs=8
+... )
+>>> fitted.guarantee.epsilon <= 3.0, fitted.event == fitted.plan.mechanism.event(), fitted.stopped
+(True, True, 'plan')
+>>> print(fitted.guarantee)
+ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
+"""
+
+import secrets
+import time
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from dpgrad import _validate, replay, source
+from dpgrad.accounting import account
+from dpgrad.augment import Augment
+from dpgrad.averaging import Averaged
+from dpgrad.averaging import parse as parse_averaging
+from dpgrad.checkpoint import Interruption, Run, interruptible
+from dpgrad.curves import Point, Progress, Watch, evaluate, refuse_held_out
+from dpgrad.diagnostics import Diagnostics, Recorder
+from dpgrad.events import NOTHING, Compose, Event, Relation, grouped
+from dpgrad.grads.sums import Loss, trainable
+from dpgrad.grads.swap import unwrapped
+from dpgrad.graph import CannotCaptureError, CapturedStep
+from dpgrad.guarantee import Guarantee
+from dpgrad.keys import Key
+from dpgrad.ledger import Ledger
+from dpgrad.losses import Metric, PerRow, loss_named, metric_named
+from dpgrad.mechanism import Group
+from dpgrad.plan import Plan, make
+from dpgrad.prepare import OptimizerChoice, classes_of, device_of, optimizer_named, within_reach
+from dpgrad.private import PrivateGradient
+from dpgrad.recipes import Recipe
+from dpgrad.schedules import Schedule
+
+WEIGHTS = "weights.pt"  # in release/: the state dict of the model
+_POINTS = 20  # how many points a curve has, and how often a checkpoint is written, unless told otherwise
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained model, what it cost, and what must be said beside it.
+
+    ``event`` is what the steps taken released; ``guarantee`` is what holds: of a run that was ``interrupted``, perhaps
+    because of what it showed, that of the whole plan. ``public`` is assumed to be known to everyone; ``outside`` is not
+    covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private.
+    """
+
+    model: nn.Module
+    guarantee: Guarantee
+    plan: Plan
+    event: Event
+    curves: tuple[Point, ...]
+    metric: str
+    folder: Path | None
+    stopped: Literal["plan", "budget", "interrupted"]
+    reproducible: bool
+    public: tuple[str, ...]
+    outside: tuple[str, ...]
+    seconds: float
+    diagnostics: Recorder | None = None
+
+    @property
+    def held_out(self) -> float | None:
+        """The metric on held-out rows after the last step."""
+        return self.curves[-1].held_out if self.curves else None
+
+
+Release = Callable[[Path, Fitted], None]
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    loss: str | Loss = "cross-entropy",
+    *,
+    method: str | Recipe = "dpsgd",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    noise_multiplier: float | None = None,
+    lot: float | None = None,
+    dataset_size: int | None = None,
+    relation: str | Relation | None = None,
+    accountant: str = "pld",
+    reading: str | None = None,
+    beside: Event = NOTHING,
+    clip: float | Schedule | None = None,
+    clip_schedule: str | None = None,
+    schedule_steps: int | None = None,
+    s: float | None = None,
+    r: float | None = None,
+    gamma: float | None = None,
+    length: int | None = None,
+    inner: Literal["current", "past"] | None = None,
+    groups: tuple[Group, ...] = (),
+    learning_rate: float | Schedule | None = None,
+    rate_schedule: str | None = None,
+    momentum: float | None = None,
+    optimizer: OptimizerChoice | None = None,
+    averaging: str | None = None,
+    augment: Augment | None = None,
+    several_rows: bool = False,
+    held_out: Any = None,
+    metric: str | PerRow | None = None,
+    evaluate_every: int | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    folder: str | PathLike[str] | None = None,
+    resume: bool = False,
+    keep_private: bool = False,
+    checkpoint_every: int | None = None,
+    release: Release | None = None,
+    ledger: Ledger | None = None,
+    seed: int | None = None,
+    engine: str = "bookkeeping",
+    microbatch: int | None = None,
+    memory_limit: int | None = None,
+    collate: source.Collate = default_collate,
+    capture: bool | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Fitted:
+    """Train ``model`` in place on ``data`` with differential privacy, within a budget.
+
+    Data are tensors, arrays (memory maps are read row by row) or a map-style Dataset; the mechanism draws the batches.
+    A loss by name takes data as (inputs, targets): cross-entropy, bce (summed over labels), squared, huber. A loss of
+    your own is a function of (model, batch) that returns one value per example. ``method`` is a name in
+    `dpgrad.recipes.RECIPES`; ``clip`` (the paper's C), ``s``, ``r``, ``gamma``, ``length``, ``inner``, ``momentum``,
+    ``clip_schedule`` and ``learning_rate`` replace its constants. The budget, ``lot`` and ``reading`` are those of
+    `dpgrad.plan.make`. Give ``dataset_size`` as a constant to have the relation add-remove.
+
+    ``rate_schedule`` is read by `dpgrad.recipes.parse_rate`. ``optimizer`` is the name of one of torch.optim or a
+    function of the parameters; Adam and its like see the noise in their second moment too, so that coordinates whose
+    gradients are below the noise all get nearly the same rate: the plan says where that is. ``averaging`` is
+    ``ema:DECAY`` or ``tail:SHARE``. ``augment(batch, generator)`` makes K rows of each example, whose mean gradient is
+    scaled once.
+
+    ``held_out`` rows are for the curves; they cost the training rows nothing and are not protected. ``progress`` is
+    called after each step; where it returns True, or at Ctrl-C, the run stops and costs what the plan costs. Modules
+    stay in the mode they are in.
+
+    With ``folder``, what is spent is on disk before it is computed and a run that died goes on with ``resume``
+    (`dpgrad.checkpoint`). ``release(folder, fitted)`` adds to what may be shared. ``ledger`` adds up several runs on
+    the same data. ``beside`` is what else is released from them, for which the budget has to do as well.
+
+    On a CUDA device the step is captured as a graph where it can be (``capture``: None), must be or must not be. That
+    changes rounding, so a run with a folder, which must replay to the bit, is not captured.
+
+    Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
+    returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
+    """
+    began = time.perf_counter()
+    rows = source.rows(data)
+    if not rows:
+        raise ValueError("data must hold at least one row, got none")
+    goal, core, device = loss_named(loss), unwrapped(model), device_of(model)
+    if held_out is not None:
+        refuse_held_out(held_out, data)
+    data = within_reach(data, device)
+    own_rate = callable(optimizer) and learning_rate is None and rate_schedule is None
+    plan = make(
+        method, dataset_size=rows if dataset_size is None else dataset_size, declared=dataset_size is not None,
+        epsilon=epsilon, delta=delta, epochs=epochs, steps=steps, noise_multiplier=noise_multiplier, lot=lot,
+        relation=relation, accountant=accountant, reading=reading, schedule_steps=schedule_steps, groups=groups,
+        learning_rate=learning_rate, rate_schedule=rate_schedule, optimizer=_name(optimizer), averaging=averaging,
+        parameters=sum(parameter.numel() for parameter in trainable(core).values()),
+        classes=None if several_rows or augment else classes_of(core, goal, data, collate), beside=beside,
+        clip=clip, clip_schedule=clip_schedule, s=s, r=r, gamma=gamma, length=length, inner=inner, momentum=momentum,
+    )  # fmt: skip
+    plan = replace(plan, rate=None) if own_rate else plan
+    judged = metric_named(metric, goal)
+    if held_out is not None:  # on one row: what does not fit together is refused before anything is spent
+        evaluate(core, judged, source.gathered(held_out, torch.arange(1), device, collate))
+    if resume and folder is None:
+        raise ValueError("resume needs the folder of the run that is to go on: give folder")
+    if capture and (folder is not None or diagnostics is not None):
+        raise ValueError("a captured step is neither replayed from a folder nor observed: leave out capture")
+    settings = {
+        "recipe": plan.recipe, "rate": plan.rate, "optimizer": optimizer, "averaging": averaging, "loss": goal,
+        "model": core, "augment": augment, "several_rows": several_rows, "engine": engine, "collate": collate,
+        "memory_limit": memory_limit,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        run = None
+        if folder is not None:
+            stack.enter_context(replay.deterministic())
+            identity_of = partial(_identity, plan, data, collate, device, microbatch, settings)
+            run = Run.open(
+                folder, identity_of, plan.mechanism, plan.delta, resume=resume, seed=seed, accountant=accountant,
+                keep_private=keep_private,
+            )  # fmt: skip
+            stack.enter_context(run)
+        private = PrivateGradient(
+            model, goal, plan.mechanism, rule=plan.recipe.scaling(), engine=engine,
+            inner_momentum=plan.recipe.inner_momentum, average=plan.recipe.average, several_rows=several_rows,
+            microbatch=microbatch, memory_limit=memory_limit, collate=collate, augment=augment,
+            **({"seed": seed} if run is None else _keyed(run)),
+        )  # fmt: skip
+        parameters = trainable(private.model).values()
+        stepper = optimizer_named(optimizer, parameters, plan.rate_at(0) or 1.0, plan.recipe.momentum)
+        session = _Session(private, stepper, plan, data, run, _every(checkpoint_every, "checkpoint_every", plan))
+        if averaging is not None:
+            session.average = Averaged(private.model, parse_averaging(averaging, plan.steps))
+        if diagnostics is not None:
+            session.recorder = Recorder(
+                diagnostics, private.model, goal, data, engine=engine, several_rows=several_rows, collate=collate
+            )
+        score = None if held_out is None else partial(session.score, judged, held_out, collate)
+        session.watch = Watch(plan, _every(evaluate_every, "evaluate_every", plan), score, progress)
+        session.begin()
+        last = _last(plan, run)
+        if ledger is not None:  # the whole plan: a run that is stopped costs no less
+            name = secrets.token_hex(8) if run is None else run.identifier
+            ledger.add(_planned(plan, run, last), plan.mechanism.relation, plan.recipe.name, run=name)
+        if capture is not False and run is None and diagnostics is None:
+            session.captured = _captured(private, data, stepper, required=capture is True)
+        with interruptible() as interruption:
+            session.train(last, interruption)
+        complete = private.steps_taken == last
+        event = private.ledger if run is None else run.event()
+        fitted = Fitted(
+            model=model,
+            # of the whole plan where the run was cut short, since what it showed may be why
+            guarantee=plan.guarantee if not complete or event == plan.mechanism.event() else _cost(plan, event),
+            plan=plan,
+            event=event,
+            curves=tuple(session.watch.points),
+            metric=judged.name,
+            folder=None if folder is None else Path(folder),
+            stopped="interrupted" if not complete else "budget" if last < plan.steps else plan.ends,
+            reproducible=private.key.reproducible if run is None else run.reproducible,
+            public=(*plan.public, "the model, the loss and the shape of one row"),
+            outside=_outside(held_out, diagnostics),
+            seconds=time.perf_counter() - began,
+            diagnostics=session.recorder,
+        )
+        if run is not None and complete:
+            run.finish(partial(_write, fitted, release))
+        if session.recorder is not None and folder is not None:
+            session.recorder.write(Path(folder))  # after the run's own secrets are gone, which need not stay for it
+    return fitted
+
+
+@dataclass
+class _Session:
+    """A run under way: what changes during it, which is what a checkpoint holds, and the loop."""
+
+    private: PrivateGradient
+    optimizer: torch.optim.Optimizer
+    plan: Plan
+    data: Any
+    run: Run | None
+    save_every: int
+    average: Averaged | None = None
+    recorder: Recorder | None = None
+    captured: CapturedStep | None = None
+    watch: Watch = field(init=False)
+
+    def train(self, last: int, interruption: Interruption) -> None:
+        """Take the steps up to ``last``, or until someone has seen enough."""
+        while (step := self.private.steps_taken) < last:
+            rate = _set_rate(self.optimizer, self.plan.rate_at(step))
+            self.observe(step, rate)
+            self.step()
+            if self.average is not None:
+                self.settle()
+                self.average.update(step)
+            enough = self.watch.after(step + 1, rate)
+            if self.run is not None and (step + 1) % self.save_every == 0:
+                self.run.save(step + 1, self.state())
+            if enough or interruption:
+                break
+        self.settle()
+        taken = self.private.steps_taken
+        self.watch.finish(taken, _set_rate(self.optimizer, None))
+        if self.run is not None:
+            self.run.save(taken, self.state())
+        if self.average is not None:
+            self.average.finish()
+
+    def step(self) -> None:
+        """One step of the mechanism and one of the optimizer."""
+        if self.captured is not None:
+            self.captured.step()
+        else:
+            self.private.step(self.data)
+            self.optimizer.step()
+
+    def settle(self) -> None:
+        """Wait until the model is that of the steps taken."""
+        if self.captured is not None:
+            self.captured.settle()
+
+    def observe(self, step: int, rate: float) -> None:
+        """Let the diagnostics see the steps of their window."""
+        if self.recorder is not None:
+            self.recorder.learning_rate = rate
+            first = self.recorder.diagnostics.first_step(self.plan.steps, self.plan.steps_per_epoch)
+            self.private.observe = self.recorder if step >= first else None
+
+    def score(self, metric: Metric, held_out: Any, collate: source.Collate) -> float:
+        """The metric on held-out rows, of the averaged weights where there are any."""
+        self.settle()
+        with nullcontext() if self.average is None else self.average.applied():
+            return evaluate(self.private.model, metric, held_out, collate)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the key; private."""
+        return {
+            "private": self.private.state(),
+            "model": self.private.model.state_dict(),
+            "kind": type(self.optimizer).__name__,
+            "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.state(),
+            "points": self.watch.plain_points(),
+            "recorder": None if self.recorder is None else self.recorder.state(),
+        }
+
+    def begin(self) -> None:
+        """Go on where the run was, and store where it begins: a replay starts from there."""
+        if self.run is None:
+            return
+        if (state := self.run.state) is not None:
+            self._load_model(state["model"])
+            if state["kind"] == type(self.optimizer).__name__:  # another optimizer, under a new key, begins anew
+                self.optimizer.load_state_dict(state["optimizer"])
+            self.private.restore(state["private"])
+            self.watch.begin(self.run.start, state["points"])
+            if self.average is not None and state["average"] is not None:
+                self.average.restore(state["average"])
+            if self.recorder is not None and state["recorder"] is not None:
+                self.recorder.restore(state["recorder"])
+        if not self.run.replayed:
+            self.run.save(self.run.start, self.state())
+
+    def _load_model(self, state: Mapping[str, Tensor]) -> None:
+        own = {name: value.shape for name, value in self.private.model.state_dict().items()}
+        if own != {name: value.shape for name, value in state.items()}:
+            raise ValueError(
+                "model has other parameters or shapes than the run in the folder: resume it with the same model"
+            )
+        self.private.model.load_state_dict(state)
+
+
+def _captured(
+    private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer, required: bool
+) -> CapturedStep | None:
+    """The step as a CUDA graph, where it can be one; refused with the reason where it must."""
+    try:
+        return CapturedStep(private, data, optimizer)
+    except CannotCaptureError as reason:
+        if required:
+            raise
+        if next(private.model.parameters()).is_cuda:
+            warnings.warn(f"the step is not captured as a CUDA graph: {reason}", stacklevel=3)
+        return None
+
+
+def _name(optimizer: OptimizerChoice | None) -> str:
+    if isinstance(optimizer, str) or optimizer is None:
+        return optimizer or "sgd"
+    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
+
+
+def _every(given: int | None, name: str, plan: Plan) -> int:
+    if given is None:
+        return -(-plan.steps // _POINTS)
+    _validate.whole(least=1, **{name: given})
+    return given
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float | None) -> float:
+    """Set the learning rate where one is given; the rate that holds."""
+    if rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def _keyed(run: Run) -> dict[str, Any]:
+    return {"key": run.key, "start": run.began, "before": run.before, "charge": run.charge}
+
+
+def _identity(
+    plan: Plan,
+    data: Any,
+    collate: source.Collate,
+    device: torch.device,
+    microbatch: int | None,
+    settings: Mapping[str, Any],
+    key: Key,
+) -> replay.Identity:
+    """All that the bits of a step depend on, apart from what a checkpoint holds."""
+    return replay.Identity(
+        mechanism=plan.mechanism.to_dict(),
+        data=replay.data_digest(key, data, collate),
+        code=replay.code_version(),
+        device=replay.device_kind(device),
+        ranks=1,
+        microbatch=microbatch,
+        options={name: replay.behaviour(value) for name, value in settings.items()},
+    )
+
+
+def _planned(plan: Plan, run: Run | None, last: int) -> Event:
+    """What ``last`` steps release in all, with what was released under earlier keys."""
+    if run is None or run.attempt == 1:
+        return plan.mechanism.event()
+    ahead = [plan.mechanism.step_event(step, run.began) for step in range(run.began, last)]
+    return Compose((run.before, grouped(ahead)))  # type: ignore[arg-type]
+
+
+def _last(plan: Plan, run: Run | None) -> int:
+    """How many steps there are in all. A new key must leave room for what is released beside, which no run knows of."""
+    if run is None or run.attempt == 1 or plan.beside == NOTHING:
+        return plan.steps if run is None else run.last
+
+    def within(last: int) -> bool:
+        return _cost(plan, _planned(plan, run, last)).epsilon <= plan.guarantee.epsilon
+
+    return bisect_left(range(run.start + 1, run.last + 1), True, key=lambda last: not within(last)) + run.start
+
+
+def _cost(plan: Plan, event: Event) -> Guarantee:
+    """The guarantee of what was released, and of what was released beside it."""
+    whole = event if plan.beside == NOTHING else Compose((plan.beside, event))
+    return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
+
+
+def _outside(held_out: Any, diagnostics: Diagnostics | None) -> tuple[str, ...]:
+    """What the guarantee does not cover."""
+    found = [
+        "choices of method and settings that were made by looking at these data",
+        "what was computed from these data before: bounds, means, categories, features",
+        "how long the run took, its errors, and attacks on floating-point noise",
+    ]
+    if held_out is not None:
+        found.append(f"the {source.rows(held_out):,} held-out rows: every figure on them is computed without noise")
+    if diagnostics is not None:
+        found.append("the diagnostics: computed from the training rows without noise, kept in private/")
+    return tuple(found)
+
+
+def _write(fitted: Fitted, release: Release | None, folder: Path) -> None:
+    """Write what may be shared."""
+    torch.save(unwrapped(fitted.model).state_dict(), folder / WEIGHTS)
+    if release is not None:
+        release(folder, fitted)

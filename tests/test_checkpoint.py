@@ -1,0 +1,413 @@
+"""Run folders: what is in them, who may use them, when a key is used again, what is refused."""
+
+import dataclasses
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpgrad import Mechanism, Relation, sampling
+from dpgrad.checkpoint import Run, interruptible
+from dpgrad.events import leaves
+from dpgrad.keys import Key
+from dpgrad.replay import Identity, data_digest
+from dpgrad.writeahead import WriteAhead
+
+PLAN = Mechanism(sampling.FullBatch(), steps=10, noise_multiplier=5.0, expected_batch_size=3)
+DATA = torch.arange(12.0).view(4, 3)
+
+
+def identity_of(**changed: Any) -> Callable[[Key], Identity]:
+    rows = changed.pop("rows", DATA)
+
+    def made(key: Key) -> Identity:
+        options = {"rule": "hard", "seed": "none"}
+        found = Identity(PLAN.to_dict(), data_digest(key, rows), "code 1", "cpu", 1, None, options)
+        return dataclasses.replace(found, **changed)
+
+    return made
+
+
+def opened(folder: Path, identity: Any = None, mechanism: Mechanism = PLAN, **options: Any) -> Run:
+    settings: dict[str, Any] = {"resume": True, "accountant": "exact", "reserve": 4} | options
+    delta = settings.pop("delta", 1e-5)
+    return Run.open(folder, identity or identity_of(mechanism=mechanism.to_dict()), mechanism, delta, **settings)
+
+
+def taken(run: Run, steps: int) -> None:
+    """Take steps; a checkpoint before the first."""
+    if not run.replayed:
+        run.save(run.start, {"at": run.start})
+    for step in range(run.start, run.start + steps):
+        run.charge(step)
+
+
+def crashed(folder: Path, steps: int, **options: Any) -> Run:
+    """A run that took steps and whose process ended without a word."""
+    run = opened(folder, **options)
+    taken(run, steps)
+    run._release_lock()
+    return run
+
+
+def spent(folder: Path) -> int:
+    return sum(leaves(WriteAhead.read(folder / "ledger.jsonl").event()).values())
+
+
+def test_a_run_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "some" / "run"
+    with opened(folder, resume=False) as run:
+        assert (run.attempt, run.start, run.began, run.last) == (1, 0, 0, 10)
+        assert run.state is None
+        assert not run.replayed
+        taken(run, 3)
+        run.save(3, {"weights": torch.ones(2), "names": ["a"], "step": 3})
+        private = folder / "private"
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+        assert {path.name for path in private.iterdir()} == {"README.txt", "checkpoint.pt"}
+        for path in private.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert "Whoever holds this can subtract the noise" in (private / "README.txt").read_text()
+        assert {path.name for path in folder.iterdir()} == {"lock", "ledger.jsonl", "private"}
+        for step in range(3, 10):
+            run.charge(step)
+        assert run.event() == PLAN.event()
+        run.finish(lambda place: (place / "model").write_text("weights") and None)
+    assert {path.name for path in folder.iterdir()} == {"lock", "ledger.jsonl", "release"}
+    assert (folder / "release" / "model").read_text() == "weights"
+    assert WriteAhead.read(folder / "ledger.jsonl").event() == PLAN.event()
+    for resume in (True, False):
+        with pytest.raises(ValueError, match=r"run is finished, see .*release"):
+            opened(folder, resume=resume)
+
+
+def test_the_key_is_in_the_private_folder_alone(tmp_path: Path) -> None:
+    with opened(tmp_path, keep_private=True) as run:
+        taken(run, 10)
+        secret = run.key.secret
+        assert secret.hex() not in repr(vars(run))
+        run.finish(lambda place: None)
+    holding = [
+        p
+        for p in tmp_path.rglob("*")
+        if p.is_file() and any(s in p.read_bytes() for s in (secret, secret.hex().encode()))
+    ]
+    assert holding == [tmp_path / "private" / "checkpoint.pt"]
+
+
+def test_a_private_folder_opened_to_others_is_closed_again(tmp_path: Path) -> None:
+    crashed(tmp_path, 2)
+    (tmp_path / "private").chmod(0o755)
+    opened(tmp_path).close()
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
+
+
+def test_umask_does_not_matter(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        crashed(tmp_path, 2)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "private" / "checkpoint.pt").stat().st_mode) == 0o600
+
+
+def test_nothing_changed_is_replayed_with_the_same_key(tmp_path: Path) -> None:
+    first = crashed(tmp_path, 3)
+    with opened(tmp_path) as run:
+        assert run.replayed
+        assert (run.key, run.attempt, run.start, run.state, run.reason) == (first.key, 1, 0, {"at": 0}, "")
+        taken(run, 10)
+        assert run.event() == PLAN.event()
+    assert spent(tmp_path) == 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"rows": DATA + 1}, "data"),
+        ({"code": "code 2"}, "code"),
+        ({"device": "cuda"}, "device"),
+        ({"ranks": 2}, "ranks"),
+        ({"microbatch": 16}, "microbatch"),
+        ({"options": {"rule": "psac", "seed": "none"}}, "rule"),
+        ({"options": {"rule": "hard"}}, "seed"),
+    ],
+)
+def test_anything_that_differs_draws_a_new_key_and_pays_for_both(
+    changed: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    first = crashed(tmp_path, 3)  # four are reserved
+    with opened(tmp_path, identity_of(**changed)) as run:
+        assert not run.replayed
+        assert run.key != first.key
+        assert (run.attempt, run.start, run.began, run.state) == (2, 0, 0, {"at": 0})
+        assert run.reason == f"not the same as before: {name}"
+        assert run.last == 6  # four of ten are spent, and steps 0 to 5 of the new attempt make ten
+        taken(run, 6)
+        with pytest.raises(ValueError, match="step 7 would exceed what is planned"):
+            run.charge(6)
+        assert leaves(run.event()) == leaves(PLAN.event())
+        assert leaves(run.before) == leaves(PLAN.with_steps(4).event())
+
+
+def test_another_mechanism_or_seed_is_another_key(tmp_path: Path) -> None:
+    crashed(tmp_path, 3)
+    with opened(tmp_path, mechanism=PLAN.with_noise(10.0)) as run:
+        assert run.reason == "not the same as before: mechanism"
+        assert run.last == 10  # the plan's epsilon, at half the price a step or less
+    with opened(tmp_path / "seeded", seed=5) as run:
+        assert run.key == Key.from_seed(5)
+        assert run.reproducible
+        taken(run, 1)
+    with opened(tmp_path / "seeded", seed=5) as run:
+        assert run.replayed
+    keys = {Key.from_seed(5)}
+    for seed in (6, None, 5):
+        with opened(tmp_path / "seeded", seed=seed) as run:
+            assert run.reason == "not the same as before: seed"
+            assert run.key not in keys  # also where a seed comes back
+            assert run.reproducible
+            keys.add(run.key)
+            run.save(run.start, {})
+
+
+def test_the_new_attempt_is_replayed_in_its_turn(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        taken(run, 2)
+        run.save(2, {"at": 2})
+    other = identity_of(ranks=2)
+    second = opened(tmp_path, other)
+    assert (second.attempt, second.began, second.start, second.last) == (2, 2, 2, 10)  # what was reserved is given back
+    taken(second, 3)
+    second.save(5, {"at": 5})
+    second._release_lock()
+    with opened(tmp_path, other) as run:
+        assert run.replayed
+        assert (run.key, run.attempt, run.began, run.start) == (second.key, 2, 2, 5)
+        for step in range(5, run.last):
+            run.charge(step)
+    assert spent(tmp_path) == 10
+
+
+def test_a_crash_before_the_first_checkpoint_of_a_new_attempt(tmp_path: Path) -> None:
+    crashed(tmp_path, 3)
+    opened(tmp_path, identity_of(ranks=2))._release_lock()
+    with opened(tmp_path, identity_of(ranks=2)) as run:
+        assert run.attempt == 3
+        assert run.reason == "attempt 2 was begun and left before its first checkpoint"
+        assert run.last == 6
+
+
+def test_an_orderly_end_gives_back_its_own_reserve_and_no_other(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        taken(run, 1)
+    assert spent(tmp_path) == 1
+    crashed(tmp_path, 5)
+    with opened(tmp_path) as run:
+        taken(run, 2)
+        assert sum(leaves(run.event()).values()) == spent(tmp_path)
+    assert spent(tmp_path) == 5
+
+
+def test_a_step_is_charged_in_turn_once_and_only_after_a_checkpoint(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        with pytest.raises(ValueError, match=r"save\(0, state\) comes before the first step"):
+            run.charge(0)
+        run.save(0, {})
+        run.charge(0)
+        for step in (0, 2):
+            with pytest.raises(ValueError, match="step must be 1, the next of this run"):
+                run.charge(step)
+        with pytest.raises(ValueError, match="step must be 1, the steps taken so far, got 5"):
+            run.save(5, {})
+    with pytest.raises(ValueError, match="is closed: open it again"):
+        run.charge(1)
+    with opened(tmp_path, identity_of(ranks=2)) as run, pytest.raises(ValueError, match="comes before the first step"):
+        run.charge(0)
+
+
+def test_what_cannot_be_loaded_again_is_not_stored(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        with pytest.raises(ValueError, match="state must hold tensors and plain values only"):
+            run.save(0, {"model": torch.nn.Linear(1, 1)})
+        with pytest.raises(ValueError, match="state must be a dict, got 3"):
+            run.save(0, 3)  # type: ignore[arg-type]
+
+
+def test_two_processes_are_kept_apart_and_a_dead_one_does_not_block(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom dpgrad import _files\n"
+        "_files.lock(Path(sys.argv[1]) / 'lock')\nprint('held', flush=True)\ntime.sleep(60)"
+    )
+    crashed(tmp_path, 2)
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="is in use by another process"):
+            opened(tmp_path)
+        other.kill()
+    with opened(tmp_path) as run, pytest.raises(ValueError, match="is in use by another process"):
+        opened(tmp_path)
+    assert run.replayed
+
+
+def test_a_folder_is_begun_once_and_resumed_when_asked(tmp_path: Path) -> None:
+    crashed(tmp_path, 2)
+    with pytest.raises(ValueError, match="holds a run that is not finished: resume it"):
+        opened(tmp_path, resume=False)
+    with pytest.raises(ValueError, match="the run was planned with delta 1e-05, got 1e-06"):
+        opened(tmp_path, delta=1e-6)
+    with pytest.raises(ValueError, match="the run was planned with accountant exact, got pld"):
+        opened(tmp_path, accountant="pld")
+    other = dataclasses.replace(PLAN, relation=Relation.REPLACE_ONE)
+    with pytest.raises(ValueError, match="protects neighbours in the sense of add-remove, got replace-one"):
+        opened(tmp_path, mechanism=other)
+    with pytest.raises(ValueError, match="identity_of must return an Identity with this mechanism"):
+        opened(tmp_path, identity_of(), PLAN.with_steps(5))
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("words")
+    with pytest.raises(ValueError, match="holds files and no ledger of a run"):
+        opened(tmp_path)
+    with pytest.raises(ValueError, match="is a file: choose a folder"):
+        opened(tmp_path / "thesis.tex")
+    crashed(tmp_path / "run", 2)
+    (tmp_path / "run" / "ledger.jsonl").unlink()
+    with pytest.raises(ValueError, match="holds files and no ledger of a run"):
+        opened(tmp_path / "run")
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    middle = len(content) // 2
+    return {
+        "torn": content[:middle],
+        "edited": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "longer": content + b"x",
+        "empty": b"",
+        "foreign": b"PK" + content[2:],
+    }
+
+
+@pytest.mark.parametrize("how", damaged(b"1234"))
+def test_a_damaged_checkpoint_is_refused(how: str, tmp_path: Path) -> None:
+    crashed(tmp_path, 2)
+    path = tmp_path / "private" / "checkpoint.pt"
+    path.write_bytes(damaged(path.read_bytes())[how])
+    with pytest.raises(ValueError, match=r"is incomplete or was edited|is not a checkpoint of dpgrad"):
+        opened(tmp_path)
+    assert spent(tmp_path) == 4
+
+
+def test_files_of_another_run_are_refused(tmp_path: Path) -> None:
+    crashed(tmp_path / "one", 2)
+    crashed(tmp_path / "two", 2)
+    checkpoint = Path("private", "checkpoint.pt")
+    own = (tmp_path / "one" / checkpoint).read_bytes()
+    (tmp_path / "one" / checkpoint).write_bytes((tmp_path / "two" / checkpoint).read_bytes())
+    with pytest.raises(ValueError, match="belongs to another run than the ledger beside it"):
+        opened(tmp_path / "one")
+    (tmp_path / "one" / checkpoint).write_bytes(own)
+    opened(tmp_path / "one").close()
+
+
+def test_an_older_ledger_or_checkpoint_put_back_is_refused(tmp_path: Path) -> None:
+    ledger, checkpoint = tmp_path / "ledger.jsonl", tmp_path / "private" / "checkpoint.pt"
+    run = opened(tmp_path)
+    taken(run, 0)
+    old = ledger.read_bytes()
+    taken(run, 5)
+    run.save(5, {"at": 5})
+    run._release_lock()
+    new = ledger.read_bytes()
+    ledger.write_bytes(old)
+    with pytest.raises(
+        ValueError, match=r"is at step 5 and the ledger has steps 0 to 0 .* lines of the ledger are missing"
+    ):
+        opened(tmp_path)
+    ledger.write_bytes(new)
+    first = checkpoint.read_bytes()
+    crashed(tmp_path, 1, identity=identity_of(ranks=2))
+    second = checkpoint.read_bytes()
+    checkpoint.write_bytes(first)
+    with pytest.raises(ValueError, match="is of attempt 1, but attempt 2 has spent steps"):
+        opened(tmp_path)
+    checkpoint.write_bytes(second)
+    ledger.write_bytes(new)
+    with pytest.raises(ValueError, match="is of attempt 2 and the ledger ends with 1"):
+        opened(tmp_path)
+
+
+def test_a_run_without_its_private_folder_cannot_go_on(tmp_path: Path) -> None:
+    crashed(tmp_path, 2)
+    (tmp_path / "private" / "checkpoint.pt").unlink()
+    with pytest.raises(ValueError, match="has no checkpoint, and steps of this run are spent"):
+        opened(tmp_path)
+
+
+def test_a_release_appears_as_a_whole_in_place_of_the_one_before(tmp_path: Path) -> None:
+    """A process that ended between the release and the line that says so releases again."""
+    run = opened(tmp_path)
+    taken(run, 10)
+    run.save(10, {})
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / "old").write_text("old")
+
+    def breaks(place: Path) -> None:
+        (place / "half").write_text("half")
+        raise RuntimeError("no model")
+
+    with pytest.raises(RuntimeError, match="no model"):
+        run.finish(breaks)
+    assert {path.name for path in (tmp_path / "release").iterdir()} == {"old"}
+    run.finish(lambda place: (place / "new").write_text("new") and None)
+    assert {path.name for path in (tmp_path / "release").iterdir()} == {"new"}
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "ledger.jsonl", "release"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_is_a_flag_and_a_second_one_acts_at_once(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with interruptible() as interruption:
+        assert not interruption
+        signal.raise_signal(number)
+        assert interruption
+        assert interruption.signal == number.name
+        with pytest.raises(KeyboardInterrupt, match=f"second signal {number.name}"):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_signals_in_another_thread_are_left_alone() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with interruptible() as interruption:
+            seen.append(bool(interruption))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+
+
+def test_a_charge_within_a_block_is_cheap(tmp_path: Path) -> None:
+    """A thousand of them take less than one write that waits for the disk usually does: 20 microseconds each."""
+    long = PLAN.with_steps(100_000)
+    with opened(tmp_path, mechanism=long, reserve=50_000) as run:
+        run.save(0, {})
+        run.charge(0)
+        begin = time.process_time()
+        for step in range(1, 1001):
+            run.charge(step)
+        assert time.process_time() - begin < 0.02

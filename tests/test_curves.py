@@ -1,0 +1,114 @@
+"""What a run shows: the bound on what is spent so far, evaluation on held-out rows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpgrad import curves
+from dpgrad.curves import Progress, Spent, Watch, evaluate, judging, refuse_held_out
+from dpgrad.losses import Metric, NamedLoss, metric_named
+from dpgrad.mechanism import Group
+from dpgrad.plan import make
+
+
+def rows(count: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def test_the_bound_on_what_is_spent_so_far() -> None:
+    for method in ("dpsgd", "dpsgd-dynamic"):
+        plan = make(method, dataset_size=1000, lot=50, steps=70, noise_multiplier=1.5, delta=1e-4)
+        spent = Spent(plan)
+        bounds = [spent(step) for step in range(1, 71)]
+        assert bounds == sorted(bounds)
+        assert bounds[-1] == plan.guarantee.epsilon
+        for step in (1, 8, 33, 69):
+            assert plan.epsilon_after(step) <= bounds[step - 1] <= plan.guarantee.epsilon
+        assert len(set(bounds)) > 5
+
+
+def test_modules_keep_their_modes() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    model[0].eval()
+    with judging(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+    assert [module.training for module in model.modules()] == [True, False, True]
+
+
+def test_many_rows_are_judged_in_pieces() -> None:
+    inputs, targets = rows(curves._JUDGED + 7)
+    metric = metric_named("cross-entropy", NamedLoss("cross-entropy"))
+    model = nn.Linear(4, 3)
+    whole = nn.functional.cross_entropy(model(inputs), targets)
+    assert evaluate(model, metric, (inputs, targets)) == pytest.approx(whole.item(), rel=1e-6)
+    assert evaluate(model, metric, TensorDataset(inputs, targets)) == pytest.approx(whole.item(), rel=1e-6)
+
+
+def test_a_metric_of_another_shape_is_refused() -> None:
+    metric = Metric("mean", lambda model, batch: model(batch[0]).mean())
+    with pytest.raises(ValueError, match=r"metric mean on held_out: .* one value per example, shape \(5,\), got"):
+        evaluate(nn.Linear(4, 3), metric, rows(5))
+
+
+def test_held_out_rows_that_are_not_numbers_are_refused_in_any_form() -> None:
+    inputs, targets = rows(9)
+    refuse_held_out((inputs, targets), rows(9))
+    inputs[8, 1] = math.inf
+    for held in ((inputs, targets), {"x": inputs.numpy(), "y": targets}):
+        with pytest.raises(ValueError, match=r"held_out\[.*\] holds values that are not finite: remove those rows"):
+            refuse_held_out(held, rows(9))
+    refuse_held_out(np.arange(3), rows(9))
+
+
+def test_the_training_rows_are_not_judged() -> None:
+    """Shown without noise, a figure on them would not be private."""
+    data = inputs, targets = rows(9)
+    dataset = TensorDataset(*data)
+    for held in (data, (inputs[:5], targets[:5]), {"x": inputs.numpy()}, (rows(9)[0], targets)):
+        with pytest.raises(ValueError, match="held_out are rows of the training data"):
+            refuse_held_out(held, data)
+    with pytest.raises(ValueError, match="held_out are rows of the training data"):
+        refuse_held_out(dataset, dataset)
+    refuse_held_out((inputs[5:], targets[5:]), (inputs[:5], targets[:5]))
+    refuse_held_out(dataset, data)  # what a Dataset holds cannot be seen
+
+
+def test_points_go_on_after_a_checkpoint() -> None:
+    plan = make("dpsgd", dataset_size=100, lot=10, steps=8, noise_multiplier=1.0, delta=1e-3)
+    watch = Watch(plan, 2, lambda: 0.5, None)
+    for step in range(1, 6):
+        watch.after(step, 0.1)
+    other = Watch(plan, 2, lambda: 0.5, None)
+    other.begin(3, watch.plain_points())
+    assert [point.step for point in other.points] == [2]
+    other.after(4, 0.1)
+    assert other.points == watch.points[:2]
+    other.finish(5, 0.1)
+    other.finish(5, 0.1)
+    assert [point.step for point in other.points] == [2, 4, 5]
+
+
+def test_the_clip_bound_of_groups_is_the_one_they_multiply() -> None:
+    plan = make(
+        "dpsgd-dynamic", dataset_size=100, lot=10, steps=2, noise_multiplier=1.0, delta=1e-3,
+        groups=(Group("a*", clip=0.5), Group("b*")),
+    )  # fmt: skip
+    watch = Watch(plan, 1, None, None)
+    watch.after(1, 0.1)
+    watch.after(2, 0.1)
+    assert [point.clip for point in watch.points] == [12.0, 8.0]
+
+
+def test_time_left_counts_from_where_the_process_began() -> None:
+    plan = make("dpsgd", dataset_size=100, lot=10, steps=8, noise_multiplier=1.0, delta=1e-3)
+    seen: list[Progress] = []
+    watch = Watch(plan, 8, None, seen.append)
+    watch.begin(6, [])
+    watch.after(7, 0.1)
+    assert seen[0].seconds_left == pytest.approx(seen[0].seconds)

@@ -1,0 +1,406 @@
+"""A run that ends at any moment: the ledger covers what was computed, and what follows is the same run or is paid for.
+
+A fault is put at every call of the system that changes a file: before it, in the middle of a write, after it. Three
+things may happen there: the process ends; the power fails, and what was not yet on the disk is gone; or the call fails
+with an error, as on a full disk. The run is then resumed. Most of these runs are a walk in place of training, which
+writes the same files; training itself is killed for real, at random moments, and at some of the boundaries.
+"""
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpgrad import Mechanism, _files, events, noise, sampling
+from dpgrad.checkpoint import Run
+from dpgrad.events import leaves
+from dpgrad.keys import Key
+from dpgrad.replay import Identity, data_digest
+
+HERE = Path(__file__).resolve().parent
+spec = importlib.util.spec_from_file_location("soak", HERE / "soak.py")
+assert spec is not None
+assert spec.loader is not None
+soak = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(soak)
+
+PLAN = Mechanism(sampling.FullBatch(), steps=4, noise_multiplier=3.0, expected_batch_size=3)
+
+
+def walk(
+    folder: Path, mechanism: Mechanism, option: str = "", note: Any = lambda attempt, step: None
+) -> dict[str, Any]:
+    """`soak.train` with a walk in place of training: each step adds the sum of the data and noise."""
+    data, weights = torch.tensor([1.0, 2.0, 4.0]), torch.zeros(2)
+
+    def identity_of(key: Key) -> Identity:
+        return Identity(mechanism.to_dict(), data_digest(key, data), "code", "cpu", 1, None, {"option": option})
+
+    with Run.open(
+        folder, identity_of, mechanism, soak.DELTA, resume=True, seed=1, accountant="exact", reserve=2
+    ) as run:
+        if run.state is not None:
+            weights = run.state["weights"]
+        if not run.replayed:
+            run.save(run.start, {"weights": weights})
+        for step in range(run.start, run.last):
+            run.charge(step)
+            note(run.attempt, step)
+            weights = weights / 3 + data.sum() + noise.gaussian(weights, 3.0, run.key, step, "weights")
+            if step % 2:
+                run.save(step + 1, {"weights": weights})
+        found = {
+            "weights": weights.tolist(),
+            "event": events.to_json(run.event()),
+            "last": run.last,
+            "attempt": run.attempt,
+            "replayed": run.replayed,
+            "reason": run.reason,
+        }
+        run.finish(lambda place: (place / "summary.json").write_text(json.dumps(found)) and None)
+    return found
+
+
+class CrashError(BaseException):
+    """The process ends here."""
+
+
+class FaultyOs:
+    """``os`` with a fault at the ``at``-th call that changes a file; calls are counted from 0.
+
+    ``when`` is "before", "during" (half of a write is done) or "after"; ``error`` is a number of errno for a call that
+    fails, None for a process that ends: then every later call ends it too.
+
+    It also keeps what a disk would hold after the power failed: the content that files had when they were last synced,
+    under the names that folders had when they were.
+    """
+
+    def __init__(self, root: Path, at: int = -1, when: str = "before", error: int | None = None) -> None:
+        self.root, self.at, self.when, self.error = root, at, when, error
+        self.calls: list[str] = []
+        self.ended = False
+        self._fresh = count()
+        self._files: dict[int, Path] = {}  # descriptor -> path
+        self._names: dict[Path, int] = {root: next(self._fresh)}  # path -> file, as the process sees it
+        self._synced_names: dict[int, dict[str, int]] = {}  # folder -> name -> file, on the disk
+        self._synced: dict[int, bytes] = {}  # file -> content on the disk
+        self._folders: set[int] = {self._names[root]}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _fault(self, name: str, act: Any, half: Any = None) -> Any:
+        if self.ended:
+            raise CrashError(name)
+        number = len(self.calls)
+        self.calls.append(name)
+        if number != self.at:
+            return act()
+        if self.when == "during" and half is not None:
+            half()
+        if self.when == "after":
+            act()
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+        self.ended = True
+        raise CrashError(name)
+
+    def open(self, path: Any, flags: int, mode: int = 0o777) -> int:
+        if self.ended:
+            raise CrashError("open")
+        path = Path(path)
+        act = lambda: os.open(path, flags, mode)  # noqa: E731
+        file: int = self._fault("open", act) if flags & os.O_CREAT else act()
+        self._files[file] = path
+        self._name(path)
+        return file
+
+    def _name(self, path: Path) -> int:
+        if path not in self._names:
+            self._names[path] = next(self._fresh)
+            if path.is_dir():
+                self._folders.add(self._names[path])
+        return self._names[path]
+
+    def close(self, file: int) -> None:
+        self._files.pop(file, None)
+        os.close(file)
+
+    def write(self, file: int, content: Any) -> int:
+        half = lambda: os.write(file, content[: len(content) // 2])  # noqa: E731
+        written: int = self._fault("write", lambda: os.write(file, content), half)
+        return written
+
+    def fsync(self, file: int) -> None:
+        def act() -> None:
+            path = self._files[file]
+            if path.is_dir():
+                self._synced_names[self._name(path)] = {p.name: self._name(p) for p in path.iterdir()}
+            else:
+                self._synced[self._name(path)] = path.read_bytes()
+
+        self._fault("fsync", act)
+
+    def _moved(self, old: Path, new: Path) -> None:
+        self._names = {p: n for p, n in self._names.items() if new not in (p, *p.parents)}
+        for path in [p for p in self._names if old in (p, *p.parents)]:
+            self._names[new / path.relative_to(old)] = self._names.pop(path)
+
+    def replace(self, old: Any, new: Any) -> None:
+        self._fault("replace", lambda: (os.replace(old, new), self._moved(Path(old), Path(new))))
+
+    def rename(self, old: Any, new: Any) -> None:
+        self._fault("rename", lambda: (os.rename(old, new), self._moved(Path(old), Path(new))))
+
+    def mkdir(self, path: Any, mode: int = 0o777) -> None:
+        self._fault("mkdir", lambda: (os.mkdir(path, mode), self._name(Path(path))))
+
+    def unlink(self, path: Any) -> None:
+        self._fault("unlink", lambda: (os.unlink(path), self._names.pop(Path(path), None)))
+
+    def rmdir(self, path: Any) -> None:
+        self._fault("rmdir", lambda: (os.rmdir(path), self._names.pop(Path(path), None)))
+
+    def chmod(self, path: Any, mode: int) -> None:
+        self._fault("chmod", lambda: os.chmod(path, mode))
+
+    def fail_power(self) -> None:
+        """Leave on the disk what had been synced."""
+        for path in self.root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._restore(self.root, self._names[self.root])
+
+    def _restore(self, folder: Path, number: int) -> None:
+        for name, inner in self._synced_names.get(number, {}).items():
+            if inner in self._folders:
+                (folder / name).mkdir()
+                self._restore(folder / name, inner)
+            else:
+                (folder / name).write_bytes(self._synced.get(inner, b""))
+
+
+Begun = list[tuple[int, int]]
+
+
+def attempt(root: Path, faulty: FaultyOs | None = None, run: Any = walk, **options: Any) -> Begun:
+    """Run in ``root``/run until the end or the fault; the steps that were begun."""
+    begun: Begun = []
+    with pytest.MonkeyPatch.context() as patched, suppress(CrashError):
+        patched.setattr(_files, "os", faulty or FaultyOs(root))
+        run(root / "run", PLAN, note=lambda *step: begun.append(step), **options)
+    return begun
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found = walk(tmp_path_factory.mktemp("whole") / "run", PLAN)
+    assert events.from_json(found["event"]) == PLAN.event()
+    assert (found["attempt"], found["last"], found["replayed"]) == (1, 4, False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The calls of an undisturbed run, in order."""
+    root = tmp_path_factory.mktemp("calls")
+    faulty = FaultyOs(root)
+    attempt(root, faulty)
+    assert set(faulty.calls) == {"open", "write", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "chmod"}
+    return faulty.calls
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "release" / "summary.json").read_text())
+    assert not (folder / "private").exists()
+    assert not list(folder.glob("*.partial"))
+    return found
+
+
+def resume_the_same(root: Path, begun: Begun, undisturbed: dict[str, Any], run: Any = walk) -> None:
+    """Resumed with nothing changed: the weights of the undisturbed run, and the plan in the ledger."""
+    folder = root / "run"
+    soak.check_ledger(folder, begun, PLAN)
+    if ended(folder):
+        with pytest.raises(ValueError, match="is finished"):
+            attempt(root, run=run)
+    else:
+        begun = begun + attempt(root, run=run)
+    found = finished(folder)
+    assert found["weights"] == undisturbed["weights"]
+    assert found["attempt"] == 1
+    assert soak.check_ledger(folder, begun, PLAN) == PLAN.event() == events.from_json(found["event"])
+
+
+def ended(folder: Path) -> bool:
+    path = folder / "ledger.jsonl"
+    return path.exists() and path.read_bytes().endswith(b' {"finished": true}\n')
+
+
+def moments(calls: list[str]) -> Iterator[tuple[int, str]]:
+    for at, name in enumerate(calls):
+        yield at, "before"
+        if name == "write":
+            yield at, "during"
+        yield at, "after"
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
+def test_a_crash_at_every_boundary_is_replayed(power: bool, calls: list[str], undisturbed: Any, tmp_path: Path) -> None:
+    for at, when in moments(calls):
+        root = tmp_path / f"{at}-{when}"
+        root.mkdir()
+        faulty = FaultyOs(root, at, when)
+        begun = attempt(root, faulty)
+        assert faulty.ended, f"no crash {when} call {at}"
+        if power:
+            faulty.fail_power()
+        try:
+            resume_the_same(root, begun, undisturbed)
+        except (AssertionError, ValueError) as error:
+            raise AssertionError(f"crash {when} call {at}, {calls[at]}") from error
+
+
+def test_a_crash_at_every_boundary_is_paid_for_where_the_run_differs(calls: list[str], tmp_path: Path) -> None:
+    """Another option, so a new key: everything that was reserved stays spent, and the run ends within the budget."""
+    earlier = 0
+    for at, when in moments(calls):
+        root = tmp_path / f"{at}-{when}"
+        root.mkdir()
+        begun = attempt(root, FaultyOs(root, at, when))
+        if ended(root / "run"):
+            continue
+        before = soak.check_ledger(root / "run", begun, PLAN)
+        begun += attempt(root, option="another")
+        found = finished(root / "run")
+        spent = soak.check_ledger(root / "run", begun, PLAN)
+        assert leaves(spent) == leaves(events.from_json(found["event"]))
+        if found["attempt"] == 1:  # nothing had been saved or spent
+            assert before == events.NOTHING
+            continue
+        assert found["reason"] == "not the same as before: option"
+        new = [step for number, step in begun if number == found["attempt"]]
+        assert sum(leaves(spent).values()) == sum(leaves(before).values()) + len(new)
+        earlier += found["last"] < PLAN.steps
+    assert earlier > 10
+
+
+def test_training_that_crashes_is_replayed(calls: list[str], tmp_path: Path) -> None:
+    """At a boundary within each write of a checkpoint and of the ledger."""
+    plan = soak.plan(4)
+    whole = soak.train(tmp_path / "whole", plan)
+    assert events.from_json(whole["event"]) == events.from_json(whole["ledger"]) == plan.event()
+    later = [at for at, name in enumerate(calls) if name == "write"][2:]
+    assert len(later) >= 5
+    for at in later:
+        root = tmp_path / f"{at}"
+        root.mkdir()
+        begun: Begun = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(_files, "os", FaultyOs(root, at, "during"))
+            with pytest.raises(CrashError):
+                soak.train(root / "run", plan, note=lambda *step: begun.append(step))  # noqa: B023
+        soak.check_ledger(root / "run", begun, plan)
+        found = soak.train(root / "run", plan)
+        assert found["weights"] == whole["weights"]
+        assert events.from_json(found["event"]) == events.from_json(found["ledger"]) == plan.event()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["disk-full", "input-output"])
+def test_a_call_that_fails_is_said_and_nothing_is_lost(
+    number: int, calls: list[str], undisturbed: Any, tmp_path: Path
+) -> None:
+    said = {errno.ENOSPC: "the disk is full", errno.EIO: "Input/output error"}[number]
+    for at in range(len(calls)):
+        root = tmp_path / f"{at}"
+        root.mkdir()
+        with pytest.raises(OSError, match=rf"could not be written: {said}; what was written before is kept"):
+            attempt(root, FaultyOs(root, at, "during", number))
+        resume_the_same(root, [], undisturbed)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    for number, said in ((errno.EROFS, "the file system is read-only"), (errno.EACCES, "permission is denied")):
+        with pytest.raises(OSError, match=rf"run could not be written: {said}.*choose another folder"):
+            attempt(tmp_path, FaultyOs(tmp_path, 0, "before", number))
+
+
+def test_a_second_crash_while_resuming(calls: list[str], undisturbed: Any, tmp_path: Path) -> None:
+    """The first crash tears a line of the ledger; the second is at every boundary of the process that finds it."""
+    tearing = [at for at, name in enumerate(calls) if name == "write"][
+        4
+    ]  # after README, ledger, and two of a checkpoint
+    for at in count():
+        root = tmp_path / f"{at}"
+        root.mkdir()
+        begun = attempt(root, FaultyOs(root, tearing, "during"))
+        assert not (root / "run" / "ledger.jsonl").read_bytes().endswith(b"\n")
+        second = FaultyOs(root, at, "during")
+        begun += attempt(root, second)
+        resume_the_same(root, begun, undisturbed)
+        if not second.ended:
+            break
+    assert at > 30
+
+
+SCRIPT = """
+import importlib.util, json, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("soak", sys.argv[1])
+soak = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(soak)
+note = lambda attempt, step: print(step, flush=True)
+for folder in sys.argv[2:]:
+    print(json.dumps(soak.train(Path(folder), soak.plan(30), note=note, pause=0.03)), flush=True)
+"""
+
+
+def test_a_signal_stops_between_steps_and_nothing_is_lost(tmp_path: Path) -> None:
+    plan = soak.plan(30)
+    whole = soak.train(tmp_path / "whole", plan)
+    asked = {tmp_path / "term": signal.SIGTERM, tmp_path / "interrupt": signal.SIGINT}
+    said = {}
+    command = [sys.executable, "-c", SCRIPT, str(HERE / "soak.py"), *map(str, asked)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for folder, number in asked.items():
+            for line in process.stdout:
+                if line.strip() == "3":
+                    process.send_signal(number)
+                if line.startswith("{"):
+                    said[folder] = json.loads(line)
+                    break
+    assert process.returncode == 0
+    for folder, number in asked.items():
+        assert said[folder]["stopped"] == number.name
+        taken = sum(leaves(events.from_json(said[folder]["event"])).values())
+        assert 4 <= taken < 30
+        ledger = soak.check_ledger(folder, [(1, step) for step in range(taken)], plan)
+        assert sum(leaves(ledger).values()) == taken  # what was reserved and not taken is given back
+        resumed = soak.train(folder, plan)
+        assert resumed["reason"] == ""
+        assert (resumed["weights"], resumed["event"]) == (whole["weights"], whole["event"])
+
+
+def test_five_kills(tmp_path: Path) -> None:
+    """Real ones, at random moments: `make soak` does a hundred."""
+    begin = time.perf_counter()
+    command = [sys.executable, str(HERE / "soak.py"), "--kills", "5", "--seed", "11"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["kills"] >= 5
+    assert seen["replayed to the end"] + seen["new keys"] >= 1, f"{seen} after {time.perf_counter() - begin:.0f} s"

@@ -1,0 +1,228 @@
+"""When a key may be used again: what is equal is told to be equal, also by another process; what differs is not."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from dpgrad import replay, scaling
+from dpgrad.keys import Key
+from dpgrad.replay import Identity, behaviour, code_version, data_digest, deterministic, device_kind
+
+KEY = Key.from_seed(1)
+ROWS = torch.arange(12.0).view(4, 3)
+IDENTITY = Identity({"steps": 3}, "digest", "code", "cpu", 1, None, {"sizes": (1, 2), "rule": "hard"})
+
+
+def test_identities_survive_json() -> None:
+    again = Identity.from_json(IDENTITY.to_json())
+    assert again == IDENTITY
+    assert again.differences(IDENTITY) == []
+
+
+def test_an_option_that_came_or_went_is_a_difference() -> None:
+    other = Identity({"steps": 3}, "digest", "code", "cpu", 1, None, {"rule": "hard", "more": 1})
+    assert IDENTITY.differences(other) == other.differences(IDENTITY) == ["more", "sizes"]
+
+
+def test_data_are_told_by_every_bit_under_the_key() -> None:
+    digest = data_digest(KEY, (ROWS, ROWS[:, 0].long()))
+    assert digest == data_digest(KEY, (ROWS.clone(), ROWS[:, 0].clone().long()))
+    assert digest == data_digest(KEY, TensorDataset(ROWS, ROWS[:, 0].long()))
+    moved = ROWS.clone()
+    moved[2, 1] = torch.nextafter(moved[2, 1], torch.tensor(9.0))
+    others: list[Any] = [
+        (moved, ROWS[:, 0].long()),
+        (ROWS.flip(0), ROWS[:, 0].long()),
+        (ROWS, ROWS[:, 0]),
+        (ROWS[:3], ROWS[:3, 0].long()),
+        (ROWS.view(4, 1, 3), ROWS[:, 0].long()),
+        {"x": ROWS, "y": ROWS[:, 0].long()},
+    ]
+    digests = {data_digest(KEY, data) for data in others}
+    assert len(digests) == len(others)
+    assert digest not in digests
+    assert data_digest(Key.from_seed(2), (ROWS, ROWS[:, 0].long())) != digest
+
+
+def test_arrays_views_and_large_files_are_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.random.default_rng(0).normal(size=(50, 7))
+    np.save(tmp_path / "rows.npy", array)
+    digest = data_digest(KEY, array)
+    assert data_digest(KEY, np.load(tmp_path / "rows.npy", mmap_mode="r")) == digest
+    assert data_digest(KEY, np.asfortranarray(array)) == digest
+    monkeypatch.setattr(replay, "_CHUNK", 100)  # a row or two at a time
+    assert data_digest(KEY, array) == digest
+    assert data_digest(KEY, torch.zeros(3, dtype=torch.bfloat16)) != data_digest(KEY, torch.zeros(3, dtype=torch.half))
+
+
+class Items(Dataset[Tensor]):
+    def __init__(self, noise: Any = None) -> None:
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return ROWS[index] if self.noise is None else ROWS[index] + self.noise(3)
+
+
+def test_a_dataset_that_gives_other_examples_each_time_is_never_equal() -> None:
+    assert data_digest(KEY, Items()) == data_digest(KEY, Items())
+    before = torch.get_rng_state()
+    first, second = (data_digest(KEY, Items(torch.rand)) for _ in range(2))
+    assert first != second
+    assert first.startswith("not comparable")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_code_is_told_by_its_source(tmp_path: Path) -> None:
+    assert f"torch {torch.__version__}" in code_version()
+    digests = set()
+    for name, content in (("a.py", "1"), ("a.py", "2"), ("b.py", "3"), ("c/d.py", "")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+        digests.add(replay._source_digest(tmp_path))
+        assert replay._source_digest(tmp_path) in digests
+    assert len(digests) == 4
+
+
+def test_devices_are_told_by_what_moves_a_bit() -> None:
+    threads = torch.get_num_threads()
+    found = device_kind("cpu")
+    try:
+        torch.set_num_threads(threads + 1)
+        assert device_kind("cpu") != found
+    finally:
+        torch.set_num_threads(threads)
+    assert device_kind("cpu") == found
+    assert device_kind("cuda") != device_kind("cuda")  # its kernels are not said to be deterministic here
+
+
+def test_deterministic_kernels_are_asked_for_and_left_as_they_were() -> None:
+    benchmark = torch.backends.cudnn.benchmark
+    with deterministic():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark == benchmark
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+
+FACTOR = 2.0
+
+
+def helper(x: float) -> float:
+    return FACTOR * x
+
+
+def using(x: float) -> float:
+    return helper(x) + 1
+
+
+class Net(nn.Module):
+    def __init__(self, slope: float = 1.0, width: int = 3) -> None:
+        super().__init__()
+        self.slope = slope
+        self.inner = nn.Linear(2, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.slope * self.inner(x)
+        return out
+
+
+def closure(factor: float) -> Any:
+    return lambda x: factor * x
+
+
+def test_functions_are_followed_into_what_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = behaviour(using)
+    assert before == behaviour(using)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3.0)
+    assert behaviour(using) != before
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
+    assert behaviour(using) == before
+    monkeypatch.setattr(sys.modules[__name__], "helper", lambda x: x)
+    assert behaviour(using) != before
+
+
+SAME: dict[str, Any] = {
+    "closure": lambda: closure(2.0),
+    "partial": lambda: functools.partial(helper, 3),
+    "model": Net,
+    "layers": lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh()),
+    "rule": lambda: scaling.Psasc(s=0.5),
+    "values": lambda: {"a": [1, 2.5, None], "b": (np.float32(1), torch.float16)},
+    "array": lambda: np.arange(3),
+    "builtin": lambda: max,
+    "torch": lambda: torch.nn.functional.relu,
+    "method": lambda: Net.forward,
+    "set": lambda: {"red", "green", "blue"},
+}
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "closure": (closure(2.0), closure(3.0)),
+    "partial": (functools.partial(helper, 3), functools.partial(helper, 4)),
+    "slope": (Net(1.0), Net(2.0)),
+    "width": (nn.Linear(2, 3, bias=False), nn.Linear(2, 3)),
+    "activation": (nn.Sequential(nn.Tanh()), nn.Sequential(nn.ReLU())),
+    "dropout": (nn.Dropout(0.1), nn.Dropout(0.2)),
+    "rule": (scaling.Psasc(s=0.5), scaling.Psasc(s=0.6)),
+    "order": ([1, 2], [2, 1]),
+    "nesting": ([[1], 2], [1, [2]]),
+    "defaults": (lambda x, y=1: x, lambda x, y=2: x),
+    "array": (np.arange(3), np.arange(3.0)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_does_the_same_is_told_to_be_equal(name: str) -> None:
+    assert behaviour(SAME[name]()) == behaviour(SAME[name]())
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_is_told_apart(name: str) -> None:
+    one, other = DIFFERENT[name]
+    assert behaviour(one) != behaviour(other)
+
+
+def test_weights_are_the_checkpoint_s_and_hooks_are_not() -> None:
+    model = Net()
+    before = behaviour(model)
+    with torch.no_grad():
+        model.inner.weight.add_(1)
+    assert behaviour(model) == before
+    model.register_forward_hook(lambda module, given, out: 2 * out)
+    assert behaviour(model) != before
+
+
+def test_what_cannot_be_compared_is_never_equal() -> None:
+    for subject in (torch.Generator(), (number for number in range(3)), object()):
+        assert behaviour(subject) != behaviour(subject)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from dpgrad.replay import behaviour, device_kind
+words = {"some", "words", "in", "a", "set"}
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none") * len(words)
+print(behaviour((loss, nn.Linear(2, 3))), device_kind("cpu"))
+"""
+
+
+def test_another_process_comes_to_the_same() -> None:
+    """Two processes with different hashes of strings."""
+    found = {
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120).stdout
+        for _ in range(2)
+    }
+    assert len(found) == 1
+    assert "not comparable" not in next(iter(found))
