@@ -1,9 +1,11 @@
-# make demo        what the library can do today, in a minute
+# make demo        a budget planned, then `dpgrad train` on digits at ε = 3: about two minutes on two cores
 # make test        everything: checks, tests, doctests, the built wheel in a clean environment
 # make test-fast   the tests without the slow ones
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
 # make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
+# make table-convex Table 4 of the convex solvers: what is missing of it, then the tables (hours; PEER=python to compare)
+# make soak        100 SIGKILLs of private runs at random moments (some minutes)
 # make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
 
 PYTHON ?= python3
@@ -21,7 +23,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast check format pytest wheel-test bench bench-engines conformance clean
+.PHONY: help install demo test test-fast check format pytest wheel-test bench bench-engines table-convex conformance soak clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -41,6 +43,8 @@ demo: install
 	$(BIN)/dpgrad calibrate --epsilon 2 --delta 1e-5 --sampling-rate 0.01 --steps 10000
 	$(BIN)/dpgrad epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --plot $(DEMO)/epsilon.svg
 	@test -s $(DEMO)/epsilon.svg && echo "wrote $(DEMO)/epsilon.svg"
+	rm -rf $(DEMO)/digits
+	$(BIN)/dpgrad train --out $(DEMO)/digits
 
 # One after another, so that a failed check stops before the long tests.
 test: install
@@ -71,6 +75,13 @@ bench: install
 
 bench-engines: install
 	$(BIN)/python -m benchmarks.engines --write
+
+table-convex: install
+	$(BIN)/python -m benchmarks.convex run $(if $(PEER),--peer $(PEER))
+	$(BIN)/python -m benchmarks.convex report
+
+soak: install
+	$(ONE_THREAD) $(BIN)/python tests/soak.py
 
 conformance: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance

@@ -19,57 +19,9 @@ from dpgrad.events import Compose, Gaussian, Poisson, Relation, Repeat
 from dpgrad.mechanism import Mechanism
 
 PROGRAM = Path(sys.executable).with_name("dpgrad")
-PATIENCE = "dpgrad: pricing every step of the run ...\n"  # on a busy machine a schedule may take over three seconds
 CASE_A = "epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5"
 CASE_B = "--sampling-rate 512/60000 --epochs 20 --delta 1e-5"
 Answer = dict[str, Any]
-
-
-@pytest.fixture
-def answer(capsys: pytest.CaptureFixture[str]) -> Callable[[str], Answer]:
-    """Runs a command with --json; checks that standard output is one object and standard error is empty."""
-
-    def run(command: str) -> Answer:
-        code = cli.main([*command.split(), "--json"])
-        out, err = capsys.readouterr()
-        assert (code, err.replace(PATIENCE, "")) == (0, ""), err
-        assert out.count("\n") == 1
-        found = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
-        assert isinstance(found, dict)
-        return found
-
-    return run
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """Runs a command for people; what it prints, with every stretch of white space made one space."""
-
-    def run(command: str) -> str:
-        code = cli.main(command.split())
-        out, err = capsys.readouterr()
-        assert (code, err.replace(PATIENCE, "")) == (0, ""), err
-        return " ".join(out.split())
-
-    return run
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must exit 2 with one line on standard error alone; that line."""
-
-    def run(*command: str) -> str:
-        code = cli.main(command[0].split() if len(command) == 1 else list(command))
-        out, err = capsys.readouterr()
-        assert code == 2
-        assert out == ""
-        assert err.count("\n") == 1
-        assert err.startswith("dpgrad: error: ")
-        assert err.endswith("\n")
-        assert "Traceback" not in err
-        return err
-
-    return run
 
 
 class TestEpsilon:
@@ -383,7 +335,7 @@ REFUSED = {
     "schedule beyond rate": (f"{CASE_A} --clip-schedule arithmetic:1.5", "strictly between 0 and 1"),
     "schedule steps alone": (f"{CASE_A} --schedule-steps 5", "--schedule-steps needs --clip-schedule"),
     "plot kind": (f"{CASE_A} --plot plot.pdf", "--plot must end in .svg or .png"),
-    "command": ("train --data digits", "invalid choice: 'train'"),
+    "command": ("teach --data digits", "invalid choice: 'teach'"),
     "budget": ("calibrate --epsilon 0 --delta 1e-5 --sampling-rate 0.1 --steps 9", "--epsilon must be positive"),
     "negative budget": ("steps --epsilon -1 --delta 1e-5 --sampling-rate .1 --noise-multiplier 1", "--epsilon must be"),
     "precision": ("calibrate --epsilon 1 --delta 1e-5 --sampling-rate .1 --steps 9 --precision 0", "--precision must"),

@@ -1,191 +1,81 @@
-"""The command `dpgrad`: what a run costs, how much noise a budget needs, how long a budget lasts.
-
-Nothing heavy is imported before it is used: no torch at all, rich for tables, matplotlib for plots. An answer is made
-whole before any of it is written, so that a refusal leaves standard output empty.
-"""
+"""`dpgrad epsilon`, `calibrate`, `steps`: what a run costs, how much noise a budget needs, how long it lasts."""
 
 import argparse
-import codecs
-import contextlib
-import io
 import json
 import math
-import os
-import re
-import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from dpgrad import __version__, _validate
+from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
+from dpgrad.cli import _options
 from dpgrad.events import Event, Relation
 from dpgrad.guarantee import up
 
 if TYPE_CHECKING:
     from dpgrad._compare import Figure
+    from dpgrad.cli._options import Commands
     from dpgrad.mechanism import Mechanism
     from dpgrad.sampling import FixedSize, FullBatch, Poisson, Shuffle
 
-T = TypeVar("T")
-
-_MOST_ROWS = 10**15
 _MOST_LEAVES = 50  # in JSON; an event of more is given by their number
 _SAMPLERS = ("poisson", "fixed-size", "full-batch", "shuffle")
-_PLOTS = (".svg", ".png")
-
-# what is written where the terminal's encoding lacks a character
-_SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that refuses with one line and leaves ending the process to `main`."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
-
-
-def _option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable[[str], T]:
-    """An argparse type: text converted, then checked by one of `_validate`."""
-
-    def parse(text: str) -> T:
-        try:
-            value = convert(text)
-            check(value=float(value) if isinstance(value, Fraction) else value)
-        except ValueError as error:
-            said = str(error).removeprefix("value ")
-            raise argparse.ArgumentTypeError(said if said.startswith("must ") else f"must be {error}") from None
-        return value
-
-    return parse
-
-
-def _real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"a number, got {text!r:.40}") from None
-
-
-def _exact(text: str) -> Fraction:
-    """The number as typed: 0.01 is 1/100, and 512/60000 is itself. Floats would lose a step where T = int(E/Q)."""
-    if match := re.fullmatch(r"\s*(\d{1,18})\s*/\s*(\d{1,18})\s*", text):
-        if not int(match[2]):
-            raise ValueError(f"a number, got {text!r}")
-        return Fraction(int(match[1]), int(match[2]))
-    number = _real(text)
-    if not math.isfinite(number):
-        raise ValueError(f"a finite number, got {text!r:.40}")
-    return Fraction(repr(number))
-
-
-def _whole(text: str) -> int:
-    """A whole number, as 10000 or 1e4."""
-    with contextlib.suppress(InvalidOperation):
-        number = Decimal(text.strip())
-        if number.is_finite() and number.adjusted() < 30 and number == number.to_integral_value():
-            return int(number)
-    raise ValueError(f"a whole number, got {text!r:.40}")
-
-
-def _rows(value: int) -> None:
-    _validate.whole(least=1, most=_MOST_ROWS, value=value)
-
-
-def _plot_file(text: str) -> str:
-    if os.path.splitext(text)[1].lower() not in _PLOTS:
-        raise argparse.ArgumentTypeError(f"must end in {' or '.join(_PLOTS)}, got {text!r:.80}")
-    folder = os.path.dirname(text) or "."
-    # before the work, not after it; what still fails while drawing is refused there
-    if os.path.isdir(text) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"cannot write {text!r:.80}: name a file in a folder that exists")
-    return text
-
-
-_positive = _option(_real, _validate.positive)
-_steps = _option(_whole, _validate.step_count)
-
-
-def _parser() -> argparse.ArgumentParser:
-    main = _Parser(
-        prog="dpgrad",
-        description="Plan and account for training with differential privacy.",
-        epilog="`dpgrad COMMAND --help` explains the options of a command.",
-        allow_abbrev=False,
-    )
-    main.add_argument("--version", action="version", version=f"dpgrad {__version__}")
-    commands = main.add_subparsers(dest="command", metavar="COMMAND")
-
-    def command(name: str, short: str, long: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=short, description=long, allow_abbrev=False)
-
-    epsilon = command(
+def add(commands: "Commands") -> None:
+    """Register the three commands."""
+    epsilon = _options.command(
+        commands,
         "epsilon",
         "what a run costs: the privacy loss ε",
         "Says how much a training run can reveal about one row: its ε, by one accountant (--json) or by all of them.",
+        _answer,
     )
     _required(epsilon, "noise-multiplier", "delta")
     _length(epsilon)
-    calibrate = command(
+    calibrate = _options.command(
+        commands,
         "calibrate",
         "how much noise a budget needs",
         "Finds the least noise with which a run of a given length stays within a privacy budget. With a clip schedule "
         "this is the reading `less-noise` of Yu et al. (2018): a shrinking clip bound buys less noise.",
+        _answer,
     )
     _required(calibrate, "epsilon", "delta")
     _length(calibrate)
     calibrate.add_argument(
         "--precision",
         metavar="P",
-        type=_positive,
+        type=_options.positive,
         help="Give the least multiple of P, for example 0.01, that stays within the budget.",
     )
-    steps = command(
+    steps = _options.command(
+        commands,
         "steps",
         "how long a budget lasts",
         "Finds the most steps that stay within a privacy budget at given noise. With a clip schedule this is the "
         "reading `more-steps` of Yu et al. (2018): a shrinking clip bound buys more steps.",
+        _answer,
     )
     _required(steps, "epsilon", "noise-multiplier", "delta")
     for parser in (epsilon, calibrate, steps):
         _common(parser)
-    return main
-
-
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "epsilon": {
-        "metavar": "E",
-        "type": _positive,
-        "help": "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
-    },
-    "noise-multiplier": {
-        "metavar": "Z",
-        "type": _positive,
-        "help": "The standard deviation of the noise divided by the clip bound; more noise hides more.",
-    },
-    "delta": {
-        "metavar": "D",
-        "type": _option(_real, _validate.open_unit),
-        "help": "The chance with which the promise may fail; choose it well below one over the number of rows.",
-    },
-}
 
 
 def _required(parser: argparse.ArgumentParser, *names: str) -> None:
     for name in names:
-        parser.add_argument(f"--{name}", required=True, **_OPTIONS[name])
+        parser.add_argument(f"--{name}", required=True, **_options.PRIVACY[name])
 
 
 def _length(parser: argparse.ArgumentParser) -> None:
     either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument("--steps", metavar="T", type=_steps, help="The number of noisy updates, for example 10000.")
+    either.add_argument(
+        "--steps", metavar="T", type=_options.steps, help="The number of noisy updates, for example 10000."
+    )
     either.add_argument(
         "--epochs",
         metavar="E",
-        type=_option(_exact, _validate.positive),
+        type=_options.epochs,
         help="The number of passes over the data instead of steps: E / Q steps rounded down, whole epochs when "
         "shuffled, E steps with full batches.",
     )
@@ -196,7 +86,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     add(
         "--sampling-rate",
         metavar="Q",
-        type=_option(_exact, _validate.unit_interval),
+        type=_options.rate,
         help="The chance that one row takes part in one step: batch size over number of rows, as 0.01 or 512/60000.",
     )
     add(
@@ -228,17 +118,22 @@ def _common(parser: argparse.ArgumentParser) -> None:
     add(
         "--schedule-steps",
         metavar="H",
-        type=_steps,
+        type=_options.steps,
         help="The step at which a linear or affine clip schedule has reached one half; without it, the last one.",
     )
     add(
         "--dataset-size",
         metavar="N",
-        type=_option(_whole, _rows),
+        type=_options.count,
         help="The number of rows, a public number; a fixed-size sampler needs it.",
     )
     add("--json", action="store_true", help="Print one JSON object, by the chosen accountant alone.")
-    add("--plot", metavar="FILE", type=_plot_file, help="Also draw ε against steps, to a file named .svg or .png.")
+    add(
+        "--plot",
+        metavar="FILE",
+        type=_options.plot_file,
+        help="Also draw ε against steps, to a file named .svg or .png.",
+    )
 
 
 def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shuffle":
@@ -326,26 +221,12 @@ def _solved(args: argparse.Namespace) -> "Mechanism":
             return run.longest(args.epsilon, args.delta, args.accountant)
 
 
-@contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """A sign of life on standard error while the work takes long; nothing where it is quick."""
-    message = "pricing every step of the run"
-    if sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status(message):
-            yield
-        return
-    late = threading.Timer(3.0, lambda: print(f"dpgrad: {message} ...", file=sys.stderr, flush=True))
-    late.daemon = True
-    late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
-
-
 def _answer(args: argparse.Namespace) -> str:
+    with _options.patience("pricing every step of the run"):
+        return _found(args)
+
+
+def _found(args: argparse.Namespace) -> str:
     """The whole of what goes to standard output; a plot is written on the way."""
     from dpgrad import _compare
 
@@ -365,7 +246,7 @@ def _answer(args: argparse.Namespace) -> str:
     explained = _compare.words(chosen, run, args.delta, public, rough)
     if args.plot is not None:
         explained.append(("plot", f"ε against steps is drawn in {args.plot}."))
-    return _compare.page(_headline(args, run, chosen), rows, explained, rough, *_screen())
+    return _compare.page(_headline(args, run, chosen), rows, explained, rough, *_options.screen())
 
 
 def _fields(
@@ -422,74 +303,3 @@ def _headline(args: argparse.Namespace, run: "Mechanism", chosen: "Figure") -> l
         f"sampling, accountant {chosen.accountant}{kind})"
     )
     return lines
-
-
-def _screen() -> tuple[bool, int]:
-    """Whether standard output is a terminal, and how wide to write."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    return terminal, min(max(shutil.get_terminal_size((100, 24)).columns, 60), 110)
-
-
-def _spell(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(_SPELLED.get(c, "?") for c in error.object[error.start : error.end]), error.end
-
-
-def _joined(argv: Sequence[str]) -> list[str]:
-    """The arguments with negative numbers joined to their option: argparse takes -1e-5 for an option of its own."""
-    joined: list[str] = []
-    for word in argv:
-        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-(\.?\d|inf|nan)", word):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _write(text: str) -> None:
-    if sys.stdout is None:
-        raise ValueError("standard output is closed: there is nowhere to write the answer")
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _refused(message: str, code: int) -> int:
-    """One line on standard error; the exit status."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    with contextlib.suppress(OSError, AttributeError, ValueError):
-        print(f"dpgrad: error: {line}", file=sys.stderr, flush=True)
-    return code
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status: 0, 2 where the input was refused, 130 where interrupted.
-
-    >>> main(["--version"])
-    dpgrad 0.1.0
-    0
-    """
-    codecs.register_error("dpgrad.spell", _spell)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="dpgrad.spell")
-    try:
-        parser = _parser()
-        args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
-        with contextlib.nullcontext() if args.command is None else _patience():
-            text = parser.format_help() if args.command is None else _answer(args)
-        _write(text)
-        return 0
-    except SystemExit as done:  # --help and --version
-        return int(done.code or 0)
-    except KeyboardInterrupt:
-        return _refused("interrupted", 130)
-    except OSError as error:
-        # what is left in the buffer must not fail again when the interpreter ends
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _refused(f"the answer could not be written to standard output: {error.strerror}", 2)
-    except ValueError as error:
-        return _refused(str(error), 2)
-    except Exception as error:
-        if sys.flags.dev_mode:
-            raise
-        return _refused(f"{type(error).__name__}: {error}: a defect of dpgrad, please report this command", 1)

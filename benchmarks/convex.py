@@ -1,0 +1,511 @@
+"""Table 4, Figure 2, Table 2 and speed of the convex solvers, beside the paper's figures and beside diffprivlib.
+
+    python -m benchmarks.convex run [--peer PYTHON]     what is missing of the tables; goes on where it was stopped
+    python -m benchmarks.convex report                  the tables and figures of what there is
+    python -m benchmarks.convex speed --peer PYTHON     time and memory of a Covertype fit; cost in n, p and K
+
+
+The peer needs an interpreter of its own: python -m venv peer; peer/bin/pip install diffprivlib 'scikit-learn<1.6'.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from benchmarks import environment
+from dpgrad import data
+from dpgrad.convex import Softmax, auto, bounds, curvature, gd
+from dpgrad.convex.losses import Squared
+from dpgrad.events import Relation
+from dpgrad.lab import convex as lab
+
+PEER = "diffprivlib"
+EPSILONS = {"adult": 0.1, "mnist": 1.0, "covertype": 1.0, "covertype-binary": 0.1, "reuters": 1.0}
+SOLVERS = ("auto", "gd", "sgd", "objective", "amp", "amp-free", "output", "output-full")
+NAMES = {
+    "non-private": "non-private", "auto": "`auto`, nothing tuned", "gd": "DP-GD, paper's grid",
+    "sgd": "DP-SGD, paper's grid",
+    "objective": "objective perturbation, tight (3 slopes)",
+    "amp": "AMP, published grid", "amp-free": "AMP, tuning-free",
+    "output": "output perturbation, SGD (grid)", "output-full": "output perturbation, full gradients (grid)",
+    PEER: "diffprivlib, best of 4 C",
+}  # fmt: skip
+PEER_GRID = (0.001, 0.01, 0.1, 1.0)
+FIGURE_2 = (0.03, 0.1, 0.3, 1.0, 3.0)
+FIGURE_2_SOLVERS = ("auto", "gd", "sgd", "amp", "output")
+ABLATION = [(noise, decay) for noise in ("bound", "accountant") for decay in ("constant", "halved")]
+
+
+def file(dataset: str) -> Path:
+    """Where the outcomes of a dataset are kept."""
+    return environment.RESULTS / f"convex_{dataset}.json"
+
+
+# ── running ──
+
+
+def missing(given: argparse.Namespace) -> Iterator[lab.Outcome]:
+    """Run what is missing, the most important first."""
+    for name in given.datasets:
+        task, log = lab.task(name, given.data_dir), lab.Log(file(name))
+        epsilon = EPSILONS[name]
+        yield from lab.complete(task, log, "non-private", None, runs=1, pilot=1)
+        for solver in given.solvers:
+            yield from lab.complete(task, log, solver, epsilon, runs=given.runs, pilot=given.pilot)
+        if given.peer:
+            yield from peer_rows(task, log, epsilon, given.peer, given.peer_runs)
+        if name == "adult":
+            for trial in ablation(log):
+                yield from lab.repeated(task, log, trial, given.runs)
+            for trial in risk_trials(epsilon):
+                yield from lab.repeated(task, log, trial, given.runs)
+        if name in given.curves:
+            for other in FIGURE_2:
+                for solver in FIGURE_2_SOLVERS:
+                    yield from lab.complete(task, log, solver, other, runs=min(given.runs, 5), pilot=1)
+
+
+def ablation(log: lab.Log) -> list[lab.Trial]:
+    """DP-SGD at its best setting, noise by bound or accountant × rate constant or halved."""
+    first = lab.Trial("adult", "sgd", EPSILONS["adult"])
+    setting = chosen(log.outcomes.values(), first)
+    if setting is None:
+        return []
+    return [replace(first, setting=(*setting, ("noise", noise), ("decay", decay))) for noise, decay in ABLATION]
+
+
+def risk_trials(epsilon: float) -> list[lab.Trial]:
+    """DP-GD on unit rows, where the clip bound never binds and the bounds of theory hold."""
+    return [
+        lab.Trial("adult", "gd", epsilon, (("rows", "unit"), ("clip", 1.0), ("rate", 1.0), ("steps", steps)))
+        for steps in lab.STEPS
+    ]
+
+
+def peer_rows(task: lab.Task, log: lab.Log, epsilon: float, peer: str, runs: int) -> Iterator[lab.Outcome]:
+    """diffprivlib's fits: one of each C, then the best of them."""
+    if task.sparse:
+        return  # it cannot clip sparse rows
+    first = lab.Trial(task.name, PEER, epsilon)
+    grid: list[lab.Setting] = [(("C", c),) for c in PEER_GRID]
+    for setting in grid:
+        yield from peer_fits(task, log, replace(first, setting=setting), peer, min(runs, 1))
+    best = lab.best(log.outcomes.values(), first, grid, 1)
+    yield from peer_fits(task, log, replace(first, setting=best), peer, runs)
+
+
+def peer_fits(task: lab.Task, log: lab.Log, trial: lab.Trial, peer: str, runs: int) -> Iterator[lab.Outcome]:
+    left = [one for run in range(runs) if (one := replace(trial, run=run)) not in log.outcomes]
+    if not left:
+        return
+    fits = peer_run(task, peer, trial.epsilon or 0.0, float(dict(trial.setting)["C"]), [one.seed for one in left])
+    for one, coefficients, intercept, seconds in zip(left, *fits, strict=True):
+        found = lab.judged(task, one, (coefficients.T, intercept, task.within(1.0)), seconds)
+        log.add(found)
+        yield found
+
+
+def peer_run(
+    task: lab.Task, peer: str, epsilon: float, C: float, seeds: list[int]
+) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Coefficients (fits, outputs, columns), intercepts and seconds of the peer on unit rows."""
+    rows = np.asarray(task.rows, np.float64)
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "rows.npz"), Path(folder, "fits.npz")
+        np.savez(source, rows=rows, classes=task.targets)
+        script = Path(__file__).with_name("convex_peer.py")
+        subprocess.run([peer, script, source, target, str(epsilon), str(C), *map(str, seeds)], check=True)
+        found = np.load(target)
+        return found["coefficients"], found["intercepts"], found["seconds"].tolist()
+
+
+# ── tables ──
+
+
+def cells(outcomes: Iterable[lab.Outcome], like: lab.Trial) -> dict[lab.Setting, list[lab.Outcome]]:
+    """The outcomes of one solver at one ε by setting."""
+    found: dict[lab.Setting, list[lab.Outcome]] = {}
+    for one in outcomes:
+        if (one.trial.dataset, one.trial.solver, one.trial.epsilon) == (like.dataset, like.solver, like.epsilon):
+            found.setdefault(one.trial.setting, []).append(one)
+    return found
+
+
+def chosen(outcomes: Iterable[lab.Outcome], like: lab.Trial) -> lab.Setting | None:
+    """The setting that was run most often among those of the solver's grid: the best of the pilot."""
+    plain = {
+        setting: ran
+        for setting, ran in cells(outcomes, like).items()
+        if "noise" not in dict(setting) and (like.solver != "gd" or ("rows", "raw") in setting)
+    }
+    return max(plain, key=lambda s: (len(plain[s]), _mean(plain[s])), default=None)
+
+
+def _mean(ran: list[lab.Outcome]) -> float:
+    return statistics.fmean(one.accuracy for one in ran)
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Mean and standard deviation."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}"
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+def table_4(name: str, outcomes: list[lab.Outcome]) -> list[list[str]]:
+    """One dataset's rows: the paper's accuracy, ours, the excess empirical risk, the setting."""
+    rows = [["solver", "paper", "accuracy, %", "AUC", "excess risk", "runs", "tried", "setting"]]
+    floors = {one.trial.label: one.risk for one in outcomes if one.trial.solver == "non-private"}
+    for solver, title in NAMES.items():
+        like = lab.Trial(name, solver, None if solver == "non-private" else EPSILONS[name])
+        setting = chosen(outcomes, like)
+        if setting is None:
+            continue
+        ran = cells(outcomes, like)[setting]
+        raw = "rows=raw" if ("rows", "raw") in setting else "rows=unit"
+        comparable = raw in floors and float(dict(setting).get("radius", 1)) == 1
+        excess = spread([one.risk - floors[raw] for one in ran], 3) if comparable and solver != "non-private" else "–"
+        paper = lab.PAPER.get(name, {}).get(solver)
+        rows.append(
+            [
+                title,
+                "–" if paper is None else f"{paper:.1f}",
+                spread([one.accuracy for one in ran]),
+                spread([one.auc for one in ran if one.auc is not None], 3) if ran[0].auc is not None else "–",
+                excess,
+                str(len(ran)),
+                tried(name, like, outcomes),
+                ran[0].trial.label or "–",
+            ]
+        )
+    return rows
+
+
+def tried(name: str, like: lab.Trial, outcomes: list[lab.Outcome]) -> str:
+    """How many settings of the solver's grid were tried."""
+    if like.solver == PEER:
+        grid: list[lab.Setting] = [(("C", c),) for c in PEER_GRID]
+    else:
+        rows = sparse.csr_array((1, 1)) if name == "reuters" else np.zeros((1, 1))
+        grid = lab.SOLVERS[like.solver].grid(lab.Task(name, rows, rows, lab.Logistic(), rows, rows))
+    return "–" if len(grid) == 1 else f"{len(set(grid) & set(cells(outcomes, like)))} of {len(grid)}"
+
+
+def ablation_table(outcomes: list[lab.Outcome]) -> list[list[str]]:
+    """DP-SGD on Adult: noise by bound or accountant × rate constant or halved."""
+    rows = [["noise by", "rate constant", "rate halved at T/2"]]
+    found = cells(outcomes, lab.Trial("adult", "sgd", EPSILONS["adult"]))
+    for noise in ("bound", "accountant"):
+        line = [noise]
+        for decay in ("constant", "halved"):
+            ran = [one for s, them in found.items() for one in them if {("noise", noise), ("decay", decay)} <= set(s)]
+            line.append(spread([one.accuracy for one in ran]) if ran else "–")
+        rows.append(line)
+    return rows
+
+
+def risk_table(given: argparse.Namespace, outcomes: list[lab.Outcome]) -> list[list[str]]:
+    """DP-GD on Adult's unit rows: excess risk measured, and its two bounds with the curvature along a run."""
+    epsilon = EPSILONS["adult"]
+    task = lab.task("adult", given.data_dir)
+    objective = task.objective(task.within(1.0))
+    best = curvature.minimiser(objective)
+    floor, beta = objective.value(best), curvature.smoothness(objective)
+    distance = float(np.linalg.norm(best))
+    rows = [["T", "ν along a run", "excess risk measured", "bound by ν (Eq. 9)", "bound of the mean iterate (Eq. 12)"]]
+    for trial in risk_trials(epsilon):
+        ran = cells(outcomes, trial).get(trial.setting, [])
+        if not ran:
+            continue
+        steps, rate = int(dict(trial.setting)["steps"]), float(dict(trial.setting)["rate"])
+        mechanism = gd.calibrated(
+            objective.design.rows, steps, clip=1.0, epsilon=epsilon, delta=task.delta, relation=Relation.REPLACE_ONE
+        )
+        std = mechanism.std_at(0) / objective.design.rows
+        nu = float(
+            curvature.along(objective, iterates(objective, std, rate, steps), best, learning_rate=rate, std=std).min()
+        )
+        problem = bounds.Problem(objective.design.rows, objective.dimension, 1.0, beta, max(nu, 0.0), distance)
+        settings = {"std": std, "learning_rate": rate, "steps": steps}
+        rows.append(
+            [
+                str(steps),
+                f"{nu:.2g}",
+                spread([one.risk - floor for one in ran], 4),
+                f"{bounds.gd_risk(problem, **settings):.3g}",
+                f"{bounds.gd_average_risk(problem, **settings):.3g}",
+            ]
+        )
+    return rows
+
+
+def iterates(objective: curvature.Objective, std: float, rate: float, steps: int) -> list[np.ndarray]:
+    """Iterates of one run of DP-GD, sixteen of them spread over its length."""
+    random, x, kept = np.random.default_rng(0), np.zeros(objective.shape), []
+    every = max(1, steps // 16)
+    for step in range(steps):
+        if step % every == 0:
+            kept.append(x)
+        x = x - rate * (objective.gradient(x) + std * random.standard_normal(objective.shape))
+    return kept
+
+
+def table_2(root: str | None) -> list[list[str]]:
+    """Minimum and average curvature of the four regression datasets."""
+    rows = [["dataset", "minimum, paper", "minimum", "average, paper", "average", "ν at noise 1", "why"]]
+    for name, (least, mean, why) in curvature.TABLE_2.items():
+        found = curvature.describe(data.load(name, root, "yu2020"), Squared(float("inf")))
+        expected = dict(found.curve)[1.0]
+        rows.append(
+            [
+                name,
+                f"{least:.3g}",
+                f"{found.minimum:.3g}",
+                f"{mean:.2g}",
+                f"{found.average:.3g}",
+                f"{expected:.3g}",
+                why,
+            ]
+        )
+    return rows
+
+
+def table_3(root: str | None) -> list[list[str]]:
+    """Rows, columns and classes."""
+    rows = [["dataset", "paper", "here"]]
+    for name, (count, columns, classes) in lab.SHAPES.items():
+        here = "the file is not here"
+        if name in data.names():
+            found = data.load(name, root, "yu2020").flat()
+            total = found.x_train.shape[0] + found.x_test.shape[0]
+            here = f"{total:,} × {found.x_train.shape[1]:,}, {len(found.classes or ())} classes"
+        rows.append([name, f"{count:,} × {columns:,}, {classes} classes", here])
+    return rows
+
+
+def figure_2(name: str, outcomes: list[lab.Outcome], path: Path) -> list[list[str]]:
+    """Accuracy over ε as a table, and drawn."""
+    from matplotlib.figure import Figure
+
+    rows = [["ε", *(NAMES[solver] for solver in FIGURE_2_SOLVERS)]]
+    lines: dict[str, list[tuple[float, float]]] = {solver: [] for solver in FIGURE_2_SOLVERS}
+    for epsilon in FIGURE_2:
+        line = [f"{epsilon:g}"]
+        for solver in FIGURE_2_SOLVERS:
+            like = lab.Trial(name, solver, epsilon)
+            setting = chosen(outcomes, like)
+            ran = cells(outcomes, like)[setting] if setting is not None else []
+            line.append(f"{spread([one.accuracy for one in ran])} ({len(ran)})" if ran else "–")
+            if ran:
+                lines[solver].append((epsilon, _mean(ran)))
+        rows.append(line)
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    styles = zip(("o", "s", "^", "D", "v"), ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True)
+    for (solver, points), (marker, colour) in zip(lines.items(), styles, strict=True):
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=solver)
+    best = [one.accuracy for one in outcomes if one.trial.solver == "non-private"]
+    if best:
+        axes.axhline(max(best), color="#7F7F7F", linestyle="--", label="non-private")
+    axes.set(xscale="log", xlabel="ε (replace-one, δ = 1/n²)", ylabel="test accuracy, %", title=name)
+    axes.grid(True, color="#DDDDDD")
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    return rows
+
+
+def report(given: argparse.Namespace) -> None:
+    """convex.md, and the figures beside it, of what there is."""
+    logs = {name: list(lab.Log(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
+    sections = [NOTE]
+    for name, outcomes in logs.items():
+        sections += [f"## Table 4: {name}, ε = {EPSILONS[name]:g}", environment.table(table_4(name, outcomes))]
+    adult = logs.get("adult", [])
+    sections += [
+        "## Ablation: DP-SGD on Adult, ε = 0.1, accuracy in %",
+        environment.table(ablation_table(adult)),
+        ABLATION_NOTE,
+    ]
+    sections += [
+        "## Excess empirical risk and its bounds: DP-GD, Adult, unit rows, η = 1",
+        environment.table(risk_table(given, adult)),
+        RISK_NOTE,
+    ]
+    for name in given.curves:
+        path = environment.RESULTS / f"convex_{name}.svg"
+        rows = figure_2(name, logs.get(name, []), path)
+        sections += [
+            f"## Figure 2: {name}, accuracy in % over ε (runs)",
+            environment.table(rows),
+            f"![accuracy over ε]({path.name})",
+        ]
+    sections += ["## Table 2: curvature under the squared loss", environment.table(table_2(given.data_dir))]
+    sections += ["## Table 3: shapes", environment.table(table_3(given.data_dir))]
+    where = environment.describe("benchmarks.convex")
+    environment.write("convex", {"environment": where}, "Convex solvers beside the paper and diffprivlib", sections)
+
+
+NOTE = (
+    "Replace-one neighbours, δ = 1/n², test accuracy, mean ± standard deviation over runs with other noise on the "
+    "split of the benchmark (Iyengar et al. 2019). diffprivlib promises δ = 0, which is more at the same ε. "
+    "As in the paper, the setting of a solver with a grid has the best accuracy on the test split, uncharged, among "
+    "those tried (a few runs each); `auto` has nothing to set. Excess risk: F(w) − min F of the mean "
+    "loss with l2 = 1e-4, without intercept, on raw rows for DP-GD and DP-SGD and on unit rows for others (`auto` and "
+    "diffprivlib fit an intercept, which min F lacks)."
+)
+ABLATION_NOTE = (
+    "The bound is the one of Iyengar et al. that the paper speaks of, σ = 4L√(T·log(1/δ))/(nε) on the mean of a batch."
+)
+RISK_NOTE = (
+    "ν is the least expected curvature at sixteen points of one run: read from the private rows, it explains and is "
+    "not for release. The last iterate is measured; Eq. 12 speaks of the mean of the iterates."
+)
+
+
+# ── speed ──
+
+
+def speed(given: argparse.Namespace) -> None:
+    """Time of a Covertype fit beside the peer's, memory, and cost over n, p and K."""
+    where = environment.describe("benchmarks.convex")
+    rounds = []
+    for name in ("covertype", "covertype-binary"):
+        task = lab.task(name, given.data_dir)
+        for seed in range(given.rounds):
+            ours = lab.outcome(task, lab.Trial(name, "auto", 1.0, run=seed))
+            record: dict[str, Any] = {"task": name, "ours": ours.seconds, "accuracy": ours.accuracy}
+            if given.peer:
+                coefficients, intercepts, seconds = peer_run(task, given.peer, 1.0, 1.0, [seed])
+                model = (coefficients[0].T, intercepts[0], task.within(1.0))
+                record |= {"peer": seconds[0], "peer_accuracy": lab.judged(task, ours.trial, model, 0.0).accuracy}
+            rounds.append(record)
+            print(record, flush=True)
+    memory = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.convex", "memory"], check=True, capture_output=True, text=True
+        ).stdout
+    )
+    costs = list(scaling())
+    heads = ["task", "dpgrad `auto`, s", "accuracy, %", "diffprivlib, s", "accuracy, %", "times faster"]
+    lines = [heads]
+    for name in ("covertype", "covertype-binary"):
+        those = [r for r in rounds if r["task"] == name]
+        line = [
+            name,
+            f"{statistics.median(r['ours'] for r in those):.2f}",
+            f"{statistics.fmean(r['accuracy'] for r in those):.1f}",
+        ]
+        if given.peer:
+            line += [
+                f"{statistics.median(r['peer'] for r in those):.2f}",
+                f"{statistics.fmean(r['peer_accuracy'] for r in those):.1f}",
+                f"{statistics.median(r['peer'] / r['ours'] for r in those):.1f}",
+            ]
+        else:
+            line += ["–"] * 3
+        lines.append(line)
+    sections = [
+        f"One thread each, ε = 1, 464,809 × 54 rows, medians of {given.rounds} rounds in which one runs after the "
+        "other; seconds of CPU of the fit alone, since the machine had other work.",
+        environment.table(lines),
+        f"Peak memory of a 7-class fit beyond the process before it: {memory['fit']:.0f} MiB for an input of "
+        f"{memory['input']:.0f} MiB (float32), so input and fit together take "
+        f"{(memory['fit'] + memory['input']) / memory['input']:.2f} times the input.",
+        "Cost: seconds of a step of `auto` without its releases (five steps of DP-GD), random rows; the last column is "
+        "flat where the cost is linear in n·p·K, and larger where p or K is so small that residuals outweigh products.",
+        environment.table([["n", "p", "K", "ms a step", "ns / (n·p·K)"], *costs]),
+    ]
+    environment.write(
+        "convex_speed",
+        {"environment": where, "rounds": rounds, "memory": memory, "costs": costs},
+        "Speed of the convex solver",
+        sections,
+    )
+
+
+def scaling() -> Iterator[list[str]]:
+    """Milliseconds of a DP-GD step over n, p and K, each doubled on its own."""
+    random = np.random.default_rng(0)
+    for n, p, classes in (
+        (50_000, 100, 10), (100_000, 100, 10), (200_000, 100, 10),
+        (50_000, 200, 10), (50_000, 400, 10), (50_000, 100, 20), (50_000, 100, 40),
+    ):  # fmt: skip
+        rows = random.standard_normal((n, p), dtype=np.float32)
+        design = lab.Design(rows, radius=1.0)
+        targets = random.integers(0, classes, n)
+        mechanism = gd.calibrated(n, 5, clip=1.0, epsilon=1.0, delta=n**-2.0, relation=Relation.REPLACE_ONE)
+        taken = []
+        for _ in range(3):
+            began = time.process_time()
+            gd.solve(design, targets, Softmax(classes), mechanism, learning_rate=1.0, key=0)
+            taken.append((time.process_time() - began) / 5)
+        yield [f"{n:,}", str(p), str(classes), f"{min(taken) * 1e3:.1f}", f"{min(taken) * 1e9 / (n * p * classes):.3f}"]
+
+
+def memory() -> None:
+    """MiB that a fit takes at most beyond what the process holds with its input, and the input's own."""
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((464_809, 54), dtype=np.float32)
+    targets = random.integers(0, 7, len(rows))
+    small = {"epsilon": 1.0, "delta": 1e-12, "relation": Relation.REPLACE_ONE, "key": 0}
+    auto.solve(rows[:2000], targets[:2000], Softmax(7), **small)  # loads what is loaded at first use
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _resident("VmRSS")
+    auto.solve(rows, targets, Softmax(7), steps=5, **small)
+    print(json.dumps({"fit": _resident("VmHWM") - before, "input": rows.nbytes / 2**20}))
+
+
+def _resident(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "report", "speed", "memory"))
+    parser.add_argument("--data-dir", help="default: DPGRAD_DATA")
+    parser.add_argument("--peer", help="an interpreter that has diffprivlib")
+    parser.add_argument("--datasets", nargs="+", choices=EPSILONS, default=list(EPSILONS))
+    parser.add_argument("--solvers", nargs="+", choices=SOLVERS, default=list(SOLVERS))
+    parser.add_argument("--curves", nargs="*", choices=EPSILONS, default=["adult"], help="the datasets of Figure 2")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--pilot", type=int, default=3, help="runs of each setting of a grid")
+    parser.add_argument("--peer-runs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison of speed")
+    given = parser.parse_args()
+    match given.what:
+        case "run":
+            for one in missing(given):
+                print(
+                    one.trial.dataset,
+                    one.trial.solver,
+                    one.trial.epsilon,
+                    one.trial.label,
+                    one.trial.run,
+                    round(one.accuracy, 2),
+                    flush=True,
+                )
+        case "report":
+            report(given)
+        case "speed":
+            speed(given)
+        case _:
+            memory()
+    return 0  # a measurement, not a gate
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The command `dpgrad`: plan a budget, train within it, use and report what was trained.
+
+One file a command: each offers ``add(commands)``, which registers its parser and the function that answers it. Nothing
+heavy is imported before it is used: no torch for a question about a budget, rich for tables, matplotlib for plots. An
+answer is made whole before any of it is written, so that a refusal leaves standard output empty.
+"""
+
+import argparse
+import codecs
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from dpgrad import __version__
+from dpgrad.cli import bench, budget, curvature, predict, report, train
+from dpgrad.cli._options import Parser
+
+# a new command is a file with `add(commands)` and a place here, in the order of the help
+COMMANDS = (budget, train, predict, report, curvature, bench)
+
+# what is written where the terminal's encoding lacks a character
+_SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
+
+
+def _parser() -> argparse.ArgumentParser:
+    main = Parser(
+        prog="dpgrad",
+        description="Plan and account for training with differential privacy.",
+        epilog="`dpgrad COMMAND --help` explains the options of a command.",
+        allow_abbrev=False,
+    )
+    main.add_argument("--version", action="version", version=f"dpgrad {__version__}")
+    commands = main.add_subparsers(dest="command", metavar="COMMAND")
+    for file in COMMANDS:
+        file.add(commands)
+    return main
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_SPELLED.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """The arguments with negative numbers joined to their option: argparse takes -1e-5 for an option of its own."""
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-(\.?\d|inf|nan)", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _write(text: str) -> int:
+    """Write the answer; the exit status."""
+    if sys.stdout is None:
+        return _refused("standard output is closed: there is nowhere to write the answer", 2)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # what is left in the buffer must not fail again when the interpreter ends
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _refused(f"the answer could not be written to standard output: {error.strerror}", 2)
+    return 0
+
+
+def _refused(message: str, code: int) -> int:
+    """One line on standard error; the exit status."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        print(f"dpgrad: error: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status: 0, 2 where the input was refused, 130 where interrupted.
+
+    >>> main(["--version"])
+    dpgrad 0.1.0
+    0
+    """
+    codecs.register_error("dpgrad.spell", _spell)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="dpgrad.spell")
+    try:
+        parser = _parser()
+        args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+        return _write(parser.format_help() if args.command is None else args.answer(args))
+    except SystemExit as done:  # --help and --version
+        return int(done.code or 0)
+    except KeyboardInterrupt as stop:
+        return _refused(": ".join(("interrupted", *map(str, stop.args))), 130)
+    except OSError as error:
+        named = "" if error.filename is None else f"{error.filename}: "
+        return _refused(f"{named}{error.strerror or error}", 2)
+    except ValueError as error:
+        return _refused(str(error), 2)
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        return _refused(f"{type(error).__name__}: {error}: a defect of dpgrad, please report this command", 1)

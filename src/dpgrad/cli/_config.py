@@ -1,0 +1,71 @@
+"""Settings from a TOML file: the options of a command by their names, which the command line may overrule."""
+
+import argparse
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from dpgrad.cli._options import Parser
+
+
+def overruled(args: argparse.Namespace, parser: Parser, rivals: tuple[tuple[str, ...], ...]) -> None:
+    """Fill in from the file ``args.config`` what the command line left open.
+
+    A key is an option without its dashes. Of ``rivals`` only one can be given: where the command line gives one, the
+    file's are left out.
+    """
+    path = Path(args.config)
+    given = {name for name, value in vars(args).items() if value is not None}
+    found = vars(_parsed(_read(path), parser, path))
+    for name, value in found.items():
+        beaten = any(name in group and given & set(group) for group in rivals)
+        if value is not None and name not in given and not beaten:
+            setattr(args, name, value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"--config cannot read {path}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"--config cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ValueError(f"--config {path} is not TOML: {error}") from None
+
+
+def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Namespace:
+    known = {
+        option.removeprefix("--"): action
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--") and not option.startswith("--no-") and action.dest not in ("help", "config")
+    }
+    words: list[str] = []
+    for key, value in settings.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"{path}: unknown key {key!r:.60}: did you mean {close}?")
+        words += _words(name, value, known[name], path)
+    try:
+        return parser.parse_args(words)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _words(name: str, value: Any, action: argparse.Action, path: Path) -> list[str]:
+    """One setting as a command line would say it."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"{path}: {name} must be true or false, got {value!r:.60}")
+        return [f"--{'' if value else 'no-'}{name}"] if value or f"--no-{name}" in action.option_strings else []
+    several = value if isinstance(value, list) else [value]
+    if not several or any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in several):
+        raise ValueError(f"{path}: {name} must be a number or a text, got {value!r:.60}")
+    if isinstance(value, list) and action.nargs is None and not isinstance(action, argparse._AppendAction):
+        raise ValueError(f"{path}: {name} takes one value, got {len(value)}")
+    if action.nargs == "+":
+        return [f"--{name}", *map(str, several)]
+    return [f"--{name}={item}" for item in several]

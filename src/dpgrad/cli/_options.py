@@ -1,0 +1,150 @@
+"""What the commands share: how they are registered, the types of their options, how an answer meets the screen."""
+
+import argparse
+import contextlib
+import math
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from dpgrad import _validate
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["Parser"]
+
+T = TypeVar("T")
+
+_MOST_ROWS = 10**15
+_PLOTS = (".svg", ".png")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses with one line and leaves ending the process to `main`."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
+
+
+def command(
+    commands: "Commands", name: str, short: str, long: str, answer: Callable[[argparse.Namespace], str]
+) -> Parser:
+    """The parser of one command; ``answer(args)`` makes the whole of what goes to standard output."""
+    parser = commands.add_parser(name, help=short, description=long, allow_abbrev=False)
+    parser.set_defaults(answer=answer)
+    return parser
+
+
+def option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable[[str], T]:
+    """An argparse type: text converted, then checked by one of `_validate`."""
+
+    def parse(text: str) -> T:
+        try:
+            value = convert(text)
+            check(value=float(value) if isinstance(value, Fraction) else value)
+        except ValueError as error:
+            said = str(error).removeprefix("value ")
+            raise argparse.ArgumentTypeError(said if said.startswith("must ") else f"must be {error}") from None
+        return value
+
+    return parse
+
+
+def real(text: str) -> float:
+    """A number; nan and infinities are for the check that follows."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"a number, got {text!r:.40}") from None
+
+
+def exact(text: str) -> Fraction:
+    """The number as typed: 0.01 is 1/100, and 512/60000 is itself. Floats would lose a step where T = int(E/Q)."""
+    if match := re.fullmatch(r"\s*(\d{1,18})\s*/\s*(\d{1,18})\s*", text):
+        if not int(match[2]):
+            raise ValueError(f"a number, got {text!r}")
+        return Fraction(int(match[1]), int(match[2]))
+    number = real(text)
+    if not math.isfinite(number):
+        raise ValueError(f"a finite number, got {text!r:.40}")
+    return Fraction(repr(number))
+
+
+def whole(text: str) -> int:
+    """A whole number, as 10000 or 1e4."""
+    with contextlib.suppress(InvalidOperation):
+        number = Decimal(text.strip())
+        if number.is_finite() and number.adjusted() < 30 and number == number.to_integral_value():
+            return int(number)
+    raise ValueError(f"a whole number, got {text!r:.40}")
+
+
+def _at_least_one(value: int) -> None:
+    _validate.whole(least=1, most=_MOST_ROWS, value=value)
+
+
+def plot_file(text: str) -> str:
+    """The name of a plot that can be written, checked before the work and not after it."""
+    if os.path.splitext(text)[1].lower() not in _PLOTS:
+        raise argparse.ArgumentTypeError(f"must end in {' or '.join(_PLOTS)}, got {text!r:.80}")
+    folder = os.path.dirname(text) or "."
+    # what still fails while drawing is refused there
+    if os.path.isdir(text) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text!r:.80}: name a file in a folder that exists")
+    return text
+
+
+positive = option(real, _validate.positive)
+open_unit = option(real, _validate.open_unit)
+steps = option(whole, _validate.step_count)
+count = option(whole, _at_least_one)
+epochs = option(exact, _validate.positive)
+rate = option(exact, _validate.unit_interval)
+
+# Options that mean the same in every command that has them.
+PRIVACY: dict[str, dict[str, Any]] = {
+    "epsilon": {
+        "metavar": "E",
+        "type": positive,
+        "help": "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
+    },
+    "noise-multiplier": {
+        "metavar": "Z",
+        "type": positive,
+        "help": "The standard deviation of the noise divided by the clip bound; more noise hides more.",
+    },
+    "delta": {
+        "metavar": "D",
+        "type": open_unit,
+        "help": "The chance with which the promise may fail; choose it well below one over the number of rows.",
+    },
+}
+
+
+def screen() -> tuple[bool, int]:
+    """Whether standard output is a terminal, and how wide to write."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return terminal, min(max(shutil.get_terminal_size((100, 24)).columns, 60), 110)
+
+
+@contextlib.contextmanager
+def patience(message: str) -> Iterator[None]:
+    """A sign of life on standard error while the work takes long; nothing where it is quick."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(message):
+            yield
+        return
+    late = threading.Timer(3.0, lambda: print(f"dpgrad: {message} ...", file=sys.stderr, flush=True))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()

@@ -1,0 +1,75 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere; on standard error."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dpgrad.guarantee import up
+
+if TYPE_CHECKING:
+    from dpgrad.curves import Progress
+
+_LINES = 10  # how many plain lines a run has
+_QUIET = 0.1  # seconds between two drawings of the bar
+
+Show = Callable[["Progress"], None]
+
+
+def said(now: "Progress", metric: str) -> str:
+    """ε so far and the last figure on held-out rows."""
+    held_out = "" if now.held_out is None else f"  held-out {metric} {_figure(now.held_out, metric)}"
+    return f"ε {up(now.epsilon):<7}{held_out}"
+
+
+def _figure(value: float, metric: str) -> str:
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> clock(75.2)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+@contextlib.contextmanager
+def showing(label: str, metric: str) -> Iterator[Show]:
+    """Within the block, what is called after each step to show it."""
+    with _bar(label, metric) if sys.stderr is not None and sys.stderr.isatty() else _lines(label, metric) as show:
+        yield show
+
+
+@contextlib.contextmanager
+def _bar(label: str, metric: str) -> Iterator[Show]:
+    from rich import progress
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    named, text = TextColumn("{task.description}"), TextColumn("{task.fields[said]}")
+    columns = (named, BarColumn(bar_width=24), MofNCompleteColumn(), text)
+    with progress.Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
+        task = bar.add_task(f"{label:<16}", total=None, said="")
+        drawn = 0.0
+
+        def show(now: "Progress") -> None:
+            nonlocal drawn
+            if now.step == now.steps or time.monotonic() - drawn > _QUIET:
+                drawn = time.monotonic()
+                left = f"{said(now, metric)}  {clock(now.seconds_left)} left"
+                bar.update(task, completed=now.step, total=now.steps, said=left)
+
+        yield show
+
+
+@contextlib.contextmanager
+def _lines(label: str, metric: str) -> Iterator[Show]:
+    def show(now: "Progress") -> None:
+        if now.step == now.steps or now.step % -(-now.steps // _LINES) == 0:
+            left = f"{said(now, metric)}  {clock(now.seconds_left)} left"
+            print(f"{label}: step {now.step:,} of {now.steps:,}  {left}", file=sys.stderr, flush=True)
+
+    yield show

@@ -1,0 +1,252 @@
+"""`dpgrad bench`: time and memory of a private step beside an ordinary one and beside peers, and how they grow."""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpgrad.cli import _options
+
+if TYPE_CHECKING:
+    from dpgrad.cli._options import Commands
+    from dpgrad.lab.bench.engines import Engine
+    from dpgrad.lab.bench.race import Row, Settings
+    from dpgrad.lab.bench.workloads import Workload
+
+_RACES = 16  # engines times points that one curve may have
+PEERS = "benchmarks.peers"  # of the source tree
+Part = tuple[str, list[dict[str, Any]], list[list[list[str]]]]  # its name in the JSON, its rows, its tables
+SCALES = ("batch", "width", "length", "depth", "groups", "history")
+
+
+def add(commands: "Commands") -> None:
+    """Register the command."""
+    parser = _options.command(
+        commands,
+        "bench",
+        "time and memory of a private step on this machine",
+        "Measures one step of training, private and not, by every engine there is: on a CPU side by side, so that "
+        "ratios hold on a busy machine, on CUDA each engine in its own process. With --scale, --costs or --poisson it "
+        "measures how cost grows, what each choice adds, or Poisson batches, instead.",
+        _answer,
+    )
+    parser.add_argument("--workloads", metavar="NAME", nargs="+", help="Default: those that suit the device.")
+    parser.add_argument("--engines", metavar="NAME", nargs="+", help="Only these, by the names in the table.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="Default: cuda where there is one.")
+    parser.add_argument("--batch-size", metavar="B", type=_options.count, help="Instead of each workload's own.")
+    parser.add_argument("--repeat", metavar="R", type=_options.count, default=15, help="Timed rounds; default: 15.")
+    parser.add_argument("--threads", metavar="N", type=_options.count, help="Of the CPU; default: one for each core.")
+    parser.add_argument(
+        "--limit", metavar="S", type=_options.positive, default=60.0,
+        help="Cut an engine whose timed steps on one workload take more seconds; default: 60.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, default=True,
+        help="Let all engines round the factors of products to TF32 on CUDA; default: yes.",
+    )  # fmt: skip
+    parser.add_argument("--no-memory", action="store_true", help="Leave out the peak memory of a CPU, which is slow.")
+    parser.add_argument(
+        "--peers", metavar="MODULE",
+        help=f"A module with further ENGINES; default: {PEERS} where it can be imported; 'none' for none.",
+    )  # fmt: skip
+    parser.add_argument("--scale", nargs="+", choices=SCALES, metavar="|".join(SCALES), help="How cost grows.")
+    parser.add_argument("--points", metavar="X", nargs="+", type=_options.option(_options.whole, _not_negative),
+                        help="The points of the one --scale, instead of its own.")  # fmt: skip
+    parser.add_argument("--costs", action="store_true", help="The cost of rules, of history and of diagnostics.")
+    parser.add_argument("--poisson", action="store_true", help="Poisson batches beside fixed ones.")
+    parser.add_argument("--lots", metavar="L", type=_options.count, default=100,
+                        help="Poisson batches are drawn from L times as many rows; default: 100.")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE.json", type=_json_file, help="Write the results, and FILE.md with them.")
+    parser.add_argument("--plot-from", metavar="FILE.json", type=_json_file,
+                        help="Only draw the curves that FILE.json holds, to FILE.svg.")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def _not_negative(value: int) -> None:
+    if value < 0:
+        raise ValueError(f"must be 0 or more, got {value}")
+
+
+def _json_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".json" or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a .json file in a folder that exists, got {text!r:.80}")
+    return path
+
+
+def _answer(args: argparse.Namespace) -> str:
+    if args.plot_from is not None:
+        return _plot(args.plot_from, args.json)
+    settings = _settings(args)
+    known = _engines(args, settings.device)  # refused before the work
+    workloads = _workloads(args, settings.device)
+    if args.points is not None and len(args.scale or ()) != 1:
+        raise ValueError("--points are those of one --scale: name one")
+    from dpgrad.lab.bench.where import environment, markdown
+
+    special = _scales(args, settings) + _costs(args, settings, workloads) + _poisson(args, settings, workloads)
+    found = special or [_side_by_side(args, settings, workloads, known)]
+    parts = {name: rows for name, rows, _ in found}
+    where = environment(shlex.join(["dpgrad", *sys.argv[1:]]))
+    report: dict[str, Any] = {"environment": {**where, **_gpu(settings.device)}, "settings": asdict(settings), **parts}
+    text = "\n\n".join(markdown(table) for _, _, tables in found for table in tables)
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", "utf-8")
+        args.out.with_suffix(".md").write_text(f"{_heading(report)}\n\n{text}\n", "utf-8")
+    return json.dumps(report, allow_nan=False) + "\n" if args.json else f"{text}\n"
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    import torch
+
+    from dpgrad.lab.bench.race import Settings
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a CUDA device, and torch finds none: leave it out, or use cpu")
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Settings(device, args.repeat, args.threads or os.cpu_count() or 1, args.tf32, args.limit)
+
+
+def _chosen(given: Sequence[str] | None, known: Sequence[str], usual: Sequence[str], what: str) -> list[str]:
+    for name in given or ():
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r:.40}: there are {', '.join(known)}")
+    return list(given or usual)
+
+
+def _workloads(args: argparse.Namespace, device: str) -> "list[Workload]":
+    from dpgrad.lab.bench.workloads import USUAL, WORKLOADS
+
+    usual = USUAL[device][:3] if args.costs or args.poisson else USUAL[device]
+    names = _chosen(args.workloads, list(WORKLOADS), usual, "workload")
+    found = [WORKLOADS[name].on(device) for name in names]
+    return [workload.of(args.batch_size) for workload in found] if args.batch_size else found
+
+
+def _engines(args: argparse.Namespace, device: str) -> "dict[str, Engine]":
+    """Our own and those of the peers' module, as far as they were asked for."""
+    from dpgrad.lab.bench.engines import engines
+
+    known = engines(device)
+    if args.peers is not None and args.peers != "none" and not _importable(args.peers):
+        raise ValueError(f"--peers must be a module that can be imported, got {args.peers!r:.80}")
+    module = args.peers or PEERS
+    if module != "none" and _importable(module):
+        known |= import_module(module).ENGINES
+    return {name: known[name] for name in _chosen(args.engines, list(known), list(known), "engine")}
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _say(text: str) -> None:
+    print(f"dpgrad bench: {text}", file=sys.stderr, flush=True)
+
+
+def _side_by_side(
+    args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]", engines: "dict[str, Engine]"
+) -> Part:
+    from dpgrad.lab.bench import results
+    from dpgrad.lab.bench.engines import OURS, VMAP
+    from dpgrad.lab.bench.race import compared, measured
+
+    rows = measured(workloads, engines, settings, memory=not args.no_memory, say=_say)
+    for here in results.by_workload(rows):
+        compared(here, VMAP, OURS)
+    return "engines", _fields(rows), [results.engine_table(rows)]
+
+
+def _scales(args: argparse.Namespace, settings: "Settings") -> list[Part]:
+    from dpgrad.lab.bench import curves, results
+
+    if not args.scale:
+        return []
+    found = list(_each(partial(curves.curve, settings, args.points), args.scale, settings, "how cost grows with"))
+    return [("curves", [asdict(one) for one in found], [results.curve_table(one) for one in found])]
+
+
+def _costs(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]") -> list[Part]:
+    from dpgrad.lab.bench import costs, results
+
+    if not args.costs:
+        return []
+    parts = []
+    form = "captured" if settings.device == "cuda" else "eager"
+    for name, work, how in (("rules", costs.rules, form), ("additions", costs.additions, "eager")):
+        rows = [row for here in _each(partial(work, settings), workloads, settings, f"{name} on") for row in here]
+        parts.append((name, _fields(rows), [results.cost_table(rows, how)]))
+    return parts
+
+
+def _poisson(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]") -> list[Part]:
+    from dpgrad.lab.bench import costs, results
+
+    if not args.poisson:
+        return []
+    work = partial(costs.poisson, settings, args.lots)
+    rows = [row for here in _each(work, workloads, settings, "Poisson batches on") for row in here]
+    return [("poisson", _fields(rows), [results.poisson_table(rows)])]
+
+
+def _each(work: Callable[[Any], Any], items: Sequence[Any], settings: "Settings", what: str) -> Iterator[Any]:
+    """``work`` of each item: here on a CPU, and on CUDA in a process, which another replaces where it dies."""
+    from dpgrad.lab.bench.race import STARTING, Failed, streamed
+    from dpgrad.lab.bench.workloads import Workload
+
+    cuda = settings.device == "cuda"
+    seconds = STARTING + _RACES * settings.limit
+    results = streamed(work, items, seconds) if cuda else map(work, items)
+    for item in items:
+        _say(f"{what} {item.title if isinstance(item, Workload) else item}")
+        result = next(results)
+        if isinstance(result, Failed):
+            _say(f"left out: {result.reason}")
+        else:
+            yield result
+
+
+def _fields(rows: "Sequence[Row]") -> list[dict[str, Any]]:
+    return [row.fields() for row in rows]
+
+
+def _gpu(device: str) -> dict[str, Any]:
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if device == "cuda" else {}
+
+
+def _heading(report: dict[str, Any]) -> str:
+    where, settings = report["environment"], report["settings"]
+    machine = [where.get("gpu"), where["processor"], f"{where['cores']} cores (load {where['load_average'][0]})"]
+    versions = ", ".join(f"{library} {number}" for library, number in where["versions"].items())
+    how = f"{settings['repeat']} rounds, {settings['threads']} threads, TF32 {'on' if settings['tf32'] else 'off'}"
+    return (
+        f"# dpgrad bench\n\n`{where['command']}`, {where['date']}\n\n"
+        f"{', '.join(filter(None, machine))}, {where['system']}, Python {where['python']}, {versions}; {how}"
+    )
+
+
+def _plot(file: Path, as_json: bool) -> str:
+    from dpgrad.lab.bench.curves import plotted
+
+    try:
+        curves = json.loads(file.read_text("utf-8")).get("curves")
+    except (json.JSONDecodeError, AttributeError):
+        raise ValueError(f"{file} holds no results of dpgrad bench") from None
+    if not curves:
+        raise ValueError(f"{file} holds no curves: measure some with --scale")
+    drawn = file.with_suffix(".svg")
+    drawn.write_text(plotted(curves), "utf-8")
+    return json.dumps({"plot": str(drawn)}) + "\n" if as_json else f"The curves are drawn in {drawn}.\n"

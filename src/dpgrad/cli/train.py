@@ -1,0 +1,360 @@
+"""`dpgrad train`: train within a budget; without arguments, the main job on data that come with the package."""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpgrad.accounting import ACCOUNTANTS
+from dpgrad.cli import _config, _options, _progress
+from dpgrad.events import Relation
+
+if TYPE_CHECKING:
+    from dpgrad.cli._options import Commands, Parser
+    from dpgrad.data import Dataset
+    from dpgrad.lab.page import Beside
+    from dpgrad.lab.report import Report
+    from dpgrad.ledger import Ledger
+    from dpgrad.mechanism import Group
+    from dpgrad.plan import Plan
+    from dpgrad.train import Fitted
+
+_RIVALS = (("steps", "epochs"),)
+_PAGE, _LEDGER, _BESIDE = "report.html", "ledger", "non-private.json"
+
+# Options that `dpgrad.fit` takes under the same name.
+_FIT = (
+    "noise_multiplier", "lot", "dataset_size", "relation", "accountant", "reading", "clip", "clip_schedule",
+    "schedule_steps", "s", "r", "gamma", "length", "inner", "learning_rate", "rate_schedule", "momentum", "optimizer",
+    "averaging", "epochs", "steps", "epsilon", "delta",
+)  # fmt: skip
+
+
+def add(commands: "Commands") -> None:
+    """Register the command."""
+    parser = _options.command(
+        commands,
+        "train",
+        "train a model within a budget",
+        "Trains a model with differential privacy and says what it costs. Without arguments: the handwritten digits "
+        "that come with the package, at ε = 3 and δ = 1e-5, by several methods beside the same model without privacy.",
+        lambda args: _answer(args, parser),
+    )
+    _job(parser)
+    _budget(parser)
+    _constants(parser)
+    _running(parser)
+
+
+def _job(parser: "Parser") -> None:
+    add = parser.add_argument_group("what is trained").add_argument
+    add("--data", metavar="NAME", help="The dataset; digits, the default, comes with the package.")
+    add("--data-dir", metavar="DIR", help="The folder of the data files; without it, the one DPGRAD_DATA names.")
+    add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
+    add("--model", metavar="NAME", help="linear, mlp, cnn or oriented-gradients; the default depends on the data.")
+    add("--method", metavar="NAME", nargs="+", help="One or more methods of the papers, such as dpsgd or psasc.")
+    add(
+        "--baseline",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Whether the same model is trained without privacy, to compare; a figure outside every guarantee.",
+    )
+
+
+def _budget(parser: "Parser") -> None:
+    group = parser.add_argument_group("the budget")
+    add = group.add_argument
+    for name, settings in _options.PRIVACY.items():
+        add(f"--{name}", **settings)
+    add("--epochs", metavar="E", type=_options.epochs, help="How many passes over the data: int(E·N/L) steps.")
+    add("--steps", metavar="T", type=_options.steps, help="How many steps, instead of epochs.")
+    add("--lot", metavar="L", type=_options.count, help="How many rows take part in a step, in expectation.")
+    add(
+        "--dataset-size",
+        metavar="N",
+        type=_options.count,
+        help="The number of rows as a declared constant; neighbours are then add-remove, otherwise zero-out.",
+    )
+    add("--relation", choices=[relation.value for relation in Relation], help="Which change of one row stays hidden.")
+    add("--accountant", choices=list(ACCOUNTANTS), help="Who computes ε: pld, the default, is the tightest.")
+    add("--reading", choices=["less-noise", "more-steps"], help="What a shrinking clip bound buys (Yu et al., 2018).")
+
+
+def _constants(parser: "Parser") -> None:
+    add = parser.add_argument_group("constants of the method; without them, those of its paper").add_argument
+    add("--clip", metavar="C", type=_options.positive, help="The clip bound C.")
+    add("--clip-schedule", metavar="NAME", help="linear, affine, geometric:R or arithmetic:R; the noise is held.")
+    add("--schedule-steps", metavar="H", type=_options.steps, help="When a linear or affine schedule has ended.")
+    add("--s", metavar="S", type=_options.positive, help="The s of DP-PSASC.")
+    add("--r", metavar="R", type=_options.positive, help="The r of Auto-S, DP-PSAC and DP-PSASC.")
+    add("--gamma", metavar="G", type=_options.positive, help="The momentum inside the clip bound.")
+    add("--length", metavar="K", type=_options.count, help="How many iterates back the inner momentum reaches.")
+    add("--inner", choices=["current", "past"], help="Whether the inner momentum holds the present iterate.")
+    add("--learning-rate", metavar="ETA", type=_options.positive, help="The learning rate.")
+    add(
+        "--rate-schedule",
+        metavar="NAME",
+        help="constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or warmup:STEPS+ before one.",
+    )
+    add("--momentum", metavar="M", type=_options.real, help="The momentum after the noise.")
+    add("--optimizer", metavar="NAME", help="An optimizer of torch.optim, such as adam; sgd without it.")
+    add("--averaging", metavar="NAME", help="An average of the iterates: ema:DECAY or tail:SHARE.")
+    add("--augment", metavar="K", type=_options.count, help="K shifted copies of each image, clipped as one.")
+    add(
+        "--group",
+        metavar="PATTERN[:CLIP[:NOISE]]",
+        action="append",
+        help="Parameters that are clipped by themselves, as 'conv*:0.5'; may be repeated.",
+    )
+
+
+def _running(parser: "Parser") -> None:
+    add = parser.add_argument_group("the run").add_argument
+    add("--config", metavar="FILE.toml", help="Settings by these names; the command line overrules them.")
+    add("--plan", action="store_true", default=None, help="Say what would be done and what it costs; train nothing.")
+    add("--out", metavar="DIR", help="The run folder; without it, a new one under dpgrad-runs/.")
+    add("--resume", action="store_true", default=None, help="Go on with the run in --out.")
+    add("--keep-private", action="store_true", default=None, help="Keep private/ at the end: key and checkpoints.")
+    add("--checkpoint-every", metavar="T", type=_options.steps, help="Steps between checkpoints.")
+    add("--ledger", metavar="FILE", help="A file that adds up what all runs on these data spent.")
+    add("--seed", metavar="N", type=_options.option(_options.whole, _seed), help="Repeatable, and not for release.")
+    add("--evaluate-every", metavar="T", type=_options.steps, help="Steps between figures on held-out rows.")
+    add(
+        "--diagnostics",
+        metavar="EPOCHS",
+        type=_options.positive,
+        help="Record the papers' diagnostics over the last epochs, to private/; outside the guarantee.",
+    )
+    add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
+    add("--engine", metavar="NAME", help="bookkeeping, the default, or vmap.")
+    add("--microbatch", metavar="N", type=_options.count, help="The most rows worked on at a time.")
+    add("--memory-limit", metavar="BYTES", type=_options.count, help="The memory a step may take.")
+    add("--json", action="store_true", default=None, help="Print one JSON object; progress stays on standard error.")
+
+
+def _seed(value: int) -> None:
+    from dpgrad import _validate
+
+    _validate.whole(value=value)
+
+
+def _answer(args: argparse.Namespace, parser: "Parser") -> str:
+    if args.config is not None:
+        _config.overruled(args, parser, _RIVALS)
+    from dpgrad import data
+    from dpgrad.lab import jobs
+    from dpgrad.recipes import recipe
+
+    dataset = data.load(args.data or "digits", args.data_dir, args.preprocessing)
+    methods = list(dict.fromkeys(args.method or jobs.job(dataset).methods))
+    for method in methods:
+        recipe(method)  # an unknown one is refused before anything is done
+    training = _Training(args, dataset, several=len(methods) > 1)
+    with jobs.threads(training.job):
+        if args.plan:
+            return _planned({method: training.plan(method) for method in methods}, bool(args.json))
+        training.prepare()
+        reports = {method: training.report(method) for method in methods}
+        return training.answer(reports)
+
+
+class _Training:
+    """One call of the command: the settings it makes of its arguments, and the folder it writes."""
+
+    def __init__(self, args: argparse.Namespace, dataset: "Dataset", several: bool) -> None:
+        import torch
+
+        from dpgrad.lab import jobs
+
+        self.args, self.dataset, self.several = args, dataset, several
+        self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
+        self.model_name = args.model or self.job.model
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.out = Path(args.out or f"dpgrad-runs/{dataset.name}-{stamp}")
+        self.ledger_path = Path(args.ledger) if args.ledger else self.out / _LEDGER if several else None
+        self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._ledger: Ledger | None = None
+
+    def options(self, method: str) -> dict[str, Any]:
+        """What `fit` is given for one method: the command line, else the file, else the job, else the paper."""
+        from dpgrad.lab import jobs
+        from dpgrad.recipes import recipe
+
+        given = {name: _plain(getattr(self.args, name)) for name in _FIT if getattr(self.args, name) is not None}
+        named, found = recipe(method), self.job
+        defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA, "averaging": found.averaging}
+        if not named.full_batch:
+            defaults["lot"] = min(found.lot, len(self.rows.train[1]))
+        if not {"steps", "epochs"} & given.keys() and not {"epsilon", "noise_multiplier"} <= given.keys():
+            defaults |= {"steps": found.steps, "epochs": found.epochs}
+        if "noise_multiplier" in given:
+            del defaults["epsilon"]
+        defaults |= jobs.constants(found, named, given.get("clip"))
+        return {"method": method, "groups": _groups(self.args.group or ()), **defaults, **given}
+
+    def plan(self, method: str) -> "Plan":
+        """The plan of one method, with the time it is expected to take."""
+        import dataclasses
+
+        from dpgrad.losses import loss_named
+        from dpgrad.plan import make
+        from dpgrad.prepare import expected_seconds
+
+        model, options = self.model(), self.options(method)
+        counted = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        options = {"dataset_size": len(self.rows.train[1]), "declared": "dataset_size" in options, **options}
+        plan = make(options.pop("method"), parameters=counted, classes=self.rows.outputs, **options)
+        loss = loss_named(self.rows.loss)
+        engine = self.args.engine or "bookkeeping"
+        seconds = expected_seconds(model, self.rows.train, loss, plan, engine=engine, microbatch=self.args.microbatch)
+        return dataclasses.replace(plan, seconds=seconds)
+
+    def model(self) -> Any:
+        """A fresh model; its weights do not depend on the data, and are the same at every call."""
+        import torch
+
+        from dpgrad.lab.models import build
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.args.seed or 0)
+            try:
+                return build(self.model_name, self.rows.shape, self.rows.outputs).to(self.device)
+            except (RuntimeError, AssertionError) as error:  # a device that is not there
+                raise ValueError(f"--device {self.device} cannot be used: {str(error).splitlines()[0]}") from None
+
+    def folder(self, method: str) -> Path:
+        """The run folder of a method: --out itself, or a folder in it where there are several."""
+        return self.out / method if self.several else self.out
+
+    def prepare(self) -> None:
+        """Refuse a folder that is in use for something else, before the work."""
+        from dpgrad.ledger import Ledger
+
+        if self.args.resume and not self.args.out:
+            raise ValueError("--resume needs --out: the folder of the run that is to go on")
+        if self.args.resume and not self.out.is_dir():
+            raise ValueError(f"--resume: there is no run in {self.out}")
+        if not self.args.resume and self.out.is_dir() and any(self.out.iterdir()):
+            raise ValueError(f"--out {self.out} is not empty: choose another folder, or go on with --resume")
+        self.out.mkdir(parents=True, exist_ok=True)
+        if self.ledger_path is not None:
+            self._ledger = Ledger(self.ledger_path)
+
+    def report(self, method: str) -> "Report":
+        """Train by one method; its report. A run that is finished is not trained again."""
+        from dpgrad.lab import jobs, report
+        from dpgrad.train import fit
+
+        folder, options = self.folder(method), self.options(method)
+        if self.args.resume and (folder / "release" / report.FILE).is_file():
+            return report.load(folder)
+        metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
+        with _progress.showing(method, metric) as show:
+            fitted = fit(
+                self.model(), self.rows.train, self.rows.loss, **options, held_out=self.rows.held_out,
+                evaluate_every=self.args.evaluate_every, progress=show, folder=folder,
+                resume=bool(self.args.resume) and folder.is_dir() and any(folder.iterdir()),
+                keep_private=bool(self.args.keep_private), checkpoint_every=self.args.checkpoint_every,
+                release=self._release, ledger=self._ledger, seed=self.args.seed,
+                engine=self.args.engine or "bookkeeping", microbatch=self.args.microbatch,
+                memory_limit=self.args.memory_limit, diagnostics=_diagnostics(self.args.diagnostics),
+                augment=None if self.args.augment is None else jobs.Shifts(self.args.augment),
+            )  # fmt: skip
+        if fitted.stopped == "interrupted":
+            raise KeyboardInterrupt(f"{method} goes on with --resume --out {self.out}; until then count its whole plan")
+        return report.load(folder)
+
+    def _release(self, folder: Path, fitted: "Fitted") -> None:
+        """Add the report of a finished run to what may be shared."""
+        from dpgrad.lab import report
+        from dpgrad.lab.page import page
+
+        named = {"name": self.model_name, "shape": list(self.rows.shape), "outputs": self.rows.outputs}
+        found = report.privacy(fitted, self.dataset, named)
+        report.write(folder, found)
+        (folder / _PAGE).write_text(page({fitted.plan.recipe.name: found}), "utf-8")
+
+    def beside(self) -> "Beside | None":
+        """The same model without privacy, from the folder where it is there already."""
+        from dpgrad.lab.baseline import non_private
+        from dpgrad.lab.page import NOT_COVERED, Beside
+
+        path = self.out / _BESIDE
+        if path.is_file():
+            found = json.loads(path.read_text("utf-8"))
+            return Beside(found["metric"], found["held_out"])
+        if self.args.baseline is False or self.rows.held_out is None:
+            return None
+        import torch
+
+        with _options.patience("training the same model without privacy"), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.args.seed or 0)
+            held_out = non_private(
+                self.model(), self.rows.train, self.rows.loss, self.rows.held_out, epochs=self.job.baseline_epochs
+            )
+        metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
+        path.write_text(json.dumps({"metric": metric, "held_out": held_out, "note": NOT_COVERED}) + "\n", "utf-8")
+        return Beside(metric, held_out)
+
+    def answer(self, reports: "dict[str, Report]") -> str:
+        """Write the page over all methods; what goes to standard output."""
+        from dpgrad.cli import _summary
+        from dpgrad.lab.page import page
+
+        beside = self.beside()
+        together = None
+        if self._ledger is not None and len(self._ledger.entries()) > 1:
+            first = next(iter(reports.values()))["guarantee"]
+            together = self._ledger.guarantee(first["delta"], first["accountant"])
+        said = None if together is None else f"{_summary.TOGETHER}: {together}"
+        (self.out / _PAGE).write_text(page(reports, beside, said), "utf-8")
+        folders = {method: self.folder(method) for method in reports}
+        if self.args.json:
+            found = _summary.plain(reports, folders, beside, together, self.out / _PAGE)
+            return json.dumps(found, allow_nan=False) + "\n"
+        return _summary.words(reports, folders, beside, together, self.out / _PAGE)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as floats where they were kept as typed."""
+    from fractions import Fraction
+
+    return float(value) if isinstance(value, Fraction) else value
+
+
+def _groups(texts: "list[str] | tuple[()]") -> "tuple[Group, ...]":
+    from dpgrad.mechanism import Group
+
+    found = []
+    for text in texts:
+        pattern, *numbers = text.split(":")
+        try:
+            clip, noise, *more = [*map(float, numbers), *[1.0] * (2 - len(numbers))]
+        except ValueError:
+            raise ValueError(f"--group must be PATTERN[:CLIP[:NOISE]], got {text!r:.60}") from None
+        if more:
+            raise ValueError(f"--group must be PATTERN[:CLIP[:NOISE]], got {text!r:.60}")
+        found.append(Group(pattern, clip, noise))
+    return tuple(found)
+
+
+def _diagnostics(epochs: float | None) -> Any:
+    from dpgrad.diagnostics import Diagnostics
+
+    return None if epochs is None else Diagnostics(last_epochs=epochs)
+
+
+def _planned(plans: "dict[str, Plan]", as_json: bool) -> str:
+    if as_json:
+        first = next(iter(plans.values()))
+        promise = first.guarantee
+        head = {
+            "epsilon": promise.epsilon if math.isfinite(promise.epsilon) else None,
+            "delta": promise.delta,
+            "relation": promise.relation.value,
+            "accountant": promise.accountant,
+        }
+        return json.dumps({**head, "plans": {name: plan.to_dict() for name, plan in plans.items()}}) + "\n"
+    return "\n".join("\n".join(plan.lines()) + "\n" for plan in plans.values())

@@ -1,0 +1,1 @@
+"""Models, experiments and reports: what is built on training."""

@@ -1,0 +1,82 @@
+"""How a command is run in a test: for its JSON object, for its words, or for its refusal."""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgrad import cli
+
+PATIENCE = "dpgrad: pricing every step of the run ...\n"  # on a busy machine a schedule may take over three seconds
+Answer = dict[str, Any]
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Callable[[str], Answer]:
+    """Runs a command with --json; checks that standard output is one object and standard error is empty."""
+
+    def run(command: str) -> Answer:
+        code = cli.main([*command.split(), "--json"])
+        out, err = capsys.readouterr()
+        assert (code, err.replace(PATIENCE, "")) == (0, ""), err
+        assert out.count("\n") == 1
+        found = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+        assert isinstance(found, dict)
+        return found
+
+    return run
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Runs a command for people; what it prints, with every stretch of white space made one space."""
+
+    def run(command: str) -> str:
+        code = cli.main(command.split())
+        out, err = capsys.readouterr()
+        assert (code, err.replace(PATIENCE, "")) == (0, ""), err
+        return " ".join(out.split())
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must exit 2 with one line on standard error alone; that line."""
+
+    def run(*command: str) -> str:
+        code = cli.main(command[0].split() if len(command) == 1 else list(command))
+        out, err = capsys.readouterr()
+        assert code == 2
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("dpgrad: error: ")
+        assert err.endswith("\n")
+        assert "Traceback" not in err
+        return err
+
+    return run
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A short run of `dpgrad train` by two methods: where it is, and what it wrote to either stream."""
+
+    folder: Path
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    out, err = io.StringIO(), io.StringIO()
+    command = f"train --method dpsgd psasc --steps 20 --lot 256 --out {folder}"
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert cli.main(command.split()) == 0, err.getvalue()
+    return Trained(folder, out.getvalue(), err.getvalue())

@@ -1,0 +1,114 @@
+"""`dpgrad bench`: its table, its JSON, the files it writes, and refusals."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dpgrad import cli
+from dpgrad.lab.bench.engines import Prepared
+from dpgrad.lab.bench.workloads import Workload
+
+QUICK = "bench --device cpu --threads 1 --repeat 1 --no-memory --workloads mlp --batch-size 4"
+
+
+def broken(workload: Workload, device: str) -> Prepared:
+    raise RuntimeError("not today")
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = ModuleType("peers_of_a_test")
+    module.__dict__["__spec__"] = sys.__spec__
+    module.__dict__["ENGINES"] = {"opacus hooks": broken}
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """What goes to standard output; standard error tells how far it is."""
+
+    def said(command: str) -> str:
+        assert cli.main(command.split()) == 0
+        out, err = capsys.readouterr()
+        assert all(line.startswith("dpgrad bench: ") for line in err.splitlines())
+        return out
+
+    return said
+
+
+class TestEngines:
+    def test_one_table_with_the_reason_of_an_engine_that_fails(self, run: Callable[[str], str], peers: str) -> None:
+        out = run(f"{QUICK} --peers {peers}")
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+        assert [line[1] for line in lines[2:]] == ["non-private", "dpgrad", "dpgrad vmap", "opacus hooks"]
+        assert lines[2][3] == "1.00"
+        assert lines[5][2] == "RuntimeError: not today"
+
+    def test_json_has_where_how_and_what(self, run: Callable[[str], str], peers: str, tmp_path: Path) -> None:
+        file = tmp_path / "results.json"
+        out = run(f"{QUICK} --peers {peers} --engines non-private dpgrad --no-tf32 --json --out {file}")
+        assert out.count("\n") == 1
+        found = json.loads(out)
+        assert found == json.loads(file.read_text("utf-8"))
+        assert {"date", "command", "processor", "versions"} <= found["environment"].keys()
+        assert found["settings"] == {"device": "cpu", "repeat": 1, "threads": 1, "tf32": False, "limit": 60.0}
+        assert [row["engine"] for row in found["engines"]] == ["non-private", "dpgrad"]
+        fields = {"workload", "batch_size", "engine", "seconds", "mebibytes", "apart", "reason"}
+        assert all(row.keys() == fields and len(row["seconds"]) == 1 for row in found["engines"])
+        text = file.with_suffix(".md").read_text("utf-8")
+        assert "TF32 off" in text
+        assert "| dpgrad" in text
+
+
+class TestCurves:
+    def test_measured_written_and_drawn(self, run: Callable[[str], str], tmp_path: Path) -> None:
+        file = tmp_path / "curves.json"
+        out = run(f"{QUICK} --peers none --scale batch --points 2 4 --out {file}")
+        assert "exponent" in out
+        (curve,) = json.loads(file.read_text("utf-8"))["curves"]
+        assert curve["points"] == [2, 4]
+        assert curve["seconds"].keys() == curve["exponents"].keys() == {"non-private", "dpgrad"}
+        assert run(f"bench --plot-from {file}") == f"The curves are drawn in {tmp_path / 'curves.svg'}.\n"
+        assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")
+
+    def test_costs_and_poisson_in_one_run(self, run: Callable[[str], str]) -> None:
+        found = json.loads(run(f"{QUICK} --peers none --costs --poisson --lots 2 --json"))
+        assert found.keys() == {"environment", "settings", "rules", "additions", "poisson"}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            ("bench --workloads alexnet", "unknown workload 'alexnet': there are mlp, mnist-cnn"),
+            ("bench --peers none --engines tape", "unknown engine 'tape': there are non-private"),
+            ("bench --peers no.such.module", "--peers must be a module"),
+            ("bench --repeat 0", "--repeat must be"),
+            ("bench --limit -1", "--limit must be positive"),
+            ("bench --threads many", "--threads must be a whole number"),
+            ("bench --scale colour", "--scale"),
+            ("bench --points 2 4", "--points are those of one --scale"),
+            ("bench --scale batch width --points 2", "--points are those of one --scale"),
+            ("bench --scale batch --points -2", "--points must be 0 or more"),
+            ("bench --out nowhere/results.json", "--out must be a .json file in a folder that exists"),
+            ("bench --out results.txt", "--out must be a .json file"),
+            ("bench --plot-from nowhere.json", "nowhere.json: No such file"),
+        ],
+    )
+    def test_bad_input_is_one_line(self, refused: Callable[..., str], command: str, said: str) -> None:
+        assert said in refused(command)
+
+    def test_results_without_curves(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        file = tmp_path / "results.json"
+        for text, said in (("{}", "holds no curves"), ("[]", "holds no results"), ("{", "holds no results")):
+            file.write_text(text)
+            assert said in refused(f"bench --plot-from {file}")
+
+    def test_cuda_where_there_is_none(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert "--device cuda needs a CUDA device" in refused("bench --device cuda")

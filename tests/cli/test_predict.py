@@ -1,0 +1,123 @@
+"""`dpgrad predict`: a released model, from its folder alone, on rows from files."""
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpgrad import cli, data
+from dpgrad.lab.models import build
+
+ROWS = data.load("digits").x_test[:5]
+
+
+@pytest.fixture
+def released(trained: Any, tmp_path: Path) -> Path:
+    """A run of which only what may be shared is left."""
+    shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / "run" / "release")
+    return tmp_path / "run"
+
+
+def wanted(run: Path) -> torch.Tensor:
+    model = build("oriented-gradients", (1, 8, 8), 10)
+    model.load_state_dict(torch.load(run / "release" / "weights.pt", weights_only=True))
+    with torch.no_grad():
+        return model(torch.from_numpy(ROWS)).softmax(1)
+
+
+def save(folder: Path, kind: str) -> Path:
+    path = folder / f"rows.{kind}"
+    match kind:
+        case "npy":
+            np.save(path, ROWS)
+        case "npz":
+            np.savez(path, x=ROWS, y=np.arange(5))
+        case _:
+            np.savetxt(path, ROWS.reshape(5, -1), delimiter=",", header=",".join("abcdefgh" * 8), comments="")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "csv"])
+def test_json(answer: Callable[[str], Any], released: Path, kind: str) -> None:
+    found = answer(f"predict {released} --input {save(released, kind)}")
+    expected = wanted(released)
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    assert found["labels"] == [str(label) for label in expected.argmax(1).tolist()]
+    assert found["guarantee"]["epsilon"] <= 3
+
+
+def test_csv(capsys: pytest.CaptureFixture[str], released: Path, tmp_path: Path) -> None:
+    command = ["predict", str(released), "--input", str(save(released, "npy"))]
+    assert cli.main(command) == 0
+    text = capsys.readouterr().out
+    head, *rows = csv.reader(io.StringIO(text))
+    assert head == ["label", *(f"probability of {digit}" for digit in range(10))]
+    assert [row[0] for row in rows] == [str(label) for label in wanted(released).argmax(1).tolist()]
+    np.testing.assert_allclose(np.array([row[1:] for row in rows], float), wanted(released), atol=1e-6)
+    assert cli.main([*command, "--output", str(tmp_path / "out.csv")]) == 0
+    assert (tmp_path / "out.csv").read_text("utf-8") == text
+    assert "5 rows predicted" in capsys.readouterr().out
+
+
+def test_no_rows(answer: Callable[[str], Any], released: Path) -> None:
+    np.save(released / "none.npy", ROWS[:0])
+    assert answer(f"predict {released} --input {released / 'none.npy'}")["labels"] == []
+
+
+BAD = {
+    "flat": (np.zeros((3, 64), np.float32), "must hold rows of shape (1, 8, 8), got an array of shape (3, 64)"),
+    "one row": (np.zeros((1, 8, 8), np.float32), "got an array of shape (1, 8, 8)"),
+    "not finite": (np.full((1, 1, 8, 8), np.nan), "not finite"),
+    "words": (np.array(["a"]), "must hold numbers"),
+    "objects": (np.array([{}], dtype=object), "cannot be read as .npy"),
+}
+
+
+class TestRefused:
+    @pytest.mark.parametrize(("rows", "message"), BAD.values(), ids=BAD)
+    def test_rows(self, refused: Callable[..., str], released: Path, rows: Any, message: str) -> None:
+        np.save(released / "rows.npy", rows, allow_pickle=True)
+        assert message in refused(f"predict {released} --input {released / 'rows.npy'} --json")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("rows.csv", b"1,2,3\n", "row 1 has 3 columns, expected 64"),
+            ("rows.csv", b",".join([b"x"] * 64) + b"\n" + b",".join([b"x"] * 64), "cannot be read as .csv"),
+            ("rows.npy", b"", "cannot be read as .npy"),
+            ("rows.npz", b"PK", "cannot be read as .npz"),
+            ("rows.txt", b"", "must end in .npy, .npz or .csv"),
+        ],
+        ids=["narrow", "words", "empty", "torn", "kind"],
+    )
+    def test_files(self, refused: Callable[..., str], released: Path, name: str, content: bytes, message: str) -> None:
+        (released / name).write_bytes(content)
+        assert message in refused(f"predict {released} --input {released / name}")
+
+    def test_several_arrays(self, refused: Callable[..., str], released: Path) -> None:
+        np.savez(released / "rows.npz", a=ROWS, b=ROWS)
+        assert "one array, or one named x" in refused(f"predict {released} --input {released / 'rows.npz'}")
+
+    def test_no_input(self, refused: Callable[..., str], released: Path) -> None:
+        assert "there is no such file" in refused(f"predict {released} --input absent.npy")
+
+    def test_no_run(self, refused: Callable[..., str], trained: Any, tmp_path: Path) -> None:
+        assert "holds no finished run" in refused(f"predict {tmp_path} --input absent.npy")
+        assert "several runs: choose" in refused(f"predict {trained.folder} --input absent.npy")
+
+    def test_damaged_weights(self, refused: Callable[..., str], released: Path) -> None:
+        (released / "release" / "weights.pt").write_bytes(b"not weights")
+        path = save(released, "npy")
+        assert "does not hold the weights of this model" in refused(f"predict {released} --input {path}")
+
+    def test_a_model_of_a_program(self, refused: Callable[..., str], released: Path) -> None:
+        path = released / "release" / "report.json"
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "model": None}), "utf-8")
+        assert "brought by a program" in refused(f"predict {released} --input {save(released, 'npy')}")

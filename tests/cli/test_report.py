@@ -1,0 +1,55 @@
+"""`dpgrad report`: one page over runs, from what they released."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_one_page_over_all(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = answer(f"report {trained.folder} --out {page}")
+    assert found["page"] == str(page)
+    assert set(found["runs"]) == {"dpsgd", "psasc"}
+    text = page.read_text("utf-8")
+    assert text.count("<svg") == 4
+    assert "non-private" in text
+    alone = answer(f"report {trained.folder / 'dpsgd'} --out {page}")
+    assert set(alone["runs"]) == {"dpsgd"}
+    assert "non-private" not in page.read_text("utf-8")
+
+
+def test_runs_of_one_name(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / name / "dpsgd" / "release")
+    found = answer(f"report {tmp_path / 'a'} {tmp_path / 'b' / 'dpsgd'}")
+    assert set(found["runs"]) == {str(tmp_path / "a" / "dpsgd"), str(tmp_path / "b" / "dpsgd")}
+    assert found["page"] == str(tmp_path / "a" / "report.html")
+
+
+def test_words(told: Callable[[str], str], trained: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert told(f"report {trained.folder} --out {page}") == f"2 runs on {page}"
+
+
+class TestRefused:
+    def test_no_folder(self, refused: Callable[..., str]) -> None:
+        assert "absent is not a folder" in refused("report absent")
+
+    def test_no_run(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        assert "holds no finished run" in refused(f"report {tmp_path}")
+
+    def test_kind(self, refused: Callable[..., str], trained: Any) -> None:
+        assert "--out must end in .html" in refused(f"report {trained.folder} --out page.pdf")
+
+    def test_out_that_cannot_be_written(self, refused: Callable[..., str], trained: Any, tmp_path: Path) -> None:
+        assert "absent" in refused(f"report {trained.folder} --out {tmp_path / 'absent' / 'page.html'}")
+
+    @pytest.mark.parametrize("content", ["{", json.dumps({"metric": "accuracy"})], ids=["torn", "short"])
+    def test_a_damaged_figure(self, refused: Callable[..., str], trained: Any, tmp_path: Path, content: str) -> None:
+        shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / "dpsgd" / "release")
+        (tmp_path / "non-private.json").write_text(content, "utf-8")
+        assert "is damaged: remove it" in refused(f"report {tmp_path}")

@@ -1,0 +1,288 @@
+"""`dpgrad train`: the job without arguments, its options, plans, files, faults and refusals."""
+
+import json
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpgrad import cli, data
+from dpgrad.cli import _progress
+from dpgrad.curves import Progress
+from dpgrad.lab import jobs, report
+
+SHORT = "train --method dpsgd --steps 3 --lot 100 --no-baseline"
+Capture = pytest.CaptureFixture[str]
+
+
+def run(command: str, capsys: Capture) -> dict[str, Any]:
+    """The JSON object of a command; its standard error holds progress alone."""
+    assert cli.main([*command.split(), "--json"]) == 0, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    assert all(": step " in line or line.startswith("dpgrad: ") for line in err.splitlines()), err
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+class TestJob:
+    def test_table(self, trained: Any) -> None:
+        text = " ".join(trained.out.split())
+        assert re.search(r"dpsgd 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
+        assert re.search(r"psasc 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
+        assert re.search(r"non-private ∞ – 9\d\.\d % – – outside every guarantee", text)
+        assert "Privacy report of dpsgd" in text
+        assert "whoever sees all of them" in text
+        assert str(trained.folder / "report.html") in text
+
+    def test_progress_is_plain_lines_elsewhere_than_on_a_terminal(self, trained: Any) -> None:
+        lines = [line for line in trained.err.splitlines() if line.startswith("dpsgd: ")]
+        assert len(lines) == 10
+        assert re.fullmatch(r"dpsgd: step 20 of 20  ε 3 +held-out accuracy \d\d\.\d %  0:00 left", lines[-1])
+        assert "\x1b" not in trained.err
+
+    def test_files(self, trained: Any) -> None:
+        for method in ("dpsgd", "psasc"):
+            folder = trained.folder / method
+            kept = {"report.html", "report.json", "report.txt", "weights.pt"}
+            assert {path.name for path in (folder / "release").iterdir()} == kept
+            assert not (folder / "private").exists()
+            assert report.load(folder)["method"]["name"] == method
+        assert "non-private" in (trained.folder / "report.html").read_text("utf-8")
+        shared = (trained.folder / "dpsgd" / "release" / "report.html").read_text("utf-8")
+        assert "non-private" not in shared
+
+    def test_report(self, trained: Any) -> None:
+        found = report.load(trained.folder / "dpsgd")
+        assert 2.9 < found["guarantee"]["epsilon"] <= 3
+        assert found["guarantee"]["delta"] == 1e-5
+        assert found["model"] == {"name": "oriented-gradients", "shape": [1, 8, 8], "outputs": 10, "parameters": 1290}
+        assert found["data"]["name"] == "digits"
+        assert found["release"]["allowed"]
+        assert found["result"]["held_out"] > 0.7  # by chance: 0.1
+        assert found["stopped"] == "plan"
+
+    def test_together_costs_more_than_one(self, trained: Any) -> None:
+        said = re.search(r"whoever sees all of them, .*?ε = ([\d.]+)", " ".join(trained.out.split()))
+        assert said is not None
+        assert 3 < float(said[1]) < 6
+
+
+class TestOptions:
+    def test_one_method_is_its_own_folder(self, capsys: Capture, tmp_path: Path) -> None:
+        found = run(f"{SHORT} --out {tmp_path / 'a'}", capsys)
+        assert list(found["methods"]) == ["dpsgd"]
+        assert found["methods"]["dpsgd"]["folder"] == str(tmp_path / "a")
+        assert found["non_private"] is None
+        assert found["together"] is None
+        assert 0 < found["epsilon_lower"] <= found["epsilon"] <= 3
+        assert found["page"] == str(tmp_path / "a" / "report.html")
+        report.check(found["methods"]["dpsgd"]["report"])
+
+    def test_same_seed_same_weights_and_not_for_release(self, capsys: Capture, tmp_path: Path) -> None:
+        weights = []
+        for name in ("a", "b", "c"):
+            seed = "" if name == "c" else "--seed 7"
+            found = run(f"{SHORT} --model mlp --out {tmp_path / name} {seed}", capsys)
+            assert found["methods"]["dpsgd"]["report"]["release"]["allowed"] is (name == "c")
+            weights.append(torch.load(tmp_path / name / "release" / "weights.pt", weights_only=True))
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+    def test_options_reach_the_plan(self, capsys: Capture, tmp_path: Path) -> None:
+        command = (
+            "train --plan --method psasc-momentum --epsilon 2 --delta 1e-6 --epochs 3 --lot 64 --clip 0.5 --s 0.8 "
+            "--r 0.01 --gamma 0.3 --length 1 --momentum 0.5 --learning-rate 2 --rate-schedule cosine:0.1 "
+            "--averaging tail:0.5 --dataset-size 1500 --accountant rdp --group 0.*:0.5:2 --group [1-9].* "
+            "--model cnn --inner past"
+        )
+        plan = run(command, capsys)["plans"]["psasc-momentum"]
+        method = plan["method"]
+        assert (method["clip"], method["s"], method["r"]) == (0.5, 0.8, 0.01)
+        assert (method["gamma"], method["length"], method["momentum"], method["inner"]) == (0.3, 1, 0.5, "past")
+        assert (plan["delta"], plan["relation"], plan["accountant"]) == (1e-6, "add-remove", "rdp")
+        assert plan["steps"] == int(3 * 1500 / 64)
+        assert plan["epsilon"] <= 2
+        assert plan["averaging"] == "tail:0.5"
+        assert plan["expected_seconds"] > 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_noise_instead_of_a_budget(self, capsys: Capture) -> None:
+        plan = run("train --plan --method dpsgd --noise-multiplier 4 --steps 10", capsys)["plans"]["dpsgd"]
+        assert (plan["noise_multiplier"], plan["steps"], plan["target_epsilon"]) == (4.0, 10, None)
+        both = run("train --plan --method dpsgd --noise-multiplier 4 --epsilon 1", capsys)["plans"]["dpsgd"]
+        assert both["steps_set_by"] == "budget"
+        assert both["epsilon"] <= 1
+
+    def test_plan_in_words(self, capsys: Capture) -> None:
+        assert cli.main("train --plan".split()) == 0
+        out, err = capsys.readouterr()
+        assert out.count("noise multiplier") == len(jobs.job(data.load("digits")).methods)
+        for words in ("DP-SGD", "DP-PSASC", "300 = ", "expected time", "rdp", "Theorem 2", "Abadi et al. advise"):
+            assert words in out
+        assert err == ""
+
+    def test_augment_adam_and_diagnostics(self, capsys: Capture, tmp_path: Path) -> None:
+        options = "--augment 2 --optimizer adam --learning-rate 0.01 --diagnostics 1 --averaging tail:0.5"
+        found = run(f"{SHORT} {options} --out {tmp_path / 'a'} --ledger {tmp_path / 'books'}", capsys)
+        outside = found["methods"]["dpsgd"]["report"]["outside"]
+        assert any("diagnostics" in entry for entry in outside)
+        kept = tmp_path / "a" / "private"
+        assert kept.is_dir()
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+        again = run(f"{SHORT} --out {tmp_path / 'b'} --ledger {tmp_path / 'books'}", capsys)
+        assert again["together"]["epsilon"] > 3
+
+
+class TestConfig:
+    def test_the_command_line_overrules_the_file(self, capsys: Capture, tmp_path: Path) -> None:
+        file = tmp_path / "job.toml"
+        file.write_text(
+            'method = ["psac"]\nepsilon = 2\ndelta = 1e-6\nepochs = 5\nlot = 128\nclip = 0.2\n"learning-rate" = 3\n'
+            'averaging = "ema:0.9"\nplan = true\ndata = "digits"\nbaseline = false\n',
+            "utf-8",
+        )
+        found = run(f"train --config {file} --steps 9 --epsilon 1.5", capsys)["plans"]["psac"]
+        assert (found["steps"], found["target_epsilon"], found["delta"], found["lot"]) == (9, 1.5, 1e-6, 128)
+        assert (found["method"]["clip"], found["learning_rate"], found["averaging"]) == (0.2, 3.0, "ema:0.9")
+
+    def test_underscores_and_repeated_options(self, capsys: Capture, tmp_path: Path) -> None:
+        file = tmp_path / "job.toml"
+        file.write_text(
+            'noise_multiplier = 5\nsteps = 4\ngroup = ["1.weight:2", "1.bias"]\nmethod = "dpsgd"\n', "utf-8"
+        )
+        found = run(f"train --plan --config {file}", capsys)["plans"]["dpsgd"]
+        assert found["noise_multiplier"] == 5
+        assert len(found["mechanism"]["groups"]) == 2
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("epsilom = 3", "unknown key 'epsilom': did you mean epsilon?"),
+            ("learning-rat = 3", "did you mean learning-rate?"),
+            ("epsilon = -1", "job.toml: --epsilon must be positive"),
+            ("epsilon = true", "job.toml: epsilon must be a number or a text"),
+            ("epsilon = [1, 2]", "epsilon takes one value, got 2"),
+            ("epsilon = {a = 1}", "epsilon must be a number or a text"),
+            ("resume = 1", "resume must be true or false"),
+            ("method = []", "method must be a number or a text"),
+            ("relation = 'friends'", "invalid choice"),
+            ("config = 'other.toml'", "unknown key 'config'"),
+            ("epsilon = ", "is not TOML"),
+        ],
+    )
+    def test_refused(self, refused: Callable[..., str], tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "job.toml").write_text(text, "utf-8")
+        assert message in refused(f"train --plan --config {tmp_path / 'job.toml'}")
+
+    def test_no_file(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        assert "there is no such file" in refused(f"train --config {tmp_path / 'absent.toml'}")
+
+
+REFUSED = {
+    "data": ("train --data digit", "did you mean 'digits'?"),
+    "preprocessing": ("train --preprocessing odd", "preprocessing of digits must be one of"),
+    "method": ("train --method psaac", "unknown method 'psaac': did you mean psac?"),
+    "model": (f"{SHORT} --model conn --plan", "unknown model 'conn': did you mean cnn?"),
+    "epsilon": ("train --epsilon 0", "--epsilon must be positive"),
+    "delta": ("train --delta 1", "--delta must lie strictly between 0 and 1"),
+    "delta too large": (f"{SHORT} --delta 0.01 --plan", "delta must be below 1/n"),
+    "lot": (f"{SHORT} --lot 5000 --plan", "lot"),
+    "an option of another method": (f"{SHORT} --s 0.5 --plan", "method dpsgd has no s"),
+    "steps and epochs": (f"{SHORT} --epochs 3 --plan", "steps"),
+    "group": (f"{SHORT} --group a:b --plan", "--group must be PATTERN[:CLIP[:NOISE]], got 'a:b'"),
+    "long group": (f"{SHORT} --group a:1:2:3 --plan", "--group must be PATTERN"),
+    "resume without a folder": ("train --resume", "--resume needs --out"),
+    "resume of nothing": ("train --resume --out absent", "there is no run in absent"),
+    "seed": ("train --seed -1", "--seed must be a whole number of at least 0"),
+    "device": (f"{SHORT} --device abacus --plan", "--device abacus cannot be used"),
+    "option": ("train --epsylon 3", "unrecognized arguments"),
+    "averaging": (f"{SHORT} --averaging mean --plan", "unknown averaging 'mean'"),
+    "rate schedule": (f"{SHORT} --rate-schedule falling --plan", "unknown rate_schedule"),
+}
+
+
+class TestRefused:
+    @pytest.mark.parametrize(("command", "message"), REFUSED.values(), ids=REFUSED)
+    def test_one_line(
+        self, refused: Callable[..., str], command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert message in refused(command)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_in_use(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        (tmp_path / "note.txt").write_text("mine", "utf-8")
+        assert "is not empty: choose another folder" in refused(f"{SHORT} --out {tmp_path}")
+
+    def test_a_file_as_folder(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("", "utf-8")
+        assert "file" in refused(f"{SHORT} --out {tmp_path / 'file'}")
+
+
+class TestResume:
+    def test_interrupted_and_resumed(self, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        command = f"train --method dpsgd autos --steps 8 --lot 100 --no-baseline --out {tmp_path / 'a'}"
+        real = _progress._lines
+
+        def stopping(label: str, metric: str) -> Any:
+            class Stop:
+                def __enter__(self) -> Any:
+                    return lambda now: label == "autos" and now.step == 3
+
+                def __exit__(self, *_: object) -> None: ...
+
+            return Stop()
+
+        monkeypatch.setattr(_progress, "_lines", stopping)
+        assert cli.main(command.split()) == 130
+        out, err = capsys.readouterr()
+        assert out == ""
+        said = f"autos goes on with --resume --out {tmp_path / 'a'}; until then count its whole plan"
+        assert err == f"dpgrad: error: interrupted: {said}\n"
+        assert not (tmp_path / "a" / "autos" / "release").exists()
+        weights = (tmp_path / "a" / "dpsgd" / "release" / "weights.pt").read_bytes()
+        monkeypatch.setattr(_progress, "_lines", real)
+        found = run(f"{command} --resume", capsys)
+        assert found["methods"]["autos"]["report"]["result"]["steps"] == 8
+        assert found["methods"]["autos"]["report"]["guarantee"]["epsilon"] <= 3
+        assert (tmp_path / "a" / "dpsgd" / "release" / "weights.pt").read_bytes() == weights
+
+    def test_a_finished_run_is_shown_again(self, capsys: Capture, tmp_path: Path) -> None:
+        first = run(f"{SHORT} --out {tmp_path / 'a'}", capsys)
+        assert run(f"{SHORT} --out {tmp_path / 'a'} --resume", capsys) == first
+
+
+class TestProgress:
+    def test_a_bar_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "120")
+        with _progress.showing("dpsgd", "accuracy") as show:
+            for step in (1, 2):
+                show(Progress(step, 2, 1.5, 0.91, 1.0, 61.0))
+        err = capsys.readouterr().err
+        assert "2/2" in err
+        assert "ε 1.5" in err
+        assert "held-out accuracy 91.0 %" in err
+        assert "1:01 left" in err
+
+    def test_a_loss_is_no_share(self) -> None:
+        assert "held-out squared 0.25" in _progress.said(Progress(1, 2, 1.5, 0.25, 1.0, 1.0), "squared")
+        assert "held-out" not in _progress.said(Progress(1, 2, 1.5, None, 1.0, 1.0), "squared")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom dpgrad.cli import main\n"
+        "assert main(['train', '--help']) == 0\nassert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,191 @@
+"""The privacy report names all it must, keeps its format, and never flatters."""
+
+import copy
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgrad import data, events
+from dpgrad.accounting import account
+from dpgrad.guarantee import Guarantee
+from dpgrad.lab import report
+from dpgrad.train import Fitted
+
+MODEL = {"name": "linear", "shape": [3], "outputs": 2}
+
+
+@pytest.fixture(scope="module")
+def made(fitted: Fitted) -> report.Report:
+    return report.privacy(fitted, data.load("digits"), MODEL, outside=["one thing more"])
+
+
+class TestPrivacy:
+    def test_guarantee(self, made: report.Report, fitted: Fitted) -> None:
+        promise = made["guarantee"]
+        interval = account(fitted.guarantee.event, fitted.guarantee.relation, "pld").interval(1e-4)  # type: ignore[attr-defined]
+        assert promise["epsilon"] == fitted.guarantee.epsilon
+        assert promise["epsilon_lower"] == pytest.approx(interval.lower)
+        assert promise["epsilon_lower"] <= promise["epsilon"] <= 2.0
+        assert (promise["delta"], promise["relation"], promise["accountant"]) == (1e-4, "zero-out", "pld")
+        assert promise["sampling"] == "Poisson sampling"
+        assert promise["privacy_unit"] == "one row"
+        assert promise["neighbours"].startswith("datasets of the same public size")
+        assert promise["statement"] == str(fitted.guarantee)
+
+    def test_the_event_can_be_priced_again(self, made: report.Report) -> None:
+        event = events.from_dict(made["event"])
+        relation = events.Relation(made["guarantee"]["relation"])
+        assert account(event, relation, "pld").epsilon(1e-4) == made["guarantee"]["epsilon"]
+        assert made["distinct_steps"] == 1
+
+    def test_public_and_outside(self, made: report.Report) -> None:
+        public, outside = made["public"], made["outside"]
+        assert "the pixel range 0..16" in public
+        assert sum("number of rows" in entry for entry in public) == 1
+        assert any("held-out rows" in entry for entry in outside)
+        assert any("choices of method and settings" in entry for entry in outside)
+        assert outside[-1] == "one thing more"
+
+    def test_what_preparation_read_is_outside(self, fitted: Fitted) -> None:
+        read = dataclasses.replace(
+            data.load("digits"), public=("the classes", "outside the guarantee: the column means")
+        )
+        found = report.privacy(fitted, read, MODEL)
+        assert "the column means" in found["outside"]
+        assert not any("means" in entry for entry in found["public"])
+
+    def test_curves_end_at_the_guarantee(self, made: report.Report, fitted: Fitted) -> None:
+        points = made["curves"]
+        assert [point["step"] for point in points] == [1, 2, 3]
+        assert points[-1]["epsilon"] == made["guarantee"]["epsilon"]
+        assert [point["epsilon"] for point in points] == sorted(point["epsilon"] for point in points)
+        for point, given in zip(points, fitted.curves, strict=True):
+            assert point["epsilon"] == min(given.epsilon, fitted.plan.epsilon_after(point["step"]))
+        assert made["result"]["steps"] == 3
+
+    def test_a_schedule_keeps_the_quick_bound(self, short: Any) -> None:
+        fitted = short(method="dpsgd-dynamic")
+        found = report.privacy(fitted)
+        assert [point["epsilon"] for point in found["curves"]] == [point.epsilon for point in fitted.curves]
+        assert [point["clip"] for point in found["curves"]] == [12.0, pytest.approx(9.0), pytest.approx(7.2)]
+        assert found["model"] is None
+        assert found["data"] is None
+
+    def test_a_seeded_run_is_not_for_release(self, made: report.Report, short: Any) -> None:
+        assert made["release"]["allowed"]
+        seeded = report.privacy(short(seed=7))
+        assert not seeded["release"]["allowed"]
+        assert "subtract the noise" in seeded["release"]["reason"]
+        assert "NOT FOR RELEASE" in report.text(seeded)
+
+    def test_an_interrupted_run_costs_its_plan(self, short: Any) -> None:
+        found = report.privacy(short(progress=lambda now: now.step == 1))
+        assert found["stopped"] == "interrupted"
+        assert not found["release"]["allowed"]
+        assert found["guarantee"]["epsilon"] == pytest.approx(2.0, rel=1e-3)
+        assert found["result"]["steps"] == 1
+
+    def test_infinite_epsilon_is_null_with_a_reason(self, fitted: Fitted) -> None:
+        infinite = Guarantee(math.inf, 1e-4, fitted.guarantee.relation, "rdp", fitted.guarantee.event)
+        found = report.privacy(dataclasses.replace(fitted, guarantee=infinite))
+        assert found["guarantee"]["epsilon"] is None
+        assert found["guarantee"]["reason"]
+        assert "infinite" in report.text(found)
+
+
+class TestFormat:
+    def test_json_round_trip(self, made: report.Report) -> None:
+        again = json.loads(json.dumps(made, allow_nan=False))
+        report.check(again)
+        assert again == made
+
+    def test_every_field_is_documented_and_required(self) -> None:
+        def walk(schema: dict[str, Any]) -> None:
+            if "properties" in schema:
+                assert schema["additionalProperties"] is False
+                assert set(schema["required"]) == set(schema["properties"])
+                for inner in schema["properties"].values():
+                    walk(inner)
+            walk(schema["items"]) if "items" in schema else None
+
+        walk({**report.SCHEMA})
+
+    @pytest.mark.parametrize("field", report.SCHEMA["required"])
+    def test_a_missing_field_is_refused(self, made: report.Report, field: str) -> None:
+        less = {name: value for name, value in made.items() if name != field}
+        with pytest.raises(ValueError, match=f"{field} is missing"):
+            report.check(less)
+
+    @pytest.mark.parametrize(
+        ("path", "value", "fault"),
+        [
+            (("format",), "dpgrad privacy report 2", "must be one of dpgrad privacy report 1"),
+            (("guarantee", "epsilon"), -1, "guarantee.epsilon must be at least 0"),
+            (("guarantee", "delta"), 1, "guarantee.delta must be below 1"),
+            (("guarantee", "relation"), "friends", "guarantee.relation must be one of"),
+            (("release", "allowed"), "yes", "release.allowed must be of type boolean"),
+            (("result", "held_out"), "good", "result.held_out must be of type number or null"),
+            (("plan",), {}, "plan.lot is missing"),
+        ],
+        ids=str,
+    )
+    def test_an_edited_field_is_refused(
+        self, made: report.Report, path: tuple[str, ...], value: Any, fault: str
+    ) -> None:
+        edited = copy.deepcopy(made)
+        place = edited
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        with pytest.raises(ValueError, match=fault):
+            report.check(edited)
+
+    def test_the_page_of_the_format_names_every_field(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "report.md").read_text("utf-8")
+        for name, inner in report.SCHEMA["properties"].items():
+            assert f"`{name}`" in page
+            for field in inner.get("properties", {}):
+                assert f"`{field}`" in page
+
+
+class TestFiles:
+    def test_written_and_read(self, made: report.Report, tmp_path: Path) -> None:
+        (tmp_path / "release").mkdir()
+        report.write(tmp_path / "release", made)
+        assert report.load(tmp_path) == made
+        assert (tmp_path / "release" / "report.txt").read_text("utf-8") == report.text(made)
+
+    def test_no_run(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="holds no finished run"):
+            report.load(tmp_path)
+
+    def test_several_runs(self, made: report.Report, tmp_path: Path) -> None:
+        (tmp_path / "dpsgd" / "release").mkdir(parents=True)
+        report.write(tmp_path / "dpsgd" / "release", made)
+        with pytest.raises(ValueError, match=r"several runs: choose .*dpsgd"):
+            report.load(tmp_path)
+
+    @pytest.mark.parametrize(("content", "fault"), [("{", "is not JSON"), ("{}", "format is missing")])
+    def test_damaged(self, tmp_path: Path, content: str, fault: str) -> None:
+        (tmp_path / "release").mkdir()
+        (tmp_path / "release" / "report.json").write_text(content, "utf-8")
+        with pytest.raises(ValueError, match=fault):
+            report.load(tmp_path)
+
+
+class TestText:
+    def test_it_names_all_it_must(self, made: report.Report) -> None:
+        text = " ".join(report.text(made).split())
+        for words in (
+            "ε at most", "by any proof", "δ 0.0001", "neighbours zero-out", "privacy unit one row", "Poisson sampling",
+            "lots of 20 out of 100 rows", "accountant pld", "public the sampling rate", "not covered",
+            "the 100 held-out rows", "3, as planned", "digits",
+        ):  # fmt: skip
+            assert words in text
+
+    def test_lines_are_short(self, made: report.Report) -> None:
+        assert max(map(len, report.text(made).splitlines())) <= 100
