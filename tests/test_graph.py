@@ -214,6 +214,7 @@ def test_cuda_capture_leaves_everything_as_it_was() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.2
     assert torch.equal(states[0], torch.get_rng_state())
     assert torch.equal(states[1], torch.cuda.get_rng_state())
+    assert not any(bool(parameter.grad.any()) for parameter in model.parameters())
 
 
 @on_cuda
@@ -241,7 +242,27 @@ def test_cuda_a_model_that_waits_for_the_device_is_refused_with_the_reason() -> 
             return out
 
     model = Waits().to(DEVICE)
-    private = PrivateGradient(model, loss, mechanism(), seed=5)
-    with pytest.raises(CannotCaptureError, match="the step cannot be captured"):
-        CapturedStep(private, rows(), sgd(model))
+    before = copy.deepcopy(model.state_dict())
+    for fused in (True, False):
+        private = PrivateGradient(model, loss, mechanism(), seed=5)
+        optimizer = sgd(model, fused=fused)
+        with pytest.raises(CannotCaptureError, match="the step cannot be captured"):
+            CapturedStep(private, rows(), optimizer)
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert not optimizer.state
+        assert all(parameter.grad is None for parameter in model.parameters())
     private.step(rows())  # without a graph it can still be taken
+
+
+@on_cuda
+def test_cuda_a_stopped_step_shows_no_gradient() -> None:
+    """Its noise will be on another sum once the step is taken again: seen on both, it would cancel."""
+    data = rows()
+    data[0][50:, 0, 2, 2] = math.nan  # not the first, on which the engine is checked
+    model = network()
+    one = CapturedStep(PrivateGradient(model, loss, mechanism(), seed=5), data, sgd(model, fused=True))
+    for _ in range(3):
+        one.step()
+        assert all(bool(parameter.grad.isnan().all()) for parameter in model.parameters())
+    one.settle()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())

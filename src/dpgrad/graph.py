@@ -200,6 +200,7 @@ class CapturedStep:
                 before = default.get_offset()
                 for turn in range(_WARM_UP):
                     self._slot.zero_()
+                    self._random.set_offset(self._private.mechanism.steps * noise.STRIDE)  # noise that no step has
                     with _waiting_refused(turn == _WARM_UP - 1):
                         self._body(size)
                 self._draws = self._draws or default.get_offset() != before
@@ -233,14 +234,15 @@ class CapturedStep:
         assert engine is not None
         per_example = engine(model, private._loss, batch, weights, width)
         total, finite = per_example.clipped_if_finite(partial(private.rule, clip=clips), groups)
+        newly = ~finite & (self._stopped == 0)
+        self._stopped_at.copy_(torch.where(newly, self._slot, self._stopped_at))
+        self._stopped.copy_(torch.maximum(self._stopped, (~finite).float()))
         stds = self._stds.index_select(0, now)[0].unbind()
         named = {name: stds[groups[name] if groups else 0] for name in self._parameters}
         for names, noisy in noise.drawn_from(self._random, self._parameters, named):
             noisy.add_(torch.cat([total.sums[name].flatten() for name in names])).div_(mechanism.divisor)
-            self._written[names[0]].copy_(noisy)
-        newly = ~finite & (self._stopped == 0)
-        self._stopped_at.copy_(torch.where(newly, self._slot, self._stopped_at))
-        self._stopped.copy_(torch.maximum(self._stopped, (~finite).float()))
+            # The noise of a step that is to be taken again must not be seen on another sum.
+            self._written[names[0]].copy_(noisy.masked_fill_(self._stopped > 0, math.nan))
         if self._fused:
             self._optimizer.step()
         self._slot.add_(1)
@@ -275,18 +277,26 @@ class CapturedStep:
             parameter: {key: value.clone() for key, value in kept.items() if isinstance(value, Tensor)}
             for parameter, kept in self._optimizer.state.items()
         }
-        with torch.random.fork_rng([self._device]):
-            yield
-        with torch.no_grad():
-            for tensor, value in zip(tensors, saved, strict=True):
-                tensor.copy_(value)
-            for parameter, kept in self._optimizer.state.items():
-                before = state.get(parameter, {})
-                for key, value in kept.items():
-                    if isinstance(value, Tensor):  # what a first step makes begins at zero
-                        value.copy_(before[key]) if key in before else value.zero_()
-        for tensor in (self._slot, self._stopped, self._stopped_at):
-            tensor.zero_()
+        done = False
+        try:
+            with torch.random.fork_rng([self._device]):
+                yield
+            done = True
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, saved, strict=True):
+                    tensor.copy_(value)
+                for parameter, kept in list(self._optimizer.state.items()):
+                    before = state.get(parameter, {})
+                    for key, value in kept.items():
+                        if isinstance(value, Tensor):  # what a first step makes begins at zero
+                            value.copy_(before[key]) if key in before else value.zero_()
+                    if not done and parameter not in state:
+                        del self._optimizer.state[parameter]
+            for name, parameter in self._parameters.items():
+                parameter.grad = self._grads[name].zero_() if done else None
+            for tensor in (self._slot, self._stopped, self._stopped_at):
+                tensor.zero_()
 
 
 @contextmanager
