@@ -39,9 +39,9 @@ NAMES = {
     "objective": "objective perturbation, tight (3 slopes)",
     "amp": "AMP, published grid", "amp-free": "AMP, tuning-free",
     "output": "output perturbation, SGD (grid)", "output-full": "output perturbation, full gradients (grid)",
-    PEER: "diffprivlib, best of 4 C",
+    PEER: "diffprivlib, best of 5 C",
 }  # fmt: skip
-PEER_GRID = (0.001, 0.01, 0.1, 1.0)
+PEER_GRID = (0.001, 0.003, 0.01, 0.1, 1.0)
 FIGURE_2 = (0.03, 0.1, 0.3, 1.0, 3.0)
 FIGURE_2_SOLVERS = ("auto", "gd", "sgd", "amp", "output")
 ABLATION = [(noise, decay) for noise in ("bound", "accountant") for decay in ("constant", "halved")]
@@ -330,7 +330,7 @@ def figure_2(name: str, outcomes: list[lab.Outcome], path: Path) -> list[list[st
 def report(given: argparse.Namespace) -> None:
     """convex.md, and the figures beside it, of what there is."""
     logs = {name: list(lab.Log(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
-    sections = [NOTE]
+    sections = [NOTE, DIFFERENCES]
     for name, outcomes in logs.items():
         sections += [f"## Table 4: {name}, ε = {EPSILONS[name]:g}", environment.table(table_4(name, outcomes))]
     adult = logs.get("adult", [])
@@ -365,6 +365,14 @@ NOTE = (
     "those tried (a few runs each); `auto` has nothing to set. Excess risk: F(w) − min F of the mean "
     "loss with l2 = 1e-4, without intercept, on raw rows for DP-GD and DP-SGD and on unit rows for others (`auto` and "
     "diffprivlib fit an intercept, which min F lacks)."
+)
+DIFFERENCES = (
+    "Where this differs from the paper. Non-private: here without intercept and with l2 = 1e-4, there scikit-learn's "
+    "default. DP-GD and DP-SGD: the noise is exact, 17 to 28 % less than by Algorithm 1's formula. Output "
+    "perturbation: the exact Gaussian mechanism, fits of several classes that compose exactly (the paper's code "
+    "divides ε by their number), a strongly convex sensitivity without the ball's radius, and l2 = 0.01 added to the "
+    "published grid; that is why it is far better on MNIST. AMP: the true curvature of the logistic loss, a quarter of "
+    "the published code's, and the output noise of two approximate minimisers."
 )
 ABLATION_NOTE = (
     "The bound is the one of Iyengar et al. that the paper speaks of, σ = 4L√(T·log(1/δ))/(nε) on the mean of a batch."

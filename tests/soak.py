@@ -72,11 +72,13 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 
     def identity_of(key: Any) -> Identity:
-        options = {"loss": behaviour(loss), "model": behaviour(model), "option": option}
+        options = {"loss": behaviour(loss), "model": behaviour(model, trained=model), "option": option}
         digest = data_digest(key, data)
         return Identity(mechanism.to_dict(), digest, code_version(), device_kind("cpu"), 1, None, options)
 
-    opened = Run.open(folder, identity_of, mechanism, DELTA, resume=resume, seed=seed, reserve=reserve)
+    opened = Run.open(
+        folder, identity_of, mechanism, DELTA, resume=resume, seed=seed, reserve=reserve, save_every=every
+    )
     with opened as run, interruptible() as interruption, deterministic():
 
         def charge(step: int) -> None:
@@ -221,6 +223,8 @@ def soak(kills: int, seed: int, place: Path, steps: int = 40, pause: float = 0.0
                 seen["torn"] += not (folder / "ledger.jsonl").read_bytes().endswith(b"\n")
             if child.exitcode == 0:
                 break
+            if not _begun(truth) and not (folder / "private" / "checkpoint.pt").exists():
+                shutil.rmtree(folder, ignore_errors=True)  # killed before its first checkpoint: it cannot go on
             option += dice.random() < 0.15
         else:
             continue  # killed forty times before its end: the next run

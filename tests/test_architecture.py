@@ -120,6 +120,7 @@ ORDER = [
     "diagnostics",
     "curves",
     "prepare",
+    "weights",
     "train",
     "pca",
     "features",

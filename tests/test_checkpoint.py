@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from dpgrad import Mechanism, Relation, sampling
+from dpgrad.accounting import account
 from dpgrad.checkpoint import Run, interruptible
-from dpgrad.events import leaves
+from dpgrad.events import Compose, Gaussian, leaves
 from dpgrad.keys import Key
 from dpgrad.replay import Identity, data_digest
 from dpgrad.writeahead import WriteAhead
@@ -38,16 +39,18 @@ def identity_of(**changed: Any) -> Callable[[Key], Identity]:
 
 
 def opened(folder: Path, identity: Any = None, mechanism: Mechanism = PLAN, **options: Any) -> Run:
-    settings: dict[str, Any] = {"resume": True, "accountant": "exact", "reserve": 4} | options
+    settings: dict[str, Any] = {"resume": True, "accountant": "exact", "reserve": 4, "save_every": 4} | options
     delta = settings.pop("delta", 1e-5)
     return Run.open(folder, identity or identity_of(mechanism=mechanism.to_dict()), mechanism, delta, **settings)
 
 
 def taken(run: Run, steps: int) -> None:
-    """Take steps; a checkpoint before the first."""
+    """Take steps; a checkpoint where one is due."""
     if not run.replayed:
         run.save(run.start, {"at": run.start})
     for step in range(run.start, run.start + steps):
+        if step == run.due:
+            run.save(step, {"at": step})
         run.charge(step)
 
 
@@ -79,6 +82,8 @@ def test_a_run_folder(tmp_path: Path) -> None:
         assert "Whoever holds this can subtract the noise" in (private / "README.txt").read_text()
         assert {path.name for path in folder.iterdir()} == {"lock", "ledger.jsonl", "private"}
         for step in range(3, 10):
+            if step == run.due:
+                run.save(step, {})
             run.charge(step)
         assert run.event() == PLAN.event()
         run.finish(lambda place: (place / "model").write_text("weights") and None)
@@ -109,6 +114,29 @@ def test_a_private_folder_opened_to_others_is_closed_again(tmp_path: Path) -> No
     (tmp_path / "private").chmod(0o755)
     opened(tmp_path).close()
     assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
+
+
+def test_a_private_folder_that_was_to_be_kept_is_kept(tmp_path: Path) -> None:
+    with opened(tmp_path / "kept", keep_private=True) as run:
+        taken(run, 10)
+        run.finish(lambda place: None)
+    with pytest.raises(ValueError, match="is finished"):
+        opened(tmp_path / "kept")
+    assert (tmp_path / "kept" / "private" / "checkpoint.pt").exists()
+
+
+def test_what_a_crash_at_the_end_left_of_the_key_goes_and_nothing_else(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        taken(run, 10)
+        secrets = (tmp_path / "private" / "checkpoint.pt").read_bytes()
+        run.finish(lambda place: None)
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "checkpoint.pt").write_bytes(secrets)
+    (private / "diagnostics.json").write_text("{}")
+    with pytest.raises(ValueError, match="is finished"):
+        opened(tmp_path)
+    assert [path.name for path in private.iterdir()] == ["diagnostics.json"]
 
 
 def test_umask_does_not_matter(tmp_path: Path) -> None:
@@ -160,11 +188,30 @@ def test_anything_that_differs_draws_a_new_key_and_pays_for_both(
         assert leaves(run.before) == leaves(PLAN.with_steps(4).event())
 
 
-def test_another_mechanism_or_seed_is_another_key(tmp_path: Path) -> None:
+def test_a_run_keeps_its_plan(tmp_path: Path) -> None:
+    """A guarantee is that of one plan: what a run showed may be why another is asked for."""
     crashed(tmp_path, 3)
-    with opened(tmp_path, mechanism=PLAN.with_noise(10.0)) as run:
-        assert run.reason == "not the same as before: mechanism"
-        assert run.last == 10  # the plan's epsilon, at half the price a step or less
+    for other, name in ((PLAN.with_noise(10.0), "noise_multiplier"), (PLAN.with_steps(20), "steps")):
+        with pytest.raises(ValueError, match=rf"planned with another mechanism, which differs in {name}: .*a ledger"):
+            opened(tmp_path, mechanism=other)
+    with pytest.raises(ValueError, match="beside is not what the run was planned with"):
+        opened(tmp_path, beside=Gaussian(3.0))
+    assert spent(tmp_path) == 4
+
+
+def test_what_is_released_beside_is_the_ledger_s(tmp_path: Path) -> None:
+    crashed(tmp_path, 3, beside=Gaussian(3.0))
+    with pytest.raises(ValueError, match="beside is not what the run was planned with"):
+        opened(tmp_path)
+    budget = PLAN.guarantee(1e-5, "exact", beside=Gaussian(3.0)).epsilon
+    with opened(tmp_path, identity_of(ranks=2), beside=Gaussian(3.0)) as run:
+        taken(run, run.last)
+        whole = account(Compose((Gaussian(3.0), run.event())), Relation.ADD_REMOVE, "exact").epsilon(1e-5)
+        assert run.last == 6
+        assert whole == pytest.approx(budget, rel=1e-9)
+
+
+def test_another_seed_is_another_key(tmp_path: Path) -> None:
     with opened(tmp_path / "seeded", seed=5) as run:
         assert run.key == Key.from_seed(5)
         assert run.reproducible
@@ -187,7 +234,8 @@ def test_the_new_attempt_is_replayed_in_its_turn(tmp_path: Path) -> None:
         run.save(2, {"at": 2})
     other = identity_of(ranks=2)
     second = opened(tmp_path, other)
-    assert (second.attempt, second.began, second.start, second.last) == (2, 2, 2, 10)  # what was reserved is given back
+    # what was reserved is given back, and what could have been taken before the next checkpoint is charged again
+    assert (second.attempt, second.began, second.start, second.last) == (2, 2, 2, 6)
     taken(second, 3)
     second.save(5, {"at": 5})
     second._release_lock()
@@ -197,6 +245,89 @@ def test_the_new_attempt_is_replayed_in_its_turn(tmp_path: Path) -> None:
         for step in range(5, run.last):
             run.charge(step)
     assert spent(tmp_path) == 10
+
+
+def test_lines_cut_from_the_ledger_are_charged_where_a_new_key_begins(tmp_path: Path) -> None:
+    """Five steps from the checkpoint at 3; the line that reserved the last of them is gone, without a trace."""
+    run = opened(tmp_path, save_every=6)
+    taken(run, 3)
+    run.save(3, {"at": 3})
+    for step in range(3, 8):
+        run.charge(step)
+    run._release_lock()
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    assert spent(tmp_path) == 4
+    with opened(tmp_path, identity_of(ranks=2), save_every=1) as run:
+        assert sum(leaves(run.before).values()) == 9  # at 9 the next checkpoint was due
+        assert run.last == 4
+
+
+def test_a_checkpoint_that_is_due_comes_before_the_step(tmp_path: Path) -> None:
+    with opened(tmp_path, save_every=2) as run:
+        run.save(0, {})
+        run.charge(0)
+        run.charge(1)
+        with pytest.raises(ValueError, match=r"save\(2, state\) comes before this step: .*save_every = 2 steps"):
+            run.charge(2)
+    with opened(tmp_path, save_every=9) as run:  # what was said when it was stored
+        assert (run.start, run.due) == (0, 2)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_ledger_without_its_first_attempt_is_refused(left: int, checkpoint: bool, tmp_path: Path) -> None:
+    crashed(tmp_path, 3)
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:left]))
+    if not checkpoint:
+        (tmp_path / "private" / "checkpoint.pt").unlink()
+    for resume in (True, False):
+        with pytest.raises(ValueError, match=r"ends before its first attempt: .*count the whole plan as spent"):
+            opened(tmp_path, resume=resume)
+
+
+def test_a_ledger_is_begun_only_where_there_is_none(tmp_path: Path) -> None:
+    """Two lines say that nothing is spent; so would the ledger of a run of which the rest was cut."""
+    crashed(tmp_path, 3)
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
+    (tmp_path / "private" / "checkpoint.pt").unlink()
+    with pytest.raises(ValueError, match="has no checkpoint: without it the run cannot go on"):
+        opened(tmp_path)
+
+
+def test_a_run_that_was_opened_and_closed_has_not_begun(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    assert not (tmp_path / "ledger.jsonl").exists()
+    with opened(tmp_path, mechanism=PLAN.with_steps(5), resume=False) as run:
+        assert run.last == 5
+
+
+def test_what_moved_during_a_run_is_compared_as_it_was_at_the_checkpoint(tmp_path: Path) -> None:
+    begins = {"rule": "hard", "seed": "none"}
+    with opened(tmp_path) as run:
+        run.save(0, {}, begins)
+        run.charge(0)
+        run.save(1, {}, begins | {"loss": "annealed"})
+        run.charge(1)
+    with opened(tmp_path) as run:
+        assert run.reason == "not the same as before: loss"
+        run.save(1, {}, begins)
+        run.charge(1)
+    with opened(tmp_path) as run:
+        assert run.replayed
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    crashed(tmp_path, 1)
+    with opened(tmp_path, identity_of(rows=TensorRows())) as run:
+        assert run.reason == "not the same as before: data (cannot be compared)"
+
+
+class TensorRows(torch.utils.data.TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(DATA)
 
 
 def test_a_crash_before_the_first_checkpoint_of_a_new_attempt(tmp_path: Path) -> None:
@@ -212,7 +343,7 @@ def test_an_orderly_end_gives_back_its_own_reserve_and_no_other(tmp_path: Path) 
     with opened(tmp_path) as run:
         taken(run, 1)
     assert spent(tmp_path) == 1
-    crashed(tmp_path, 5)
+    crashed(tmp_path, 4)
     with opened(tmp_path) as run:
         taken(run, 2)
         assert sum(leaves(run.event()).values()) == spent(tmp_path)
@@ -221,7 +352,7 @@ def test_an_orderly_end_gives_back_its_own_reserve_and_no_other(tmp_path: Path) 
 
 def test_a_step_is_charged_in_turn_once_and_only_after_a_checkpoint(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
-        with pytest.raises(ValueError, match=r"save\(0, state\) comes before the first step"):
+        with pytest.raises(ValueError, match=r"save\(0, state\) comes before this step"):
             run.charge(0)
         run.save(0, {})
         run.charge(0)
@@ -232,7 +363,7 @@ def test_a_step_is_charged_in_turn_once_and_only_after_a_checkpoint(tmp_path: Pa
             run.save(5, {})
     with pytest.raises(ValueError, match="is closed: open it again"):
         run.charge(1)
-    with opened(tmp_path, identity_of(ranks=2)) as run, pytest.raises(ValueError, match="comes before the first step"):
+    with opened(tmp_path, identity_of(ranks=2)) as run, pytest.raises(ValueError, match="comes before this step"):
         run.charge(0)
 
 
@@ -261,6 +392,15 @@ def test_two_processes_are_kept_apart_and_a_dead_one_does_not_block(tmp_path: Pa
     assert run.replayed
 
 
+def test_a_deleted_lock_file_lets_no_second_process_in(tmp_path: Path) -> None:
+    crashed(tmp_path, 2)
+    with opened(tmp_path):
+        (tmp_path / "lock").unlink()
+        with pytest.raises(ValueError, match="is in use by another process"):
+            opened(tmp_path)
+    opened(tmp_path).close()
+
+
 def test_a_folder_is_begun_once_and_resumed_when_asked(tmp_path: Path) -> None:
     crashed(tmp_path, 2)
     with pytest.raises(ValueError, match="holds a run that is not finished: resume it"):
@@ -270,10 +410,10 @@ def test_a_folder_is_begun_once_and_resumed_when_asked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the run was planned with accountant exact, got pld"):
         opened(tmp_path, accountant="pld")
     other = dataclasses.replace(PLAN, relation=Relation.REPLACE_ONE)
-    with pytest.raises(ValueError, match="protects neighbours in the sense of add-remove, got replace-one"):
+    with pytest.raises(ValueError, match="the run was planned with relation add-remove, got replace-one"):
         opened(tmp_path, mechanism=other)
     with pytest.raises(ValueError, match="identity_of must return an Identity with this mechanism"):
-        opened(tmp_path, identity_of(), PLAN.with_steps(5))
+        opened(tmp_path / "new", identity_of(), PLAN.with_steps(5))
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
@@ -351,7 +491,7 @@ def test_an_older_ledger_or_checkpoint_put_back_is_refused(tmp_path: Path) -> No
 def test_a_run_without_its_private_folder_cannot_go_on(tmp_path: Path) -> None:
     crashed(tmp_path, 2)
     (tmp_path / "private" / "checkpoint.pt").unlink()
-    with pytest.raises(ValueError, match="has no checkpoint, and steps of this run are spent"):
+    with pytest.raises(ValueError, match="has no checkpoint: without it the run cannot go on"):
         opened(tmp_path)
 
 
@@ -404,7 +544,7 @@ def test_signals_in_another_thread_are_left_alone() -> None:
 def test_a_charge_within_a_block_is_cheap(tmp_path: Path) -> None:
     """A thousand of them take less than one write that waits for the disk usually does: 20 microseconds each."""
     long = PLAN.with_steps(100_000)
-    with opened(tmp_path, mechanism=long, reserve=50_000) as run:
+    with opened(tmp_path, mechanism=long, reserve=50_000, save_every=50_000) as run:
         run.save(0, {})
         run.charge(0)
         begin = time.process_time()

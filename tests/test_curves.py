@@ -1,15 +1,18 @@
 """What a run shows: the bound on what is spent so far, evaluation on held-out rows."""
 
 import math
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from dpgrad import curves
+from dpgrad.accounting import account
 from dpgrad.curves import Progress, Spent, Watch, evaluate, judging, refuse_held_out
+from dpgrad.events import Compose
 from dpgrad.losses import Metric, NamedLoss, metric_named
 from dpgrad.mechanism import Group
 from dpgrad.plan import make
@@ -30,6 +33,22 @@ def test_the_bound_on_what_is_spent_so_far() -> None:
         for step in (1, 8, 33, 69):
             assert plan.epsilon_after(step) <= bounds[step - 1] <= plan.guarantee.epsilon
         assert len(set(bounds)) > 5
+
+
+def test_what_earlier_keys_spent_is_in_the_bound() -> None:
+    """Forty steps under one key, of which a new one takes the last ten again, and goes on."""
+    plan = make("dpsgd", dataset_size=1000, lot=50, steps=400, noise_multiplier=1.5, delta=1e-4)
+    before = plan.mechanism.with_steps(40).event()
+    spent = Spent(plan, before, began=30)
+    for step in (31, 70, 180):
+        own = [plan.mechanism.step_event(t) for t in range(30, step)]
+        truth = account(Compose((before, *own)), plan.mechanism.relation).epsilon(plan.delta)
+        assert truth <= spent(step) <= plan.guarantee.epsilon
+        assert spent(step) > Spent(plan)(step)
+    watch = Watch(plan, 1, None, None)
+    watch.begin(30, [], 390, before, 30)
+    watch.after(31, 0.1)
+    assert watch.points[0].epsilon == spent(31)
 
 
 def test_modules_keep_their_modes() -> None:
@@ -76,7 +95,59 @@ def test_the_training_rows_are_not_judged() -> None:
     with pytest.raises(ValueError, match="held_out are rows of the training data"):
         refuse_held_out(dataset, dataset)
     refuse_held_out((inputs[5:], targets[5:]), (inputs[:5], targets[:5]))
-    refuse_held_out(dataset, data)  # what a Dataset holds cannot be seen
+
+
+def table(order: Literal["C", "F"]) -> np.ndarray[Any, Any]:
+    return np.asarray(np.arange(60.0).reshape(12, 5), order=order)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_parts_of_the_same_memory_are_the_same_rows(order: Literal["C", "F"]) -> None:
+    rows = table(order)
+    same = [rows[1:], rows[::2], rows[::-1], rows[3:4], rows[:, ::-1][2:], rows[:, 0], rows[4:, 0]]
+    for held in (*same, *(torch.from_numpy(part) for part in (rows[1:], rows[3::4]))):
+        with pytest.raises(ValueError, match="held_out are rows of the training data"):
+            refuse_held_out(held, rows)
+    with pytest.raises(ValueError, match="held_out are rows of the training data"):
+        refuse_held_out(rows[:7], rows[6:])
+    for held, trained in (
+        (rows[6:], rows[:6]),
+        (rows[::2], rows[1::2]),
+        (rows[:6][::-1], rows[6:]),
+        (rows[:3], rows[9:]),
+    ):
+        refuse_held_out(held, trained)
+    refuse_held_out(rows.copy()[3:], rows)
+    refuse_held_out(rows[:, :0], rows)
+
+
+def test_parts_of_the_same_dataset_are_the_same_rows() -> None:
+    data = inputs, targets = rows(9)
+    dataset, plain = TensorDataset(*data), Squares()
+    part = Subset(dataset, [1, 4, 7])
+    for held, trained in (
+        (part, dataset), (dataset, part), (part, Subset(dataset, [0, 7])), (Subset(part, [2]), Subset(dataset, [7])),
+        (Subset(dataset, [-1]), Subset(dataset, [8])), (part, TensorDataset(*data)), (part, data), (data, dataset),
+        (part, (inputs[4:5], rows(9)[1][:1])), (Subset(plain, [1]), plain), (plain, plain),
+        (Subset(plain, [1, 2]), Subset(plain, [2, 3])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="held_out are rows of the training data"):
+            refuse_held_out(held, trained)
+    for held, trained in (
+        (part, Subset(dataset, [0, 2])), (part, (inputs[5:7], targets[5:7])), (Subset(plain, [1]), Subset(plain, [2])),
+        (dataset, TensorDataset(*rows(9))), (plain, Squares()), (plain, data),
+    ):  # fmt: skip
+        refuse_held_out(held, trained)
+
+
+class Squares(Dataset[Tensor]):
+    """What it holds cannot be seen."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(float(index**2))
 
 
 def test_points_go_on_after_a_checkpoint() -> None:
@@ -85,7 +156,7 @@ def test_points_go_on_after_a_checkpoint() -> None:
     for step in range(1, 6):
         watch.after(step, 0.1)
     other = Watch(plan, 2, lambda: 0.5, None)
-    other.begin(3, watch.plain_points())
+    other.begin(3, watch.plain_points(), 8)
     assert [point.step for point in other.points] == [2]
     other.after(4, 0.1)
     assert other.points == watch.points[:2]
@@ -109,6 +180,6 @@ def test_time_left_counts_from_where_the_process_began() -> None:
     plan = make("dpsgd", dataset_size=100, lot=10, steps=8, noise_multiplier=1.0, delta=1e-3)
     seen: list[Progress] = []
     watch = Watch(plan, 8, None, seen.append)
-    watch.begin(6, [])
+    watch.begin(6, [], 8)
     watch.after(7, 0.1)
     assert seen[0].seconds_left == pytest.approx(seen[0].seconds)

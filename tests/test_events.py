@@ -21,6 +21,7 @@ from dpgrad.events import (
     FixedSize,
     Gaussian,
     Leaf,
+    Pinned,
     Poisson,
     Relation,
     Repeat,
@@ -46,6 +47,7 @@ LEAVES = st.one_of(
     st.builds(Shuffle, st.integers(1, 10**9), GAUSSIANS),
     st.builds(Approximate, st.floats(0, 1e3), st.floats(0, 1, exclude_max=True), st.sampled_from(Relation)),
     st.builds(Shifted, st.floats(0, 1e3), GAUSSIANS),
+    st.builds(Pinned, GAUSSIANS, st.sampled_from(Relation)),
 )
 EVENTS = st.recursive(
     LEAVES,
@@ -139,6 +141,9 @@ class TestCounting:
         said = " | ".join(describe(Compose((Repeat(pure, 2), Shifted(0.1, Gaussian(50.0))))))
         assert "2 × release known to be (0.5, 0)-private under zero-out" in said
         assert "1 × objective perturbation, noise multiplier 50, loss shifted by 0.1" in said
+        assert list(describe(Pinned(Gaussian(3.0), Relation.ZERO_OUT))) == [
+            "1 × Gaussian under zero-out, noise multiplier 3"
+        ]
 
 
 class TestGroups:
@@ -213,6 +218,10 @@ class TestBadInput:
             with pytest.raises(ValueError, match="relation must be one of add-remove, zero-out, replace-one, got") as e:
                 Approximate(1.0, 0.0, relation)  # type: ignore[arg-type]
             assert len(str(e.value)) < 200
+            with pytest.raises(ValueError, match="relation must be one of add-remove, zero-out, replace-one, got"):
+                Pinned(Gaussian(1.0), relation)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="only a Gaussian can be pinned"):
+            Pinned(Poisson(0.1, Gaussian(1.0)), Relation.ZERO_OUT)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="only a Gaussian can be shifted"):
             Shifted(0.1, Poisson(0.1, Gaussian(1.0)))  # type: ignore[arg-type]
 

@@ -14,12 +14,16 @@ import dpgrad
 PUBLIC = {
     "Group": "dpgrad.mechanism",
     "Guarantee": "dpgrad.guarantee",
+    "Ledger": "dpgrad.ledger",
     "Mechanism": "dpgrad.mechanism",
     "PrivateGradient": "dpgrad.private",
     "Relation": "dpgrad.events",
     "fit": "dpgrad.train",
 }
-MODULES = {"accounting", "calibrate", "data", "events", "grads", "sampling", "scaling", "schedules"}
+MODULES = {
+    "accounting", "calibrate", "checkpoint", "convex", "data", "events", "features", "grads", "online", "pca", "plan",
+    "recipes", "sampling", "scaling", "schedules",
+}  # fmt: skip
 
 
 def test_public_names() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpgrad.accounting import ACCOUNTANTS, account, pld
-from dpgrad.events import Approximate, Compose, Event, Gaussian, Poisson, Relation, Repeat, Shifted
+from dpgrad.events import Approximate, Compose, Event, Gaussian, Pinned, Poisson, Relation, Repeat, Shifted
 from dpgrad.guarantee import Guarantee, refuse_history
 
 RUN = Repeat(Poisson(0.01, Gaussian(4.0)), 100)
@@ -31,6 +31,12 @@ def test_names_releases_that_are_no_noise_on_a_sum() -> None:
     said = str(Guarantee.of(account(event, Relation.ZERO_OUT, "exact"), 1e-5))
     assert said.endswith("(a release known to be (ε, δ)-private and objective perturbation, exact accountant)")
     assert "replaced by nothing" in said
+
+
+def test_a_pinned_release_is_full_batch_like_any_other() -> None:
+    event = Compose((Gaussian(4.0), Pinned(Gaussian(4.0), Relation.ZERO_OUT)))
+    said = str(Guarantee.of(account(event, Relation.ZERO_OUT, "exact"), 1e-5))
+    assert said.endswith("(full batch, exact accountant)")
 
 
 def test_of_a_profile_is_what_the_profile_says() -> None:

@@ -21,6 +21,7 @@ from torch import nn
 from dpgrad import noise, pca, sampling
 from dpgrad.accounting import account, exact
 from dpgrad.events import Compose, Gaussian, Poisson, Relation, Repeat
+from dpgrad.ledger import Ledger
 from dpgrad.mechanism import Mechanism
 from dpgrad.private import PrivateGradient
 from dpgrad.train import fit
@@ -327,3 +328,22 @@ def test_refused(rows: Any, directions: int, z: float, message: str) -> None:
 def test_unknown_relation_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a valid Relation"):
         pca.principal_directions(np.zeros((5, 2)), 1, 1.0, relation="swap")  # type: ignore[arg-type]
+
+
+def test_a_ledger_is_charged_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger()
+    pca.principal_directions(rows_of(20, 4), 2, 3.0, relation=Relation.REPLACE_ONE, ledger=ledger)
+    (entry,) = ledger.entries()
+    assert (entry.event, entry.relation, entry.label) == (Gaussian(3.0), Relation.REPLACE_ONE, "principal directions")
+
+    def dies(rows: object, features: int) -> torch.Tensor:
+        assert len(ledger.entries()) == 2
+        raise MemoryError
+
+    monkeypatch.setattr(pca, "_second_moment", dies)
+    with pytest.raises(MemoryError):
+        pca.principal_directions(rows_of(20, 4), 2, 3.0, relation=Relation.REPLACE_ONE, ledger=ledger)
+    assert ledger.event() == Compose((Gaussian(3.0), Gaussian(3.0)))
+    with pytest.raises(ValueError, match="directions must be at most 4"):
+        pca.principal_directions(rows_of(20, 4), 5, 3.0, ledger=ledger)
+    assert len(ledger.entries()) == 2

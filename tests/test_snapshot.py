@@ -1,5 +1,6 @@
 """The file of a run's state: what is written is read again, and nothing in it is run. See also test_checkpoint."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -11,14 +12,14 @@ from dpgrad.keys import Key
 from dpgrad.replay import Identity
 from dpgrad.snapshot import Snapshot
 
-MADE = Snapshot("run", 2, 7, Key.from_seed(3), Identity({"steps": 9}, "d", "c", "cpu", 1, 4, {"a": 1}), {})
+MADE = Snapshot("run", 2, 7, 9, Key.from_seed(3), Identity({"steps": 9}, "d", "c", "cpu", 1, 4, {"a": 1}), {})
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     state = {"weights": torch.randn(3), "names": ["a", "b"], "deep": {"rate": 0.1, "none": None, "large": 10**12}}
-    Snapshot(MADE.run, MADE.attempt, MADE.step, MADE.key, MADE.identity, state).write(tmp_path / "file")
+    dataclasses.replace(MADE, state=state).write(tmp_path / "file")
     found = Snapshot.read(tmp_path / "file")
-    assert (found.run, found.attempt, found.step, found.key) == (MADE.run, MADE.attempt, MADE.step, MADE.key)
+    assert (found.run, found.attempt, found.step, found.due, found.key) == ("run", 2, 7, 9, MADE.key)
     assert found.identity == MADE.identity
     assert torch.equal(found.state.pop("weights"), state.pop("weights"))  # type: ignore[arg-type]
     assert found.state == state

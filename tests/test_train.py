@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpgrad
-from dpgrad import Relation, prepare, schedules, train
+from dpgrad import Relation, prepare, schedules
 from dpgrad.accounting import account
+from dpgrad.averaging import Ema
 from dpgrad.curves import Point, Progress, evaluate
 from dpgrad.diagnostics import Diagnostics
 from dpgrad.events import Compose, Gaussian, leaves
@@ -25,6 +25,7 @@ from dpgrad.graph import CannotCaptureError
 from dpgrad.ledger import Ledger
 from dpgrad.losses import NamedLoss, metric_named
 from dpgrad.mechanism import Group
+from dpgrad.pca import Projection
 from dpgrad.plan import make
 from dpgrad.private import PrivateGradient
 from dpgrad.recipes import RECIPES
@@ -214,7 +215,7 @@ class TestHeldOut:
         assert last.epsilon == done.guarantee.epsilon
         assert last.epoch == pytest.approx(3.0)
         assert (last.clip, last.noise_multiplier, last.learning_rate) == (12.0, 1.0, 0.02)
-        assert any("the 40 held-out rows" in entry for entry in done.outside)
+        assert any("the held-out rows" in entry for entry in done.outside)
 
     def test_it_does_not_move_the_run(self) -> None:
         model = nn.Sequential(network(), nn.Dropout(0.3))
@@ -275,6 +276,15 @@ class TestBudget:
         both = account(Compose((beside, done.event)), Relation.ZERO_OUT).epsilon(1e-3)
         assert done.guarantee.epsilon == both <= 2.0
         assert done.guarantee.event == Compose((beside, done.event))
+
+    def test_a_projection_from_a_seed_marks_the_run(self) -> None:
+        for reproducible in (True, False):
+            made = Projection(torch.eye(4)[:2], Gaussian(4.0), Relation.ZERO_OUT, reproducible)
+            done = fitted(beside=made, seed=None)
+            assert done.plan.beside == Gaussian(4.0)
+            assert done.reproducible == reproducible
+        with pytest.raises(ValueError, match="unknown event 3"):
+            fitted(beside=3)
 
     def test_groups(self) -> None:
         groups = (Group("0.*"), Group("2.*", clip=0.5))
@@ -397,14 +407,14 @@ class TestFolders:
         assert 6 < done.curves[-1].step < STEPS
         assert done.guarantee.epsilon <= done.plan.guarantee.epsilon
         assert done.guarantee == dpgrad.Guarantee.of(account(done.event, Relation.ZERO_OUT), 1e-3)
-        # eight steps under the old key and those from the sixth on under the new one
-        assert sum(leaves(done.event).values()) == 8 + done.curves[-1].step - 6
+        # nine steps under the old key, at which a checkpoint was due, and those from the sixth on under the new one
+        assert sum(leaves(done.event).values()) == 9 + done.curves[-1].step - 6
         assert leaves(ledger.event()) == leaves(done.event)
 
     def test_another_optimizer_or_averaging_begins_anew(self, tmp_path: Path) -> None:
         self.stopped_at(5, tmp_path / "run", momentum=0.5)
         done = fitted(folder=tmp_path / "run", resume=True, optimizer="adam", averaging="tail:0.5")
-        assert done.curves[-1].step == STEPS
+        assert done.curves[-1].step == STEPS - 1  # one step may have been taken since the checkpoint
         assert bool(weights(done.model).isfinite().all())
         assert done.guarantee.epsilon <= done.plan.guarantee.epsilon
 
@@ -413,22 +423,59 @@ class TestFolders:
         with pytest.raises(ValueError, match="model has other parameters or shapes than the run in the folder"):
             fitted(model=network(4), folder=tmp_path / "run", resume=True)
 
-    @pytest.mark.parametrize("before", [1.5, 2.0])
-    def test_a_new_key_leaves_room_for_what_is_released_beside(self, before: float) -> None:
-        """A run knows its own plan; here it would go on to the end, though what it spent before leaves no room."""
-        settings = {name: value for name, value in SETTINGS.items() if name != "seed"}
-        plan = make("dpsgd", dataset_size=ROWS, beside=Gaussian(1.0), **settings)
-        run: Any = SimpleNamespace(attempt=2, began=2, start=3, last=STEPS, before=Gaussian(before))
+    def test_averaging_that_is_added_begins_with_the_weights_that_were_loaded(self, tmp_path: Path) -> None:
+        seen: list[Tensor] = []
+        self.stopped_at(5, tmp_path / "run", averaging="tail:0.5")
+        model = nn.Sequential(*(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))  # with weights of its own
+        done = fitted(
+            model=model, folder=tmp_path / "run", resume=True, averaging="ema:0.5", checkpoint_every=1,
+            progress=lambda progress: seen.append(weights(model)),
+        )  # fmt: skip
+        loaded = weights(self.stopped_at(5, tmp_path / "same").model)
+        wanted = loaded
+        for step, iterate in enumerate(seen, 5):
+            wanted = wanted + Ema(0.5).weight(step) * (iterate - wanted)
+        torch.testing.assert_close(weights(done.model), wanted, rtol=0, atol=1e-5)
 
-        def cost(last: int) -> float:
-            event = Compose((Gaussian(1.0), run.before, *(plan.mechanism.step_event(t) for t in range(2, last))))
-            return account(event, Relation.ZERO_OUT).epsilon(1e-3)
+    def test_another_plan_is_refused(self, tmp_path: Path) -> None:
+        """What a run showed may be why another budget is asked for: the interrupted run costs its own plan."""
+        options: dict[str, Any] = {"noise_multiplier": None, "folder": tmp_path / "run", "seed": None}
+        first = fitted(epsilon=8.0, progress=lambda seen: seen.step == 11, **options)
+        for other in ({"epsilon": 1.0}, {"epsilon": 8.0, "steps": 14}, {"epsilon": 8.0, "lot": 20}):
+            with pytest.raises(ValueError, match=r"planned with another mechanism, which differs in .*a ledger"):
+                fitted(resume=True, **options | other)
+        same = options | {"noise_multiplier": first.plan.mechanism.noise_multiplier}
+        with pytest.raises(ValueError, match="beside is not what the run was planned with"):
+            fitted(resume=True, beside=Gaussian(9.0), **same)
+        done = fitted(
+            (rows()[0] + 1, rows()[1]), epsilon=8.0, resume=True, progress=lambda seen: seen.step == 1, **options
+        )
+        assert done.guarantee.epsilon >= account(done.event, Relation.ZERO_OUT).epsilon(1e-3)
 
-        last = train._last(plan, run)
-        assert 3 < last < STEPS
-        assert cost(last) <= plan.guarantee.epsilon < cost(last + 1)
-        run.attempt = 1
-        assert train._last(plan, run) == STEPS
+    def test_curves_count_what_was_spent_before(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"folder": tmp_path / "run", "checkpoint_every": 2, "noise_multiplier": 2.0}
+        seen: list[Progress] = []
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(progress=killed_at(7), **options)
+        done = fitted((rows()[0] + 1, rows()[1]), resume=True, progress=seen.append, evaluate_every=1, **options)
+        for progress in seen:
+            own = [done.plan.mechanism.step_event(step) for step in range(6, progress.step)]
+            before = done.plan.mechanism.with_steps(8).event()
+            truth = account(Compose((before, *own)), Relation.ZERO_OUT).epsilon(1e-3)
+            assert truth <= progress.epsilon
+            assert progress.steps == seen[-1].step < STEPS
+        assert [point.epsilon for point in done.curves if point.step > 6] == [one.epsilon for one in seen]
+
+    def test_a_dataset_cannot_be_compared(self, tmp_path: Path) -> None:
+        class Items(Dataset[tuple[Tensor, Tensor]]):
+            def __len__(self) -> int:
+                return ROWS
+
+            def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+                return rows()[0][index], rows()[1][index]
+
+        self.stopped_at(5, tmp_path / "run", data=Items())
+        assert fitted(Items(), folder=tmp_path / "run", resume=True).stopped == "budget"
 
     def test_what_is_released(self, tmp_path: Path) -> None:
         def release(folder: Path, done: Fitted) -> None:
@@ -456,6 +503,70 @@ class TestFolders:
         fitted(folder=tmp_path / "run")
         with pytest.raises(ValueError, match="is finished"):
             fitted(folder=tmp_path / "run", resume=True)
+
+
+class Annealed:
+    """A loss that falls with every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none") / (1 + self.calls // 40)
+
+
+class Weighted(nn.Module):
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([1.0, weight, 1.0]))
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], weight=self.weights, reduction="none")
+
+
+CHANGED: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], dict[str, Any]]]] = {
+    "mode": (lambda: {"model": nn.Sequential(nn.Dropout(0.5), network())},
+             lambda: {"model": nn.Sequential(nn.Dropout(0.5), network()).eval()}),
+    "loss that moves": (lambda: {"loss": Annealed()}, lambda: {"loss": Annealed()}),
+    "loss with weights": (lambda: {"loss": Weighted(1.0)}, lambda: {"loss": Weighted(3.0)}),
+    "diagnostics": (lambda: {"diagnostics": Diagnostics(last_epochs=1)}, dict),
+}  # fmt: skip
+
+
+class TestTheSameKey:
+    """Two results with the same noise and different sums reveal their difference: the key is drawn anew."""
+
+    def attempts(self, folder: Path, first: dict[str, Any], second: dict[str, Any]) -> int:
+        options: dict[str, Any] = {"folder": folder, "checkpoint_every": 3, "seed": None}
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(progress=killed_at(5), **options, **first)
+        fitted(resume=True, **options, **second)
+        return (folder / "ledger.jsonl").read_text().count('"attempt"')
+
+    @pytest.mark.parametrize("name", CHANGED)
+    def test_is_not_used_where_anything_changed(self, name: str, tmp_path: Path) -> None:
+        first, second = CHANGED[name]
+        assert self.attempts(tmp_path / "run", first(), second()) == 2
+
+    def test_is_not_used_where_a_layer_was_frozen_during_the_run(self, tmp_path: Path) -> None:
+        model = network()
+
+        def freezing(seen: Progress) -> None:
+            next(model.parameters()).requires_grad_(seen.step < 2)
+            killed_at(5)(seen)
+
+        options: dict[str, Any] = {"folder": tmp_path / "run", "checkpoint_every": 3}
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(model=model, progress=freezing, **options)
+        done = fitted(resume=True, **options)
+        assert done.stopped == "budget"
+
+    def test_is_used_where_nothing_did(self, tmp_path: Path) -> None:
+        def same() -> dict[str, Any]:
+            return {"loss": Weighted(2.0), "model": nn.Sequential(nn.Dropout(0.5), network())}
+
+        assert self.attempts(tmp_path / "run", same(), same()) == 1
 
 
 class TestDiagnostics:

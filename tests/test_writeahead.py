@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpgrad import Mechanism, Relation, sampling, schedules
 from dpgrad.accounting import account
-from dpgrad.events import NOTHING, Compose, grouped, leaves
+from dpgrad.events import NOTHING, Compose, Gaussian, grouped, leaves
 from dpgrad.writeahead import WriteAhead, charges
 
 DELTA = 1e-5
@@ -72,7 +72,7 @@ def test_a_new_key_pays_for_both_and_ends_within_the_budget(name: str, began: in
     plan = PLANS[name]
     ledger = created(tmp_path / "ledger", plan, reserve=6)
     ledger.reserve(0)
-    ledger.begin(plan, began, 6, seeded=False)
+    ledger.begin(began, 6, 6, seeded=False)
     last, old = ledger.present.last, charges(plan, 0, 6)
 
     def price(stop: int) -> float:
@@ -93,22 +93,35 @@ def test_a_new_key_within_a_shuffled_epoch_pays_that_epoch_again(tmp_path: Path)
     plan = PLANS["shuffle"]
     ledger = created(tmp_path / "ledger", plan, reserve=6)
     ledger.reserve(0)  # steps 0 to 5 of epochs of 5
-    ledger.begin(plan, 6, 1, seeded=False)
+    ledger.begin(6, 6, 1, seeded=False)
     assert sum(leaves(ledger.event()).values()) == 2
     assert ledger.present.last == 10  # one epoch of three is left, and it is this one
 
 
-def test_a_cheaper_mechanism_may_go_further_and_never_beyond_the_first_plan(tmp_path: Path) -> None:
-    ledger = created(tmp_path / "ledger", PLANS["poisson"], reserve=6)
+def test_an_attempt_is_charged_to_where_its_next_checkpoint_was_due(tmp_path: Path) -> None:
+    for due, until in ((3, 6), (6, 6), (9, 9), (99, 12)):
+        ledger = created(tmp_path / "ledger", PLANS["poisson"], reserve=6)
+        ledger.reserve(0)
+        ledger.begin(2, due, 6, seeded=False)
+        assert WriteAhead.read(tmp_path / "ledger").attempts[0].until == until
+
+
+@pytest.mark.parametrize("beside", [Gaussian(4.0), Gaussian(1.0)])
+def test_a_new_key_leaves_room_for_what_is_released_beside(beside: Gaussian, tmp_path: Path) -> None:
+    plan = PLANS["poisson"]
+    ledger = WriteAhead.create(tmp_path / "ledger", plan, DELTA, "pld", 5, seeded=False, beside=beside)
+    budget = account(Compose((beside, plan.event())), plan.relation).epsilon(DELTA)
+    assert ledger.budget() == pytest.approx(budget, rel=1e-9)
     ledger.reserve(0)
-    ledger.begin(PLANS["poisson"].with_noise(4.0).with_steps(500), 6, 6, seeded=False)
-    assert 12 < ledger.present.last < 500
+    ledger.begin(2, 5, 5, seeded=False)
 
+    def price(stop: int) -> float:
+        both = Compose((beside, charges(plan, 0, 5), charges(plan, 2, stop)))
+        return account(both, plan.relation).epsilon(DELTA)
 
-def test_other_neighbours_are_refused(tmp_path: Path) -> None:
-    ledger = created(tmp_path / "ledger", PLANS["poisson"])
-    with pytest.raises(ValueError, match="protects neighbours in the sense of add-remove, got replace-one"):
-        ledger.begin(Mechanism(sampling.Poisson(0.1), 12, 2.0, relation=Relation.REPLACE_ONE), 0, 5, seeded=False)
+    last = ledger.present.last
+    assert price(last) <= budget < price(last + 1)
+    assert WriteAhead.read(tmp_path / "ledger").beside == beside
 
 
 def test_a_torn_line_counts_as_the_largest_block_it_could_have_been(tmp_path: Path) -> None:

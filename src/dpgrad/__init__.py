@@ -11,9 +11,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpgrad import accounting, calibrate, data, events, grads, sampling, scaling, schedules
+    from dpgrad import (
+        accounting,
+        calibrate,
+        checkpoint,
+        convex,
+        data,
+        events,
+        features,
+        grads,
+        online,
+        pca,
+        plan,
+        recipes,
+        sampling,
+        scaling,
+        schedules,
+    )
     from dpgrad.events import Relation
     from dpgrad.guarantee import Guarantee
+    from dpgrad.ledger import Ledger
     from dpgrad.mechanism import Group, Mechanism
     from dpgrad.private import PrivateGradient
     from dpgrad.train import fit
@@ -23,16 +40,24 @@ __version__ = "0.1.0"
 __all__ = [
     "Group",
     "Guarantee",
+    "Ledger",
     "Mechanism",
     "PrivateGradient",
     "Relation",
     "__version__",
     "accounting",
     "calibrate",
+    "checkpoint",
+    "convex",
     "data",
     "events",
+    "features",
     "fit",
     "grads",
+    "online",
+    "pca",
+    "plan",
+    "recipes",
     "sampling",
     "scaling",
     "schedules",
@@ -42,15 +67,23 @@ __all__ = [
 _HOMES = {
     "Group": "dpgrad.mechanism",
     "Guarantee": "dpgrad.guarantee",
+    "Ledger": "dpgrad.ledger",
     "Mechanism": "dpgrad.mechanism",
     "PrivateGradient": "dpgrad.private",
     "Relation": "dpgrad.events",
     "accounting": "dpgrad.accounting",
     "calibrate": "dpgrad.calibrate",
+    "checkpoint": "dpgrad.checkpoint",
+    "convex": "dpgrad.convex",
     "data": "dpgrad.data",
     "events": "dpgrad.events",
+    "features": "dpgrad.features",
     "fit": "dpgrad.train",
     "grads": "dpgrad.grads",
+    "online": "dpgrad.online",
+    "pca": "dpgrad.pca",
+    "plan": "dpgrad.plan",
+    "recipes": "dpgrad.recipes",
     "sampling": "dpgrad.sampling",
     "scaling": "dpgrad.scaling",
     "schedules": "dpgrad.schedules",

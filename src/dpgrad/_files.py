@@ -226,15 +226,39 @@ def lock(path: Path, wait: bool = False) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(file)
-            raise ValueError(
-                f"{path.parent} is in use by another process: wait until it ends, or choose another folder"
-            ) from None
+            raise _in_use(path.parent) from None
         except OSError:
             os.close(file)
             raise
     return file
 
 
-def unlock(file: int) -> None:
+def lock_folder(folder: Path) -> tuple[int, int]:
+    """Lock ``folder`` against other processes: by a file ``lock`` in it, and by itself, should the file be deleted.
+
+    Returns what `unlock` takes. Some network file systems lock no folders; there the file alone has to do.
+    """
+    file = lock(folder / "lock")
+    import fcntl
+
+    itself = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(itself, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _in_use(folder) from None
+    except BaseException:
+        unlock(file, itself)
+        raise
+    return file, itself
+
+
+def _in_use(folder: Path) -> ValueError:
+    return ValueError(f"{folder} is in use by another process: wait until it ends, or choose another folder")
+
+
+def unlock(*files: int) -> None:
     """Give back a lock."""
-    os.close(file)
+    for file in files:
+        os.close(file)

@@ -3,7 +3,7 @@
 A run folder holds
 
     ledger.jsonl     what is spent (`dpgrad.writeahead`); public values only
-    lock             held by the process that works on the run
+    lock             held by the process that works on the run, as is the folder itself
     private/         the key and the state; only the owner may read it, and it goes when the run is finished
     release/         what may be shared; it appears as a whole when the run is finished
 
@@ -12,11 +12,12 @@ Where nothing that moves a bit of a step has changed (`dpgrad.replay.Identity`),
 with the same key: they are the same release, and charged once. Otherwise a new key is drawn, all that was reserved
 under the old one stays spent, the new steps are charged too, and the run ends where the budget of its plan does. The
 same key is never used if anything differs: two results with the same noise and different sums reveal their difference.
+A run keeps its plan: another mechanism, δ or accountant, or something else released beside it, is another run.
 """
 
 import dataclasses
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -24,8 +25,8 @@ from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
-from dpgrad import _files
-from dpgrad.events import Event
+from dpgrad import _files, _validate
+from dpgrad.events import NOTHING, Event
 from dpgrad.keys import Key
 from dpgrad.mechanism import Mechanism
 from dpgrad.replay import Identity
@@ -53,12 +54,13 @@ class Run:
     ``key``, ``began`` and ``before`` are for `PrivateGradient`: the key, the step at which it came into use and what
     was spent under others. ``start`` is the first step to take, ``last`` how many of the mechanism's steps there may be
     in all, fewer than planned where a new key had to be paid for. ``state`` is what `save` stored, None for a run that
-    begins. ``attempt`` counts keys; ``replayed`` says that the present one was used before, and ``reason`` why it was
-    not. ``reproducible`` is true where a seed made any key of the run: then nothing of it is for release.
+    begins; step ``due`` needs another `save` first. ``attempt`` counts keys; ``replayed`` says that the present one
+    was used before, and ``reason`` why it was not. ``reproducible`` is true where a seed made any key of the run: then
+    nothing of it is for release.
 
-    Guarantee: at any moment, also after a crash, `event` covers every step of which anything was computed, and its ε is
-    at most that of the plan the run began with. Not covered: copies of the folder; a copy that is resumed uses the key
-    again.
+    Guarantee: at any moment, also after a crash, `event` covers every step of which anything was computed, and its ε,
+    with what is released beside, is at most that of the plan the run began with. Not covered: copies of the folder; a
+    copy that is resumed uses the key again.
 
     >>> import tempfile, torch
     >>> from dpgrad import sampling
@@ -79,7 +81,14 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, lock: int, ledger: WriteAhead, key: Key, identity: Identity, found: Snapshot | None
+        self,
+        folder: Path,
+        locks: tuple[int, ...],
+        ledger: WriteAhead,
+        key: Key,
+        identity: Identity,
+        found: Snapshot | None,
+        save_every: int,
     ) -> None:
         now = ledger.present
         self.folder, self.private = folder, folder / "private"
@@ -90,12 +99,15 @@ class Run:
         self.replayed = found is not None and found.attempt == now.number
         self.reason = ""
         self.before = ledger.before
+        self.due = found.due if found is not None and self.replayed else self.start
         self.reproducible = any(attempt.seeded for attempt in ledger.attempts)
         self.keep_private = False
-        self._ledger, self._lock, self._identity = ledger, lock, identity
+        self._ledger, self._locks, self._identity = ledger, locks, identity
+        self._save_every = save_every
         self._next = self.start
         self._known = now.until  # reserved by processes before this one
-        self._saved, self._tried = self.replayed, False
+        self._tried = False
+        self._stillborn = found is None  # nothing was stored yet, nor spent
         self._open = True
 
     @classmethod
@@ -110,33 +122,35 @@ class Run:
         seed: int | None = None,
         accountant: str = "pld",
         reserve: int = 50,
+        save_every: int = 50,
         keep_private: bool = False,
+        beside: Event = NOTHING,
     ) -> "Run":
         """Begin a run in a new or empty folder; with ``resume``, go on with the one that is in it, if there is one.
 
         ``identity_of(key)`` is compared with what it was: with all equal the key is used again. ``reserve`` steps are
-        spent at a time, with one write that waits for the disk. ``keep_private`` keeps the private folder at the end.
+        spent at a time, with one write that waits for the disk. At most ``save_every`` steps are taken from one `save`
+        to the next: a new key counts as many as spent. ``keep_private`` keeps the private folder at the end. ``beside``
+        is what else is released from the same data, for which the budget has to do as well.
         """
+        _validate.whole(least=1, reserve=reserve, save_every=save_every)
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file: choose a folder for the run")
         _files.make_folder(folder)
-        lock = _files.lock(folder / "lock")
+        locks = _files.lock_folder(folder)
         try:
-            ledger = _known_ledger(folder, resume, keep_private)
-            found = None if ledger is None else _found(folder, ledger)
-            if ledger is None or (found is None and not ledger.spent):
-                run = cls._begun(folder, lock, identity_of, mechanism, delta, seed, accountant, reserve)
-            elif found is None:
-                raise ValueError(
-                    f"{folder / 'private'} has no checkpoint, and steps of this run are spent: without it the run "
-                    "cannot go on; begin in another folder and count what the ledger says as spent"
+            ledger = _known_ledger(folder, resume)
+            if ledger is None:
+                run = cls._begun(
+                    folder, locks, identity_of, mechanism, delta, seed, accountant, reserve, save_every, beside
                 )
             else:
-                _refuse_other_plan(ledger, delta, accountant)
-                run = cls._resumed(folder, lock, ledger, found, identity_of, mechanism, seed, reserve)
+                _refuse_other_plan(ledger, mechanism, delta, accountant, beside)
+                found = _found(folder, ledger)
+                run = cls._resumed(folder, locks, ledger, found, identity_of, mechanism, seed, reserve, save_every)
         except BaseException:
-            _files.unlock(lock)
+            _files.unlock(*locks)
             raise
         run.keep_private = keep_private
         return run
@@ -145,68 +159,74 @@ class Run:
     def _begun(
         cls,
         folder: Path,
-        lock: int,
+        locks: tuple[int, ...],
         identity_of: Callable[[Key], Identity],
         mechanism: Mechanism,
         delta: float,
         seed: int | None,
         accountant: str,
         reserve: int,
+        save_every: int,
+        beside: Event,
     ) -> "Run":
         _make_private(folder)
         key = _key(seed, 1)
         identity = _identity(identity_of, key, mechanism)
         path = folder / "ledger.jsonl"
-        ledger = WriteAhead.create(path, mechanism, delta, accountant, reserve, key.reproducible)
-        return cls(folder, lock, ledger, key, identity, None)
+        ledger = WriteAhead.create(path, mechanism, delta, accountant, reserve, key.reproducible, beside)
+        return cls(folder, locks, ledger, key, identity, None, save_every)
 
     @classmethod
     def _resumed(
         cls,
         folder: Path,
-        lock: int,
+        locks: tuple[int, ...],
         ledger: WriteAhead,
         found: Snapshot,
         identity_of: Callable[[Key], Identity],
         mechanism: Mechanism,
         seed: int | None,
         reserve: int,
+        save_every: int,
     ) -> "Run":
         _make_private(folder)
         now = ledger.present
         identity = _identity(identity_of, found.key, mechanism)
         reason = _why_another_key(found, now.number, identity, seed)
         if not reason:
-            return cls(folder, lock, ledger, found.key, identity, found)
+            return cls(folder, locks, ledger, found.key, identity, found, save_every)
         key = _key(seed, now.number + 1)
         identity = _identity(identity_of, key, mechanism)
-        ledger.begin(mechanism, found.step, reserve, key.reproducible)
-        run = cls(folder, lock, ledger, key, identity, found)
+        due = found.due if found.attempt == now.number else now.until
+        ledger.begin(found.step, due, reserve, key.reproducible)
+        run = cls(folder, locks, ledger, key, identity, found, save_every)
         run.reason = reason
         return run
 
     def charge(self, step: int) -> None:
         """Spend ``step``: what pays for it is on the disk when this returns.
 
-        Refused beyond ``last``, out of turn, and before `save` has stored the state from which the step could be taken
-        again.
+        Refused beyond ``last``, out of turn, and where `save` is ``due``, which stores the state from which the step
+        could be taken again.
         """
         self._refuse_closed()
         if step != self._next:
             raise ValueError(
                 f"step must be {self._next:,}, the next of this run, got {step:,}: a step is taken once under one key"
             )
-        if not self._saved:
+        if step >= self.due:
             raise ValueError(
-                f"save({self.start}, state) comes before the first step: what cannot be replayed must not begin"
+                f"save({step}, state) comes before this step: what cannot be replayed must not begin, and at most "
+                f"save_every = {self._save_every:,} steps are taken from one to the next"
             )
         self._ledger.reserve(step)
         self._next = step + 1
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], options: Mapping[str, Any] | None = None) -> None:
         """Replace the checkpoint by ``state``, as it is after ``step`` steps: tensors and plain values.
 
-        After a crash there is the old checkpoint or the new one.
+        ``options`` are those of the identity, as they are by now: what moves during a run and is not in ``state`` is
+        compared with this when the run goes on. After a crash there is the old checkpoint or the new one.
         """
         self._refuse_closed()
         if step != self._next:
@@ -214,9 +234,10 @@ class Run:
         if not self._tried:
             refuse_unreadable(state)
             self._tried = True
-        made = Snapshot(self.identifier, self.attempt, step, self.key, self._identity, state)
-        made.write(self.private / "checkpoint.pt")
-        self._saved = True
+        identity = self._identity if options is None else dataclasses.replace(self._identity, options=dict(options))
+        due = step + self._save_every
+        Snapshot(self.identifier, self.attempt, step, due, self.key, identity, state).write(_checkpoint(self.folder))
+        self.due, self._stillborn = due, False
 
     def event(self) -> Event:
         """What was spent, by all attempts: of this process, the steps it charged; of those before, what they reserved.
@@ -242,16 +263,22 @@ class Run:
         release(partial)
         _files.publish(partial, self.folder / "release")
         self._ledger.settle(self._taken)
-        self._ledger.finish()
+        self._ledger.finish(self.keep_private)
         if not self.keep_private:
             _files.remove(self.private)
         self._release_lock()
 
     def close(self) -> None:
-        """Give back the lock, and what was reserved and not taken; closing again does nothing."""
+        """Give back the lock, and what was reserved and not taken; closing again does nothing.
+
+        A run of which nothing was saved has not begun: the folder can be used again.
+        """
         if not self._open:
             return
         try:
+            if self._stillborn and not _checkpoint(self.folder).exists():
+                _files.discard(self.folder / "ledger.jsonl")
+                return
             with suppress(OSError, ValueError):  # reserved steps then stay spent, which is always safe
                 self._ledger.settle(self._taken)
         finally:
@@ -259,7 +286,7 @@ class Run:
 
     def _release_lock(self) -> None:
         self._open = False
-        _files.unlock(self._lock)
+        _files.unlock(*self._locks)
 
     def _refuse_closed(self) -> None:
         if not self._open:
@@ -277,30 +304,44 @@ class Run:
         self.close()
 
 
-def _known_ledger(folder: Path, resume: bool, keep_private: bool) -> WriteAhead | None:
+def _checkpoint(folder: Path) -> Path:
+    return folder / "private" / "checkpoint.pt"
+
+
+def _known_ledger(folder: Path, resume: bool) -> WriteAhead | None:
     """The ledger in the folder, None where there is no run; what is neither a run nor empty is refused."""
     path = folder / "ledger.jsonl"
     if not path.exists():
-        checkpoint = folder / "private" / "checkpoint.pt"
         names = {entry.name for entry in folder.iterdir() if not entry.name.endswith(_files.PARTIAL)}
-        if checkpoint.exists() or names - {"lock", "private"}:
+        if _checkpoint(folder).exists() or names - {"lock", "private"}:
             raise ValueError(f"{folder} holds files and no ledger of a run: choose a new or empty folder")
         return None
     ledger = WriteAhead.read(path)
     if ledger.finished:
-        if not keep_private:
-            _files.remove(folder / "private")
+        if not ledger.kept:
+            _remove_secrets(folder / "private")
         raise ValueError(f"the run in {folder} is finished, see {folder / 'release'}: choose another folder")
     if not resume:
         raise ValueError(f"{folder} holds a run that is not finished: resume it, or choose another folder")
     return ledger
 
 
-def _found(folder: Path, ledger: WriteAhead) -> Snapshot | None:
-    """The checkpoint in the folder, refused where it does not belong to the ledger."""
-    path = folder / "private" / "checkpoint.pt"
+def _remove_secrets(private: Path) -> None:
+    """Remove what a process that ended within `Run.finish` left of the run's own; the rest was put there after it."""
+    for path in (*private.glob(f"*{_files.PARTIAL}"), private / "checkpoint.pt", private / "README.txt"):
+        _files.discard(path)
+    if private.is_dir() and not any(private.iterdir()):
+        _files.remove(private)
+
+
+def _found(folder: Path, ledger: WriteAhead) -> Snapshot:
+    """The checkpoint in the folder, refused where there is none or it does not belong to the ledger."""
+    path = _checkpoint(folder)
     if not path.exists():
-        return None
+        raise ValueError(
+            f"{folder / 'private'} has no checkpoint: without it the run cannot go on; begin in another folder, and "
+            "count the run's whole plan as spent unless it surely took no step"
+        )
     found, now = Snapshot.read(path), ledger.present
     if found.run != ledger.identifier:
         raise ValueError(f"{path} belongs to another run than the ledger beside it: {REMEDY}")
@@ -320,13 +361,28 @@ def _found(folder: Path, ledger: WriteAhead) -> Snapshot | None:
     return found
 
 
-def _refuse_other_plan(ledger: WriteAhead, delta: float, accountant: str) -> None:
+def _refuse_other_plan(ledger: WriteAhead, mechanism: Mechanism, delta: float, accountant: str, beside: Event) -> None:
+    """A guarantee is that of one plan; what a run showed may be why another one is asked for."""
+    plan = ledger.attempts[0].mechanism
     for name, planned, given in (
         ("delta", ledger.delta, delta),
         ("accountant", ledger.accountant, accountant),
+        ("relation", plan.relation.value, mechanism.relation.value),
     ):
         if planned != given:
             raise ValueError(f"the run was planned with {name} {planned}, got {given}: resume it with the same")
+    ours, theirs = plan.to_dict(), Mechanism.from_dict(mechanism.to_dict()).to_dict()
+    if ours != theirs:
+        differing = ", ".join(sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)))
+        raise ValueError(
+            f"the run was planned with another mechanism, which differs in {differing}: resume it with the same, or "
+            "begin another run in another folder and add both up in a ledger"
+        )
+    if beside != ledger.beside:
+        raise ValueError(
+            "beside is not what the run was planned with: its budget is for both, so resume it with the same; what was "
+            "released since goes to a ledger"
+        )
 
 
 def _identity(identity_of: Callable[[Key], Identity], key: Key, mechanism: Mechanism) -> Identity:
@@ -344,7 +400,8 @@ def _why_another_key(found: Snapshot, attempt: int, identity: Identity, seed: in
     differing = identity.differences(found.identity)
     if (seed is not None) != found.key.reproducible or (seed is not None and _key(seed, attempt) != found.key):
         differing.append("seed")
-    return f"not the same as before: {', '.join(differing)}" if differing else ""
+    told = [f"{name} (cannot be compared)" if name in identity.incomparable() else name for name in differing]
+    return f"not the same as before: {', '.join(told)}" if told else ""
 
 
 def _make_private(folder: Path) -> None:

@@ -7,18 +7,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from dpgrad import _compare, schedules, source
 from dpgrad.accounting import account
+from dpgrad.events import NOTHING, Compose, Event
 from dpgrad.grads.batch import row_losses
 from dpgrad.losses import Metric
 from dpgrad.plan import Plan
+from dpgrad.sampling import Indices
+from dpgrad.writeahead import charges
 
 _JUDGED = 1024  # held-out rows at a time
 _PRICED = 20  # how often the ε so far is computed in the course of a run
@@ -61,10 +66,11 @@ class Progress:
 
 
 class Spent:
-    """A bound on the ε of the first steps of a plan, quick to compute: Rényi accounting, at twenty points of the run.
+    """A bound on the ε of the first steps of a run, quick to compute: Rényi accounting, at twenty points of the run.
 
-    Between two points the later one's bound is given, since further steps only add. The plan's own ε, which is exact
-    to several digits and takes longer, is a bound on the cost of any part of it too, and is given for the whole.
+    ``before`` is what was spent under keys before the present one, which came into use at step ``began``. Between two
+    points the later one's bound is given, since further steps only add. The plan's own ε, which is exact to several
+    digits and takes longer, is a bound on the cost of any part of it too, and is given for the whole.
 
     >>> from dpgrad.plan import make
     >>> plan = make("dpgd", dataset_size=1000, steps=100, noise_multiplier=20.0, delta=1e-5)
@@ -73,8 +79,8 @@ class Spent:
     (True, True)
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, before: Event = NOTHING, began: int = 0) -> None:
+        self._plan, self._before, self._began = plan, before, began
         self._every = -(-plan.steps // _PRICED)
         self._known = {plan.steps: plan.guarantee.epsilon}
 
@@ -83,10 +89,14 @@ class Spent:
         at = min(-(-step // self._every) * self._every, self._plan.steps)
         if at not in self._known:
             # Where steps are many and different, with noise rounded down by up to a hundredth, which only adds.
-            event = _compare.coarse(self._plan.event_after(at), grid=100, most=_PRICED)
+            event = _compare.coarse(self._event(at), grid=100, most=_PRICED)
             quick = account(event, self._plan.mechanism.relation, "rdp").epsilon(self._plan.delta)
             self._known[at] = min(quick, self._plan.guarantee.epsilon)
         return self._known[at]
+
+    def _event(self, step: int) -> Event:
+        """What was released by the first ``step`` steps, by those that an earlier key took as well, and beside them."""
+        return Compose((self._plan.beside, self._before, charges(self._plan.mechanism, self._began, step)))
 
 
 @contextmanager
@@ -132,7 +142,10 @@ def evaluate(model: nn.Module, metric: Metric, held_out: Any, collate: source.Co
 
 
 def refuse_held_out(held_out: Any, data: Any) -> None:
-    """Refuse held-out rows that are none, that are not numbers, or that are the training ``data`` themselves.
+    """Refuse held-out rows that are none, that are not numbers, or that are rows of the training ``data``.
+
+    Rows are the same where they lie in the same memory, also as parts of it, or have the same index in one Dataset.
+    Copies, and what other Datasets hold, cannot be seen.
 
     >>> rows = torch.zeros(3, 2), torch.zeros(3)
     >>> refuse_held_out(rows, rows)
@@ -141,7 +154,7 @@ def refuse_held_out(held_out: Any, data: Any) -> None:
     """
     if not source.rows(held_out):
         raise ValueError("held_out must hold at least one row, got none: leave it out to train without evaluation")
-    if held_out is data or not {*_places(held_out)}.isdisjoint(_places(data)):
+    if _share_rows(held_out, data):
         raise ValueError(
             "held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart"
         )
@@ -153,11 +166,46 @@ def refuse_held_out(held_out: Any, data: Any) -> None:
                 raise ValueError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
 
 
-def _places(data: Any) -> list[int]:
-    """Where in memory the tensors and arrays begin."""
-    if isinstance(data, Dataset):
-        return []
-    return [leaf.data_ptr() if isinstance(leaf, Tensor) else int(leaf.ctypes.data) for leaf in pytree.tree_leaves(data)]
+def _share_rows(one: Any, other: Any) -> bool:
+    """Whether rows of ``one`` are rows of ``other``, by their index in one Dataset or by their place in memory."""
+    (mine, own), (yours, others) = _unwrapped(one), _unwrapped(other)
+    if mine is yours:
+        return bool(np.isin(own, others).any())
+    if isinstance(mine, Dataset) or isinstance(yours, Dataset):
+        return False
+    pairs = product(pytree.tree_leaves(mine), pytree.tree_leaves(yours))
+    return any(_overlap(_places(leaf, own), _places(far, others)) for leaf, far in pairs)
+
+
+def _unwrapped(data: Any) -> tuple[Any, Indices]:
+    """The data that a Subset or a TensorDataset takes its rows from, and which rows of them."""
+    rows: Indices = np.arange(source.rows(data))
+    while isinstance(data, Subset):
+        rows = np.asarray(data.indices, dtype=np.int64)[rows] % source.rows(data.dataset)  # they may count from the end
+        data = data.dataset
+    return (data.tensors if isinstance(data, TensorDataset) else data), rows
+
+
+def _places(leaf: Any, rows: Indices) -> tuple[Indices, int]:
+    """Where in memory the given rows of a tensor or array begin, in order, and how many bytes each takes.
+
+    Where rows are interleaved, as in an array of columns, one value stands for each: that at the lowest address.
+    """
+    given = isinstance(leaf, Tensor)
+    size, address = (leaf.element_size(), leaf.data_ptr()) if given else (leaf.itemsize, leaf.ctypes.data)
+    strides = [stride * size for stride in leaf.stride()] if given else leaf.strides
+    ends = [(length - 1) * stride for length, stride in zip(leaf.shape[1:], strides[1:], strict=True)]
+    first = sum(min(0, end) for end in ends)
+    span = sum(max(0, end) for end in ends) - first + size
+    if span > abs(strides[0]):
+        span = size
+    return np.sort(address + first + strides[0] * rows), span if 0 not in leaf.shape else 0
+
+
+def _overlap(one: tuple[Indices, int], other: tuple[Indices, int]) -> bool:
+    (starts, size), (others, length) = one, other
+    after, before = np.searchsorted(starts, others - size, "right"), np.searchsorted(starts, others + length, "left")
+    return bool(size and length and (before > after).any())
 
 
 class Watch:
@@ -179,11 +227,14 @@ class Watch:
         self.points: list[Point] = []
         self._plan, self._every, self._score, self._progress = plan, every, score, progress
         self._spent = Spent(plan)
-        self._began, self._first = time.perf_counter(), 0
+        self._began, self._first, self._last = time.perf_counter(), 0, plan.steps
 
-    def begin(self, step: int, points: Sequence[Sequence[Any]]) -> None:
-        """Go on after ``step`` steps, with the points there were."""
-        self._first = step
+    def begin(
+        self, step: int, points: Sequence[Sequence[Any]], last: int, before: Event = NOTHING, began: int = 0
+    ) -> None:
+        """Go on after ``step`` steps of ``last``, with the points there were; the rest is as in `Spent`."""
+        self._first, self._last = step, last
+        self._spent = Spent(self._plan, before, began)
         self.points = [Point(*values) for values in points if values[0] <= step]
 
     def plain_points(self) -> list[list[Any]]:
@@ -192,14 +243,14 @@ class Watch:
 
     def after(self, step: int, rate: float) -> bool:
         """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped."""
-        if step % self._every == 0 or step == self._plan.steps:
+        if step % self._every == 0 or step == self._last:
             self.points.append(self._point(step, rate))
         if self._progress is None:
             return False
         seconds = time.perf_counter() - self._began
-        left = seconds / (step - self._first) * (self._plan.steps - step)
+        left = seconds / (step - self._first) * (self._last - step)
         held_out = self.points[-1].held_out if self.points else None
-        return self._progress(Progress(step, self._plan.steps, self._spent(step), held_out, seconds, left)) is True
+        return self._progress(Progress(step, self._last, self._spent(step), held_out, seconds, left)) is True
 
     def finish(self, step: int, rate: float) -> None:
         """Add the last point of a run that ends before its plan does."""

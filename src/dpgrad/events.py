@@ -130,10 +130,7 @@ class Approximate:
             raise ValueError(f"delta must be below 1, got {_validate.shown(self.delta)}")
         object.__setattr__(self, "epsilon", float(self.epsilon))
         object.__setattr__(self, "delta", float(self.delta))
-        if self.relation not in list(Relation):
-            names = ", ".join(Relation)
-            raise ValueError(f"relation must be one of {names}, got {_validate.shown(self.relation)}")
-        object.__setattr__(self, "relation", Relation(self.relation))
+        object.__setattr__(self, "relation", _relation(self.relation))
 
 
 @dataclass(frozen=True)
@@ -155,6 +152,26 @@ class Shifted:
         if not isinstance(self.event, Gaussian):
             raise ValueError(f"only a Gaussian can be shifted, got {_validate.shown(self.event)}")
         object.__setattr__(self, "shift", float(self.shift))
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A Gaussian release that is no clipped sum: its noise multiplier is right for neighbours under ``relation`` alone.
+
+    A sum of clipped rows moves twice as far under replace-one as under the others. What does not, as XᵀX, has another
+    multiplier under each relation, and no price under one it was not made for.
+
+    >>> Pinned(Gaussian(50.0), "zero-out").relation.value
+    'zero-out'
+    """
+
+    event: Gaussian
+    relation: Relation
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, Gaussian):
+            raise ValueError(f"only a Gaussian can be pinned, got {_validate.shown(self.event)}")
+        object.__setattr__(self, "relation", _relation(self.relation))
 
 
 @dataclass(frozen=True)
@@ -183,7 +200,7 @@ class Compose:
 
 
 T = TypeVar("T")
-Noised = Gaussian | Poisson | FixedSize | Shuffle
+Noised = Gaussian | Poisson | FixedSize | Shuffle | Pinned
 Leaf = Noised | Approximate | Shifted
 Event = Leaf | Repeat | Compose
 
@@ -196,6 +213,12 @@ def _known(event: object) -> None:
         raise ValueError(
             f"unknown event {_validate.shown(event)}: expected one of {', '.join(t.__name__ for t in _EVENTS)}"
         )
+
+
+def _relation(value: Relation) -> Relation:
+    if value not in list(Relation):
+        raise ValueError(f"relation must be one of {', '.join(Relation)}, got {_validate.shown(value)}")
+    return Relation(value)
 
 
 def _inner_gaussian(event: object) -> None:
@@ -298,6 +321,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             return {"type": "approximate", "epsilon": epsilon, "delta": delta, "relation": relation.value}
         case Shifted(shift, inner):
             return {"type": "shifted", "shift": shift, "event": to_dict(inner)}
+        case Pinned(inner, relation):
+            return {"type": "pinned", "relation": relation.value, "event": to_dict(inner)}
         case Repeat(inner, count):
             return {"type": "repeat", "count": count, "event": to_dict(inner)}
         case Compose(events):
@@ -313,6 +338,7 @@ _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
     "shuffle": (Shuffle, frozenset({"batches", "event"})),
     "approximate": (Approximate, frozenset({"epsilon", "delta", "relation"})),
     "shifted": (Shifted, frozenset({"shift", "event"})),
+    "pinned": (Pinned, frozenset({"relation", "event"})),
     "repeat": (Repeat, frozenset({"event", "count"})),
     "compose": (Compose, frozenset({"events"})),
 }
@@ -374,3 +400,5 @@ def describe(event: Event) -> Iterator[str]:
                 yield f"{count:,} × release known to be ({epsilon:g}, {delta:g})-private under {relation}"
             case Shifted(shift, Gaussian(z)):
                 yield f"{count:,} × objective perturbation, noise multiplier {z:g}, loss shifted by {shift:g}"
+            case Pinned(Gaussian(z), relation):
+                yield f"{count:,} × Gaussian under {relation}, noise multiplier {z:g}"

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Protocol
 
 from dpgrad import _validate
-from dpgrad.events import Approximate, Event, FixedSize, Gaussian, Poisson, Relation, Shifted, Shuffle, leaves
+from dpgrad.events import Approximate, Event, FixedSize, Gaussian, Pinned, Poisson, Relation, Shifted, Shuffle, leaves
 
 
 class Profile(Protocol):
@@ -60,6 +60,7 @@ _SAMPLING: dict[type, str] = {
     Shuffle: "shuffled batches",
     Approximate: "a release known to be (ε, δ)-private",
     Shifted: "objective perturbation",
+    Pinned: "full batch",
 }
 _NEIGHBOURS = {
     Relation.ADD_REMOVE: "datasets that differ by the presence of one row",
@@ -101,8 +102,8 @@ class Guarantee:
     @property
     def sampling(self) -> str:
         """How the rows were drawn, in words."""
-        kinds = dict.fromkeys(type(leaf) for leaf in leaves(self.event))
-        return " and ".join(_SAMPLING[kind] for kind in kinds) or "nothing released"
+        kinds = dict.fromkeys(_SAMPLING[type(leaf)] for leaf in leaves(self.event))
+        return " and ".join(kinds) or "nothing released"
 
     def __str__(self) -> str:
         proof = f"({self.sampling}, {self.accountant} accountant)"

@@ -17,7 +17,7 @@ from threading import RLock
 from typing import Any
 
 from dpgrad import _files
-from dpgrad.accounting import account
+from dpgrad.accounting import account, exact, pairs
 from dpgrad.events import NOTHING, Compose, Event, Relation, from_dict, to_dict
 from dpgrad.guarantee import Guarantee
 
@@ -53,7 +53,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
         self._held: list[Entry] = []
         self._thread = RLock()
         if self._path is not None:
@@ -73,15 +73,17 @@ class Ledger:
                 "a ledger in memory cannot be sent to another process or saved: what is charged there would be lost; "
                 "give it a file, Ledger(path)"
             )
-        return Ledger, (self._path.absolute(),)
+        return Ledger, (self._path,)
 
     def add(self, event: Event, relation: Relation, label: str = "", run: str | None = None) -> None:
         """Charge ``event``; call it before anything that it pays for is computed.
 
         ``run`` names a run that reports more than once, its plan before it begins and what it spent when it ends: its
-        last report counts. Without it every call is a release of its own, whatever its label.
+        last report counts. Without it every call is a release of its own, whatever its label. What has no price
+        under ``relation`` is refused: it would leave all entries without one.
         """
         entry = Entry(event, Relation(relation), str(label), run)
+        _refuse_unpriced(entry)
         with self._thread:
             if self._path is None:
                 _refuse_mixed(self._held, entry)
@@ -161,6 +163,11 @@ def _refuse_mixed(known: list[Entry], entry: Entry) -> None:
             f"the ledger holds releases for {known[0].relation} neighbours, got one for {entry.relation}: they do not "
             "add up; use one relation for all, or another ledger and give both guarantees"
         )
+
+
+def _refuse_unpriced(entry: Entry) -> None:
+    for leaf in exact.apart(entry.event, entry.relation)[0]:
+        pairs.of(leaf, entry.relation, pairs.directions(entry.relation)[0])
 
 
 def _record(entry: Entry) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from dpgrad.accounting import account
 from dpgrad.events import Gaussian, Relation
 from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
+from dpgrad.ledger import Ledger
 from dpgrad.mechanism import Mechanism
 
 _HELD = 1 << 23  # float64 values of rows that are worked on at a time
@@ -107,6 +108,7 @@ def principal_directions(
     noise_multiplier: float,
     *,
     relation: Relation = Relation.ADD_REMOVE,
+    ledger: Ledger | None = None,
     seed: int | None = None,
 ) -> Projection:
     """The leading eigenvectors of Σ x xᵀ + noise, over rows x scaled to norm 1; more than one dimension is flattened.
@@ -114,7 +116,8 @@ def principal_directions(
     A row of zeros, and one with a value that is not finite, adds nothing. Tensors are worked on where they are; arrays,
     also memory-mapped ones larger than memory, on the CPU, a block of rows at a time. The noise is
     (G + Gᵀ)/2 with independent N(0, noise_multiplier²) entries of G: of variance z² on the diagonal, z²/2 off it.
-    ``seed`` makes the directions reproducible and therefore not for release.
+    ``ledger`` is charged before anything is computed. ``seed`` makes the directions reproducible and therefore not for
+    release.
 
     Guarantee: one row adds x xᵀ, of Frobenius norm ‖x‖² ≤ 1. Σ x xᵀ + G is therefore one full-batch Gaussian release
     at clip 1 and noise multiplier z; making it symmetric, and what follows, is post-processing. The event is
@@ -134,6 +137,8 @@ def principal_directions(
     _validate.whole(least=1, most=features, directions=directions)
     key = Key.fresh() if seed is None else Key.from_seed(seed)
     own = Key(key.derive("pca"), key.reproducible)  # noise of a training run with the same seed has other names
+    if ledger is not None:
+        ledger.add(event, relation, "principal directions")
     total = _second_moment(rows, features)
     noisy = total + noise.gaussian(total, event.noise_multiplier, own, 0, "second moment")
     vectors = torch.linalg.eigh((noisy + noisy.T) / 2).eigenvectors  # in order of growing eigenvalues

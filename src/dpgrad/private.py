@@ -32,7 +32,7 @@ from torch.utils.data import default_collate
 
 from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
-from dpgrad.augment import Augment, refuse_mixing
+from dpgrad.augment import Augment, augmented, probed
 from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, to_json
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
 from dpgrad.grads.batch import as_rows
@@ -76,8 +76,8 @@ class PrivateGradient:
     ``loss(model, batch)`` returns one value per row. ``engine`` is a name in `dpgrad.grads.ENGINES`. ``microbatch`` is
     the most examples that are worked on at a time, or ``memory_limit`` the bytes from which to find it; neither changes
     the result. With ``several_rows`` the data are (examples, K, ...): an example's gradient is the mean over its rows.
-    ``augment(batch, generator)`` makes such rows from (examples, ...) at every step, each example's from that example
-    and from the generator alone.
+    ``augment(batch, generator)`` makes such rows at every step: it is called for one example at a time, (1, ...), and
+    returns (1, K, ...), drawn from the generator; `dpgrad.augment.Shifts` moves all images of a lot at once.
     ``inner_momentum`` and ``average`` (the γ of full batches) scale a momentum of each example's gradients instead of
     the gradient (`dpgrad.grads.history`).
 
@@ -326,8 +326,7 @@ class PrivateGradient:
             raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
         probe = self._gathered(data, torch.arange(min(rows, PROBED)))
         if self._augment is not None:
-            refuse_mixing(self._augment, probe, self._device())
-            probe = self._augment(probe, torch.Generator(self._device()))
+            probe = probed(self._augment, probe, self.key)
         check(self.model, self._loss, probe, self._engine_name, self._several_rows)
         self._engine = ENGINES[self._engine_name]
         if self._engine_name == "bookkeeping":
@@ -362,9 +361,7 @@ class PrivateGradient:
         batch = self._gathered(data, chosen)
         if self._augment is None:
             return chosen, batch
-        random = torch.Generator(self._device())
-        random.manual_seed(int.from_bytes(self.key.derive("augment", str(step), size=8), "little"))
-        return chosen, self._augment(batch, random)
+        return chosen, augmented(self._augment, batch, chosen, self.key, step)
 
     def _clipped_sum(self, chosen: Tensor, batch: Batch, rows: int, step: int, scale: "_Recorded") -> ClippedSum:
         engine = self._engine

@@ -5,6 +5,7 @@ for steps that come out the same bit for bit; where anything differs, or cannot 
 """
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import json
@@ -13,9 +14,12 @@ import platform
 import secrets
 import sys
 import types
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
-from dpgrad import __version__, source
+from dpgrad import __version__
 from dpgrad.keys import Key
-from dpgrad.source import Collate
 
+_NEVER = "not comparable"
 _CHUNK = 1 << 24  # bytes hashed at a time
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _STEERING = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_")  # variables of the environment that choose kernels
@@ -65,6 +69,11 @@ class Identity:
         names += sorted({*self.options, *other.options} - set(names))
         return [name for name in names if mine.get(name) != theirs.get(name)]
 
+    def incomparable(self) -> set[str]:
+        """The names of what is equal to nothing, since it cannot be told to be."""
+        held = vars(self) | self.options
+        return {name for name, value in held.items() if isinstance(value, str) and _NEVER in value}
+
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
         return json.dumps(dataclasses.asdict(self))
@@ -75,36 +84,23 @@ class Identity:
         return cls(**json.loads(text))
 
 
-def data_digest(key: Key, data: Any, collate: Collate = default_collate) -> str:
+def data_digest(key: Key, data: Any) -> str:
     """A digest of every example under ``key``; without the key it tells nothing about the data.
 
-    A Dataset is read twice: where it gives other examples the second time, the digest is a word never given twice.
+    What a Dataset gives depends on code and state that cannot be seen: any but a `TensorDataset` itself, and any array
+    of a class of its own, has a word never given twice in place of a digest. Give tensors or arrays where a run is to
+    be replayed with the same key.
 
     >>> data_digest(Key.from_seed(7), torch.zeros(3, 2)) == data_digest(Key.from_seed(7), torch.zeros(3, 2))
     True
     """
-    if isinstance(data, TensorDataset):
-        return _digest_of_data(key, data.tensors)
-    if not isinstance(data, Dataset):
-        return _digest_of_data(key, data)
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if _cuda_in_use() else []):
-        first, second = (_digest_of_examples(key, data, collate) for _ in range(2))
-    return first if first == second else _never_again()
-
-
-def _digest_of_data(key: Key, data: Any) -> str:
+    held = data.tensors if type(data) is TensorDataset else data
+    leaves = pytree.tree_flatten_with_path(held)[0]
+    if any(type(leaf) not in _ARRAYS or leaf.dtype == object for _, leaf in leaves):
+        return _never_again()
     digest = hashlib.blake2b(key=key.derive("data digest"))
-    for path, leaf in pytree.tree_flatten_with_path(data)[0]:
+    for path, leaf in leaves:
         _add_array(digest, pytree.keystr(path), leaf)
-    return digest.hexdigest()
-
-
-def _digest_of_examples(key: Key, data: "Dataset[Any]", collate: Collate) -> str:
-    digest = hashlib.blake2b(key=key.derive("data digest"))
-    for index in range(source.rows(data)):
-        example = source.gathered(data, torch.tensor([index]), torch.device("cpu"), collate)
-        for path, leaf in pytree.tree_flatten_with_path(example)[0]:
-            _add_array(digest, pytree.keystr(path), leaf)
     return digest.hexdigest()
 
 
@@ -121,7 +117,7 @@ def _add_array(digest: "hashlib.blake2b", name: str, values: "Tensor | np.ndarra
 
 def _never_again() -> str:
     """A word that is equal to no other: what it stands for cannot be told to be equal."""
-    return f"not comparable {secrets.token_hex(16)}"
+    return f"{_NEVER} {secrets.token_hex(16)}"
 
 
 @functools.cache
@@ -153,7 +149,11 @@ def device_kind(device: torch.device | str) -> str:
     True
     """
     device = torch.device(device)
-    precision = f"{torch.get_float32_matmul_precision()} precision, {torch.get_default_dtype()}"
+    try:
+        precision = f"{torch.get_float32_matmul_precision()} precision, {torch.get_default_dtype()}"
+        precision += f", {_flags(device.type)}"
+    except RuntimeError:  # torch says of some settings that it cannot tell what holds
+        precision = _never_again()
     if device.type == "cpu":
         kernels = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         steered = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_STEERING))
@@ -162,6 +162,29 @@ def device_kind(device: torch.device | str) -> str:
         return f"{device.type}, {_never_again()}"
     name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return f"cuda, {name}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {os.environ[_CUBLAS]}, {precision}"
+
+
+def _flags(device: str) -> str:
+    """The switches of torch that choose kernels or their precision."""
+    cuda: Any = torch.backends.cuda
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    tiny = torch.tensor(1e-310, dtype=torch.float64)
+    found = {
+        "autocast": torch.is_autocast_enabled(device) and str(torch.get_autocast_dtype(device)),
+        "denormal": bool(tiny * 1 != 0),
+        "mkldnn": (torch._C._get_mkldnn_enabled(), mkldnn.deterministic, mkldnn.allow_tf32),
+        "cudnn": (cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32),
+        "matmul": (
+            cuda.matmul.allow_tf32,
+            cuda.matmul.allow_fp16_reduced_precision_reduction,
+            cuda.matmul.allow_bf16_reduced_precision_reduction,
+        ),
+        "attention": (
+            cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+    }  # fmt: skip
+    return str(found)
 
 
 def _processor() -> str:
@@ -204,35 +227,48 @@ def deterministic() -> Iterator[None]:
         filling.fill_uninitialized_memory = fill
 
 
-def behaviour(subject: Any) -> str:
+def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
     """A digest of what a function, a class, a model or a plain value does, found from its code and its settings.
 
     Functions are followed into what they name; what comes with Python, torch, numpy and dpgrad stands by its name,
-    since `code_version` covers it; the parameters and buffers of a model are left out, since a checkpoint holds them.
-    Where anything is met that cannot be compared, the digest is a word never given twice.
+    since `code_version` covers it. The values of all tensors count, apart from those that the state dict of ``trained``
+    holds, since a checkpoint has them; of these only types, shapes and whether they are trained. Where anything is met
+    that cannot be compared, such as a generator, a graph module or an attribute of a module found only while running,
+    the digest is a word never given twice.
 
     >>> behaviour(lambda x: x + 1) == behaviour(lambda x: x + 2)
     False
     """
-    told = _Told()
-    told.add(subject)
+    told = _Told({} if trained is None else trained.state_dict(keep_vars=True))
+    try:
+        told.add(subject)
+    except Exception:  # what cannot be read cannot be compared, whatever the reason
+        told.comparable = False
     return told.digest.hexdigest() if told.comparable else _never_again()
 
 
 _KNOWN = {"builtins", "torch", "numpy", "dpgrad", *sys.stdlib_module_names}
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis)}
+_ARRAYS = {Tensor, nn.Parameter, np.ndarray, np.memmap}
+_SHOWN = (
+    np.generic, np.ufunc, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, range, slice,
+)  # fmt: skip  # told by how they are written
+_SLOTS = vars(nn.Module())  # what every module has; followed by what it is for
 
 
 class _Told:
-    """Collects what an object does into a digest."""
+    """Collects what an object does into a digest; ``held`` are the tensors whose values a checkpoint has."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Mapping[str, Any]) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
         self.comparable = True
+        self._held = {id(tensor) for tensor in held.values()}
         self._seen: dict[int, int] = {}
-        self._alive: list[Any] = []  # so that no identity is given twice
+        self._alive: list[Any] = [held]  # so that no identity is given twice
+        self._modules: set[tuple[str, frozenset[str]]] = set()
 
     def add(self, subject: Any) -> None:
-        if subject is None or isinstance(subject, bool | int | float | complex | str | bytes | type(Ellipsis)):
+        if type(subject) in _PLAIN:
             self._word(repr(subject))
             return
         if id(subject) in self._seen:
@@ -252,22 +288,24 @@ class _Told:
 
     def _add_compound(self, subject: Any) -> None:
         match subject:
-            case tuple() | list():
-                self._all(len(subject), *subject)
-            case set() | frozenset():
-                self._all(len(subject), *sorted(map(repr, subject)))
-            case dict() | types.MappingProxyType():
-                self._all(len(subject), *(part for pair in subject.items() for part in pair))
+            case tuple() | list() | set() | frozenset() | dict() | types.MappingProxyType():
+                self._add_container(subject)
             case Tensor() | np.ndarray():
-                _add_array(self.digest, "", subject)
-            case np.generic() | np.ufunc() | np.dtype() | torch.dtype() | torch.device():
+                self._add_values(subject)
+            case _ if isinstance(subject, _SHOWN):
                 self._word(repr(subject))
+            case Enum():
+                self._all(type(subject), subject.name, subject.value)
             case functools.partial():
-                self._all(subject.func, subject.args, subject.keywords)
+                self._all(subject.func, subject.args, subject.keywords, vars(subject))
+            case functools._lru_cache_wrapper():
+                self.add(subject.__wrapped__)
+            case weakref.ReferenceType():
+                self.add(subject())
             case types.CodeType():
                 self._all(subject.co_code, subject.co_consts, subject.co_names, subject.co_varnames)
-            case types.ModuleType():
-                self._add_module(subject)
+            case types.ModuleType():  # which of its names are used cannot be told
+                self._add_module(subject, None)
             case types.MethodType():
                 self._all(subject.__func__, subject.__self__)
             case staticmethod() | classmethod():
@@ -280,67 +318,106 @@ class _Told:
                 self._all(subject.__qualname__, subject.__self__)
             case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
                 self._word(subject.__qualname__)
+            case types.GetSetDescriptorType() | types.MemberDescriptorType():
+                self._word(subject.__qualname__)
             case type():
                 self._add_class(subject)
+            case torch.fx.GraphModule():  # its code is made while running, and known by no name
+                self.comparable = False
             case nn.Module():
                 self._add_model(subject)
             case _:
                 self._add_object(subject)
 
-    def _add_module(self, module: types.ModuleType) -> None:
-        """A module may hold anything: its file is compared, and those of the modules whose names it holds."""
+    def _add_container(self, subject: Any) -> None:
+        match subject:
+            case tuple() | list() if type(subject) in (tuple, list, torch.Size):
+                self._all(len(subject), *subject)
+            case set() | frozenset() if {type(one) for one in subject} <= _PLAIN:
+                self._all(type(subject), len(subject), *sorted(map(repr, subject)))
+            case dict() | types.MappingProxyType() if type(subject) in (dict, OrderedDict, types.MappingProxyType):
+                self._all(len(subject), *(part for pair in subject.items() for part in pair))
+            case _:  # one of a class of its own may do anything
+                self.comparable = False
+
+    def _add_values(self, values: "Tensor | np.ndarray[Any, Any]") -> None:
+        if type(values) not in _ARRAYS or values.dtype == object:
+            self.comparable = False
+            return
+        if isinstance(values, Tensor):
+            self._word(f"{values.dtype} {tuple(values.shape)} {values.requires_grad}")
+        if id(values) not in self._held:
+            _add_array(self.digest, "", values)
+
+    def _add_module(self, module: types.ModuleType, names: frozenset[str] | None) -> None:
+        """A module may hold anything: its file is compared, and the values of ``names``, those that code may use."""
         self._word(module.__name__)
         if module.__name__.partition(".")[0] in _KNOWN:
             return
         path = getattr(module, "__file__", None)
-        if path is None or not Path(path).is_file():
+        if names is None or path is None or not Path(path).is_file():
             self.comparable = False
-            return
-        self.digest.update(Path(path).read_bytes())
-        for value in list(vars(module).values()):
-            home = value if isinstance(value, types.ModuleType) else sys.modules.get(_home(value))
-            if home is not None:
-                self.add(home)
+        elif (module.__name__, names) not in self._modules:
+            self._modules.add((module.__name__, names))
+            self.digest.update(Path(path).read_bytes())
+            self._add_names({name: vars(module)[name] for name in names & set(vars(module))}, names)
+
+    def _add_names(self, found: Mapping[str, Any], names: frozenset[str]) -> None:
+        """What names stand for; of a module among them what ``names`` may take from it."""
+        for name in sorted(found):
+            self._word(name)
+            if isinstance(found[name], types.ModuleType):
+                self._add_module(found[name], names)
+            else:
+                self.add(found[name])
 
     def _add_function(self, function: types.FunctionType) -> None:
-        self._all(function.__code__, function.__defaults__, function.__kwdefaults__)
-        for cell in function.__closure__ or ():
+        self._all(function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
+        names = frozenset(_names(function.__code__))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self.add(cell.cell_contents)
+                found = cell.cell_contents
             except ValueError:  # not filled yet
                 self._word("empty")
-        names = _names(function.__code__) if _package(function) not in _KNOWN else set()
-        for name in sorted(names):
-            if name in function.__globals__:
-                self._word(name)
-                self.add(function.__globals__[name])
+            else:
+                self._add_names({name: found}, names)
+        # by its globals: the module it says it is of may be that of a function it wraps
+        if str(function.__globals__.get("__name__", "")).partition(".")[0] in _KNOWN:
+            return
+        self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
+        imported = {name for name in _imported(function.__code__) if name.partition(".")[0] not in _KNOWN}
+        if not imported <= set(sys.modules):  # relative, or not imported yet
+            self.comparable = False
+        self._add_names({name: sys.modules[name] for name in imported & set(sys.modules)}, names)
 
     def _add_class(self, kind: type) -> None:
         for ancestor in kind.__mro__:
             self._word(f"{ancestor.__module__}.{ancestor.__qualname__}")
-            if _package(ancestor) not in _KNOWN:
+            if not _is_known(ancestor):
                 own = {name: value for name, value in vars(ancestor).items() if name not in _UNTOLD}
                 self.add(own)
 
     def _add_model(self, model: nn.Module) -> None:
-        for name, module in model.named_modules():
-            self._all(name, type(module))
-            values = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
-            hooks = [list(found.values()) for k, found in vars(module).items() if k.endswith("_hooks") and found]
-            tensors = {**module._parameters, **module._buffers}
-            self._all(values, hooks, {name: _kind(tensor) for name, tensor in tensors.items()})
+        self.add(type(model))
+        for name, value in list(vars(model).items()):
+            hooks = name in _SLOTS and name.endswith(_HOOKS) and isinstance(value, dict)
+            self._all(name, list(value.values()) if hooks else value)
 
     def _add_object(self, subject: Any) -> None:
-        self.add(type(subject))
+        """An object of a class written in Python, all of whose state can be seen."""
+        kind = type(subject)
+        self.add(kind)
+        if any(isinstance(vars(a).get("__new__"), types.BuiltinFunctionType) for a in kind.__mro__ if a is not object):
+            self.comparable = False  # it may hold what only C code sees
+        written = [vars(a) for a in kind.__mro__ if "__slots__" in vars(a)]
+        slots = [name for own in written for name, v in own.items() if isinstance(v, types.MemberDescriptorType)]
         state = getattr(subject, "__dict__", None)
-        if isinstance(state, Mapping):
-            self.add(dict(state))
-        elif dataclasses.is_dataclass(subject):
-            self.add([getattr(subject, field.name) for field in dataclasses.fields(subject)])
-        else:
+        if not isinstance(state, dict) and not slots:
             self.comparable = False
+        self._all(dict(state or {}), [getattr(subject, name, None) for name in slots])
 
 
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 _UNTOLD = {
     "__dict__",
     "__weakref__",
@@ -354,20 +431,24 @@ _UNTOLD |= {"_abc_impl", "__static_attributes__", "__annotate__", "__annotate_fu
 _UNTOLD |= {"__parameters__", "__orig_bases__", "__slots__"}
 
 
-def _kind(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}"
-
-
-def _home(subject: Any) -> str:
-    """The module that defines a function or a class."""
-    return str(getattr(subject, "__module__", None) or "")
-
-
-def _package(subject: Any) -> str:
-    return _home(subject).partition(".")[0]
+def _is_known(kind: type) -> bool:
+    """Whether a class is one of a library's own, found there by the name it has."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind and kind.__module__.partition(".")[0] in _KNOWN
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The global names that a function and those inside it may use."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*(_names(constant) for constant in inner))
+    """The global names, and the names of attributes, that a function and those inside it may use."""
+    return set(code.co_names).union(*(_names(constant) for constant in _inner(code)))
+
+
+def _imported(code: types.CodeType) -> set[str]:
+    """The modules that a function and those inside it import while they run."""
+    own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == "IMPORT_NAME"}
+    return own.union(*(_imported(constant) for constant in _inner(code)))
+
+
+def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))

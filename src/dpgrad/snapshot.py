@@ -13,7 +13,7 @@ from dpgrad.keys import Key
 from dpgrad.replay import Identity
 
 _MAGIC = b"dpgrad checkpoint 1 "
-_FIELDS = {"run", "attempt", "step", "key", "seeded", "identity", "state"}
+_FIELDS = {"run", "attempt", "step", "due", "key", "seeded", "identity", "state"}
 REMEDY = "put back the file that the run wrote, or begin in another folder and count what the ledger says as spent"
 
 
@@ -21,15 +21,17 @@ REMEDY = "put back the file that the run wrote, or begin in another folder and c
 class Snapshot:
     """The state of a run after ``step`` steps, and the key and identity of the attempt that made it. Private.
 
-    The key lies in the same file as the state: after a crash one cannot belong to another attempt than the other.
+    The key lies in the same file as the state: after a crash one cannot belong to another attempt than the other. No
+    step from ``due`` on is taken before the next checkpoint is written.
 
-    >>> Snapshot("name", 1, 0, Key.fresh(), Identity({}, "", "", "cpu", 1, None, {}), {})
+    >>> Snapshot("name", 1, 0, 50, Key.fresh(), Identity({}, "", "", "cpu", 1, None, {}), {})
     Snapshot(attempt 1, step 0, private)
     """
 
     run: str
     attempt: int
     step: int
+    due: int
     key: Key
     identity: Identity
     state: dict[str, Any]
@@ -45,6 +47,7 @@ class Snapshot:
                 "run": self.run,
                 "attempt": self.attempt,
                 "step": self.step,
+                "due": self.due,
                 "key": self.key.secret.hex(),
                 "seeded": self.key.reproducible,
                 "identity": self.identity.to_json(),
@@ -68,7 +71,7 @@ class Snapshot:
             raise ValueError(f"{path} does not have the fields of a checkpoint: {REMEDY}")
         key = Key(bytes.fromhex(found["key"]), found["seeded"])
         identity = Identity.from_json(found["identity"])
-        return cls(found["run"], found["attempt"], found["step"], key, identity, found["state"])
+        return cls(found["run"], found["attempt"], found["step"], found["due"], key, identity, found["state"])
 
 
 def _checksum(body: bytes | memoryview) -> bytes:

@@ -14,14 +14,13 @@
 import secrets
 import time
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +29,12 @@ from torch.utils.data import default_collate
 from dpgrad import _validate, replay, source
 from dpgrad.accounting import account
 from dpgrad.augment import Augment
-from dpgrad.averaging import Averaged
+from dpgrad.averaging import Averaged, Ema, Tail
 from dpgrad.averaging import parse as parse_averaging
 from dpgrad.checkpoint import Interruption, Run, interruptible
 from dpgrad.curves import Point, Progress, Watch, evaluate, refuse_held_out
 from dpgrad.diagnostics import Diagnostics, Recorder
-from dpgrad.events import NOTHING, Compose, Event, Relation, grouped
+from dpgrad.events import NOTHING, Compose, Event, Relation
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.graph import CannotCaptureError, CapturedStep
@@ -49,6 +48,8 @@ from dpgrad.prepare import OptimizerChoice, classes_of, device_of, optimizer_nam
 from dpgrad.private import PrivateGradient
 from dpgrad.recipes import Recipe
 from dpgrad.schedules import Schedule
+from dpgrad.weights import Weights
+from dpgrad.writeahead import charges
 
 WEIGHTS = "weights.pt"  # in release/: the state dict of the model
 _POINTS = 20  # how many points a curve has, and how often a checkpoint is written, unless told otherwise
@@ -86,6 +87,16 @@ class Fitted:
 Release = Callable[[Path, Fitted], None]
 
 
+@runtime_checkable
+class Released(Protocol):
+    """What was released from the same data, such as a `dpgrad.pca.Projection`: its cost, and whether a seed made it."""
+
+    @property
+    def event(self) -> Event: ...
+    @property
+    def reproducible(self) -> bool: ...
+
+
 def fit(
     model: nn.Module,
     data: Any,
@@ -102,7 +113,7 @@ def fit(
     relation: str | Relation | None = None,
     accountant: str = "pld",
     reading: str | None = None,
-    beside: Event = NOTHING,
+    beside: Event | Released = NOTHING,
     clip: float | Schedule | None = None,
     clip_schedule: str | None = None,
     schedule_steps: int | None = None,
@@ -150,15 +161,18 @@ def fit(
     function of the parameters; Adam and its like see the noise in their second moment too, so that coordinates whose
     gradients are below the noise all get nearly the same rate: the plan says where that is. ``averaging`` is
     ``ema:DECAY`` or ``tail:SHARE``. ``augment(batch, generator)`` makes K rows of each example, whose mean gradient is
-    scaled once.
+    scaled once; it is called for one example at a time, (1, ...) to (1, K, ...).
 
     ``held_out`` rows are for the curves; they cost the training rows nothing and are not protected. ``progress`` is
     called after each step; where it returns True, or at Ctrl-C, the run stops and costs what the plan costs. Modules
     stay in the mode they are in.
 
     With ``folder``, what is spent is on disk before it is computed and a run that died goes on with ``resume``
-    (`dpgrad.checkpoint`). ``release(folder, fitted)`` adds to what may be shared. ``ledger`` adds up several runs on
-    the same data. ``beside`` is what else is released from them, for which the budget has to do as well.
+    (`dpgrad.checkpoint`): with the same key where everything is the same, with a new one, and an earlier end, where
+    anything differs or cannot be compared, such as a Dataset other than a TensorDataset. Another plan is refused: it is
+    another run. ``release(folder, fitted)`` adds to what may be shared. ``ledger`` adds up several runs on the same
+    data. ``beside`` is what else is released from them, such as a projection, for which the budget has to do as well;
+    it is not added to the ledger, since whoever released it charges it there, once for all runs.
 
     On a CUDA device the step is captured as a graph where it can be (``capture``: None), must be or must not be. That
     changes rounding, so a run with a folder, which must replay to the bit, is not captured.
@@ -170,6 +184,7 @@ def fit(
     rows = source.rows(data)
     if not rows:
         raise ValueError("data must hold at least one row, got none")
+    released, seeded = (beside.event, beside.reproducible) if isinstance(beside, Released) else (beside, False)
     goal, core, device = loss_named(loss), unwrapped(model), device_of(model)
     if held_out is not None:
         refuse_held_out(held_out, data)
@@ -181,7 +196,7 @@ def fit(
         relation=relation, accountant=accountant, reading=reading, schedule_steps=schedule_steps, groups=groups,
         learning_rate=learning_rate, rate_schedule=rate_schedule, optimizer=_name(optimizer), averaging=averaging,
         parameters=sum(parameter.numel() for parameter in trainable(core).values()),
-        classes=None if several_rows or augment else classes_of(core, goal, data, collate), beside=beside,
+        classes=None if several_rows or augment else classes_of(core, goal, data, collate), beside=released,
         clip=clip, clip_schedule=clip_schedule, s=s, r=r, gamma=gamma, length=length, inner=inner, momentum=momentum,
     )  # fmt: skip
     plan = replace(plan, rate=None) if own_rate else plan
@@ -190,21 +205,24 @@ def fit(
         evaluate(core, judged, source.gathered(held_out, torch.arange(1), device, collate))
     if resume and folder is None:
         raise ValueError("resume needs the folder of the run that is to go on: give folder")
+    if folder is not None:
+        Weights(core)  # refuses, before anything is spent, a model of which not everything may be released
     if capture and (folder is not None or diagnostics is not None):
         raise ValueError("a captured step is neither replayed from a folder nor observed: leave out capture")
     settings = {
         "recipe": plan.recipe, "rate": plan.rate, "optimizer": optimizer, "averaging": averaging, "loss": goal,
         "model": core, "augment": augment, "several_rows": several_rows, "engine": engine, "collate": collate,
-        "memory_limit": memory_limit,
+        "memory_limit": memory_limit, "diagnostics": diagnostics,
     }  # fmt: skip
+    options, save_every = partial(_options, settings, core), _every(checkpoint_every, "checkpoint_every", plan)
     with ExitStack() as stack:
         run = None
         if folder is not None:
             stack.enter_context(replay.deterministic())
-            identity_of = partial(_identity, plan, data, collate, device, microbatch, settings)
+            identity_of = partial(_identity, plan, data, device, microbatch, options)
             run = Run.open(
                 folder, identity_of, plan.mechanism, plan.delta, resume=resume, seed=seed, accountant=accountant,
-                keep_private=keep_private,
+                save_every=save_every, keep_private=keep_private, beside=released,
             )  # fmt: skip
             stack.enter_context(run)
         private = PrivateGradient(
@@ -215,9 +233,9 @@ def fit(
         )  # fmt: skip
         parameters = trainable(private.model).values()
         stepper = optimizer_named(optimizer, parameters, plan.rate_at(0) or 1.0, plan.recipe.momentum)
-        session = _Session(private, stepper, plan, data, run, _every(checkpoint_every, "checkpoint_every", plan))
+        session = _Session(private, stepper, plan, data, run, save_every, options)
         if averaging is not None:
-            session.average = Averaged(private.model, parse_averaging(averaging, plan.steps))
+            session.averaging = parse_averaging(averaging, plan.steps)
         if diagnostics is not None:
             session.recorder = Recorder(
                 diagnostics, private.model, goal, data, engine=engine, several_rows=several_rows, collate=collate
@@ -225,7 +243,8 @@ def fit(
         score = None if held_out is None else partial(session.score, judged, held_out, collate)
         session.watch = Watch(plan, _every(evaluate_every, "evaluate_every", plan), score, progress)
         session.begin()
-        last = _last(plan, run)
+        session.weights = None if run is None else Weights(private.model)
+        last = plan.steps if run is None else run.last
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
             ledger.add(_planned(plan, run, last), plan.mechanism.relation, plan.recipe.name, run=name)
@@ -245,14 +264,14 @@ def fit(
             metric=judged.name,
             folder=None if folder is None else Path(folder),
             stopped="interrupted" if not complete else "budget" if last < plan.steps else plan.ends,
-            reproducible=private.key.reproducible if run is None else run.reproducible,
+            reproducible=seeded or (private.key.reproducible if run is None else run.reproducible),
             public=(*plan.public, "the model, the loss and the shape of one row"),
             outside=_outside(held_out, diagnostics),
             seconds=time.perf_counter() - began,
             diagnostics=session.recorder,
         )
-        if run is not None and complete:
-            run.finish(partial(_write, fitted, release))
+        if run is not None and session.weights is not None and complete:
+            run.finish(partial(_write, fitted, release, session.weights))
         if session.recorder is not None and folder is not None:
             session.recorder.write(Path(folder))  # after the run's own secrets are gone, which need not stay for it
     return fitted
@@ -268,9 +287,12 @@ class _Session:
     data: Any
     run: Run | None
     save_every: int
-    average: Averaged | None = None
+    options: Callable[[], dict[str, str]]
+    averaging: Ema | Tail | None = None
+    average: Averaged | None = field(init=False, default=None)
     recorder: Recorder | None = None
     captured: CapturedStep | None = None
+    weights: Weights | None = None
     watch: Watch = field(init=False)
 
     def train(self, last: int, interruption: Interruption) -> None:
@@ -283,15 +305,15 @@ class _Session:
                 self.settle()
                 self.average.update(step)
             enough = self.watch.after(step + 1, rate)
-            if self.run is not None and (step + 1) % self.save_every == 0:
-                self.run.save(step + 1, self.state())
+            if self.run is not None and ((step + 1) % self.save_every == 0 or step + 1 == self.run.due):
+                self.save(self.run)
             if enough or interruption:
                 break
         self.settle()
         taken = self.private.steps_taken
         self.watch.finish(taken, _set_rate(self.optimizer, None))
         if self.run is not None:
-            self.run.save(taken, self.state())
+            self.save(self.run)
         if self.average is not None:
             self.average.finish()
 
@@ -321,13 +343,20 @@ class _Session:
         with nullcontext() if self.average is None else self.average.applied():
             return evaluate(self.private.model, metric, held_out, collate)
 
+    def save(self, run: Run) -> None:
+        """Store where training is, and what the model, the loss and the rest do by now: they may have changed."""
+        run.save(self.private.steps_taken, self.state(), self.options())
+
     def state(self) -> dict[str, Any]:
-        """Everything but the key; private."""
+        """Everything but the key; private. Refused where something changed that is not trained."""
+        if self.weights is not None:
+            self.weights.refuse_changed()
         return {
             "private": self.private.state(),
             "model": self.private.model.state_dict(),
             "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
+            "averaging": self.plan.averaging,
             "average": None if self.average is None else self.average.state(),
             "points": self.watch.plain_points(),
             "recorder": None if self.recorder is None else self.recorder.state(),
@@ -335,20 +364,24 @@ class _Session:
 
     def begin(self) -> None:
         """Go on where the run was, and store where it begins: a replay starts from there."""
+        state = None if self.run is None else self.run.state
+        if state is not None:
+            self._load_model(state["model"])
+        if self.averaging is not None:  # from the weights that were loaded, where this averaging is new
+            self.average = Averaged(self.private.model, self.averaging)
         if self.run is None:
             return
-        if (state := self.run.state) is not None:
-            self._load_model(state["model"])
+        if state is not None:
             if state["kind"] == type(self.optimizer).__name__:  # another optimizer, under a new key, begins anew
                 self.optimizer.load_state_dict(state["optimizer"])
             self.private.restore(state["private"])
-            self.watch.begin(self.run.start, state["points"])
-            if self.average is not None and state["average"] is not None:
+            self.watch.begin(self.run.start, state["points"], self.run.last, self.run.before, self.run.began)
+            if self.average is not None and state["averaging"] == self.plan.averaging:
                 self.average.restore(state["average"])
             if self.recorder is not None and state["recorder"] is not None:
                 self.recorder.restore(state["recorder"])
         if not self.run.replayed:
-            self.run.save(self.run.start, self.state())
+            self.save(self.run)
 
     def _load_model(self, state: Mapping[str, Tensor]) -> None:
         own = {name: value.shape for name, value in self.private.model.state_dict().items()}
@@ -401,41 +434,33 @@ def _keyed(run: Run) -> dict[str, Any]:
 def _identity(
     plan: Plan,
     data: Any,
-    collate: source.Collate,
     device: torch.device,
     microbatch: int | None,
-    settings: Mapping[str, Any],
+    options: Callable[[], dict[str, str]],
     key: Key,
 ) -> replay.Identity:
     """All that the bits of a step depend on, apart from what a checkpoint holds."""
     return replay.Identity(
         mechanism=plan.mechanism.to_dict(),
-        data=replay.data_digest(key, data, collate),
+        data=replay.data_digest(key, data),
         code=replay.code_version(),
         device=replay.device_kind(device),
         ranks=1,
         microbatch=microbatch,
-        options={name: replay.behaviour(value) for name, value in settings.items()},
+        options=options(),
     )
+
+
+def _options(settings: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
+    """What the settings do at this moment; the state of ``model`` is the checkpoint's."""
+    return {name: replay.behaviour(value, trained=model) for name, value in settings.items()}
 
 
 def _planned(plan: Plan, run: Run | None, last: int) -> Event:
     """What ``last`` steps release in all, with what was released under earlier keys."""
     if run is None or run.attempt == 1:
         return plan.mechanism.event()
-    ahead = [plan.mechanism.step_event(step, run.began) for step in range(run.began, last)]
-    return Compose((run.before, grouped(ahead)))  # type: ignore[arg-type]
-
-
-def _last(plan: Plan, run: Run | None) -> int:
-    """How many steps there are in all. A new key must leave room for what is released beside, which no run knows of."""
-    if run is None or run.attempt == 1 or plan.beside == NOTHING:
-        return plan.steps if run is None else run.last
-
-    def within(last: int) -> bool:
-        return _cost(plan, _planned(plan, run, last)).epsilon <= plan.guarantee.epsilon
-
-    return bisect_left(range(run.start + 1, run.last + 1), True, key=lambda last: not within(last)) + run.start
+    return Compose((run.before, charges(plan.mechanism, run.began, last)))
 
 
 def _cost(plan: Plan, event: Event) -> Guarantee:
@@ -452,14 +477,14 @@ def _outside(held_out: Any, diagnostics: Diagnostics | None) -> tuple[str, ...]:
         "how long the run took, its errors, and attacks on floating-point noise",
     ]
     if held_out is not None:
-        found.append(f"the {source.rows(held_out):,} held-out rows: every figure on them is computed without noise")
+        found.append("the held-out rows: every figure on them is computed without noise")  # their number tells n
     if diagnostics is not None:
         found.append("the diagnostics: computed from the training rows without noise, kept in private/")
     return tuple(found)
 
 
-def _write(fitted: Fitted, release: Release | None, folder: Path) -> None:
+def _write(fitted: Fitted, release: Release | None, weights: Weights, folder: Path) -> None:
     """Write what may be shared."""
-    torch.save(unwrapped(fitted.model).state_dict(), folder / WEIGHTS)
+    torch.save(weights.state(), folder / WEIGHTS)
     if release is not None:
         release(folder, fitted)

@@ -3,24 +3,25 @@
 An *attempt* is the part of a run that one key served. Its steps are reserved in blocks; a step is spent once it is
 reserved, so a step costs no write of its own. The file holds public values only:
 
-    {"format": ..., "identifier": ..., "delta": ..., "accountant": ...}
+    {"format": ..., "identifier": ..., "delta": ..., "accountant": ..., "beside": {...}}
     {"attempt": 1, "began": 0, "last": 100, "reserve": 20, "seeded": false, "mechanism": {...}}
     {"until": 20}                      steps below 20 are spent
     {"until": 40}
     {"until": 33, "settled": true}     the process ended in order and had taken no step from 33 on
     {"until": 60, "torn": true}        a line was being appended when a process ended
     {"attempt": 2, "began": 30, ...}   a new key, from the checkpoint at step 30
-    {"finished": true}
+    {"finished": true, "kept": false}  whether private/ was asked to be kept
 
 Guarantee: after a crash at any moment, `WriteAhead.event` covers every step of which anything was computed, because
-`reserve` returns only when the line is on the disk; and its ε is at most that of the first attempt's whole plan,
-because no attempt reserves beyond ``last``. Steps that are taken again with the same key and the same bits are the same
-release, so the ledger is keyed by step: each counts once in an attempt.
+`reserve` returns only when the line is on the disk; and its ε, with what is released beside, is at most that of the
+first attempt's whole plan, because no attempt reserves beyond ``last``. Steps that are taken again with the same key
+and the same bits are the same release, so the ledger is keyed by step: each counts once in an attempt.
 
 A torn last line was not acknowledged, so a crash alone would prove that nothing of its steps was computed, and it could
 be dropped. It is counted all the same, as the largest block it could have been: a file whose end was cut off within a
 line looks alike, and there the steps were computed. It costs at most one block, which the plan had paid for already,
-and nothing where the run goes on with the same key.
+and nothing where the run goes on with the same key. Whole lines cut from the end leave no trace: so, when a new key
+begins, the old attempt is charged to where its next checkpoint was due, beyond which no step was taken.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from typing import Any
 from dpgrad import _validate
 from dpgrad._files import Lines
 from dpgrad.accounting import account
-from dpgrad.events import NOTHING, Compose, Event, Repeat, grouped
+from dpgrad.events import NOTHING, Compose, Event, Repeat, from_dict, grouped, to_dict
 from dpgrad.mechanism import Mechanism
 
 FORMAT = "dpgrad run 1"
@@ -98,8 +99,9 @@ class WriteAhead:
         self._lines = lines
         self.identifier = ""
         self.delta, self.accountant = 0.0, ""
+        self.beside: Event = NOTHING
         self.attempts: list[Attempt] = []
-        self.finished = False
+        self.finished = self.kept = False
         try:
             for number, record in enumerate(lines.records):
                 self._take(number, record)
@@ -108,12 +110,20 @@ class WriteAhead:
 
     @classmethod
     def create(
-        cls, path: Path, mechanism: Mechanism, delta: float, accountant: str, reserve: int, seeded: bool
+        cls,
+        path: Path,
+        mechanism: Mechanism,
+        delta: float,
+        accountant: str,
+        reserve: int,
+        seeded: bool,
+        beside: Event = NOTHING,
     ) -> "WriteAhead":
-        """The ledger of a run that begins: nothing is spent."""
+        """The ledger of a run that begins: nothing is spent. ``beside`` is what else the budget is for."""
         _validate.open_unit(delta=delta)
         _validate.whole(least=1, reserve=reserve)
         head = {"format": FORMAT, "identifier": secrets.token_hex(16), "delta": delta, "accountant": accountant}
+        head["beside"] = to_dict(beside)
         first = _opening(1, 0, mechanism.steps, reserve, seeded, mechanism)
         return cls(Lines.create(path, [head, first]))
 
@@ -122,9 +132,12 @@ class WriteAhead:
         """The ledger in ``path``; a torn last line is counted as spent, and replaced by a line that says so."""
         lines = Lines.read(path)
         found = cls(lines)
+        if not found.attempts:
+            raise ValueError(
+                f"{path} ends before its first attempt: lines are missing, and what they said is not known; count the "
+                "whole plan as spent and begin in another folder"
+            )
         if lines.torn:
-            if not found.attempts:
-                raise ValueError(f"{path} ends before its first attempt: choose another folder")
             now = found.present
             record = {"until": now.until if found.finished else min(now.until + now.reserve, now.last), "torn": True}
             lines.mend(record)
@@ -137,7 +150,7 @@ class WriteAhead:
             if record.get("format") != FORMAT:
                 raise ValueError(f"its first line is not that of {FORMAT!r}")
             self.identifier, self.delta = record["identifier"], record["delta"]
-            self.accountant = record["accountant"]
+            self.accountant, self.beside = record["accountant"], from_dict(record["beside"])
         elif "attempt" in record:
             if record["attempt"] != len(self.attempts) + 1 or self.finished:
                 raise ValueError(f"line {number + 1} begins an attempt out of turn")
@@ -153,7 +166,7 @@ class WriteAhead:
                 raise ValueError(f"line {number + 1} reserves steps out of turn")
             self.attempts[-1] = dataclasses.replace(self.present, until=record["until"])
         else:
-            self.finished = bool(record["finished"])
+            self.finished, self.kept = bool(record["finished"]), bool(record["kept"])
 
     def _add(self, record: dict[str, Any]) -> None:
         self._lines.append(record)
@@ -177,36 +190,32 @@ class WriteAhead:
         now = self.present
         return _composed([self.before, charges(now.mechanism, now.began, taken)])
 
-    @property
-    def spent(self) -> bool:
-        """Whether any step is spent."""
-        return any(attempt.until > attempt.began for attempt in self.attempts)
-
     def budget(self) -> float:
-        """The ε of the plan that the run began with."""
+        """The ε of the plan that the run began with, and of what is released beside it."""
         first = self.attempts[0].mechanism
-        return first.guarantee(self.delta, self.accountant).epsilon
+        return first.guarantee(self.delta, self.accountant, beside=self.beside).epsilon
 
-    def begin(self, mechanism: Mechanism, began: int, reserve: int, seeded: bool) -> None:
-        """A new attempt, that goes on at step ``began`` and ends where the budget does."""
-        if mechanism.relation != self.present.mechanism.relation:
-            raise ValueError(
-                f"the run protects neighbours in the sense of {self.present.mechanism.relation}, got "
-                f"{mechanism.relation}: guarantees for different neighbours do not add up; begin in another folder"
-            )
-        _validate.whole(most=mechanism.steps, **{"step of the checkpoint": began})
-        last = self._affordable(mechanism, began)
-        self._add(_opening(len(self.attempts) + 1, began, last, reserve, seeded, mechanism))
+    def begin(self, began: int, due: int, reserve: int, seeded: bool) -> None:
+        """A new attempt, that goes on at step ``began`` and ends where the budget does.
 
-    def _affordable(self, mechanism: Mechanism, began: int) -> int:
+        ``due`` is where the next checkpoint of the attempt before was due: to there it may have spent.
+        """
+        now = self.present
+        _validate.whole(most=now.mechanism.steps, **{"step of the checkpoint": began})
+        if (until := min(due, now.last)) > now.until:
+            self._add({"until": until})
+        last = self._affordable(began)
+        self._add(_opening(len(self.attempts) + 1, began, last, reserve, seeded, now.mechanism))
+
+    def _affordable(self, began: int) -> int:
         """The step before which the steps from ``began``, with all that is spent, are within the budget.
 
         Guarantee: the ε of all of it was computed and is at most that of the plan, or no step is left.
         """
-        spent, budget = self.event(), self.budget()
+        spent, budget, mechanism = self.event(), self.budget(), self.present.mechanism
 
         def fits(stop: int) -> bool:
-            event = _composed([spent, charges(mechanism, began, stop)])
+            event = _composed([self.beside, spent, charges(mechanism, began, stop)])
             return account(event, mechanism.relation, self.accountant).epsilon(self.delta) <= budget
 
         within, beyond = began, mechanism.steps + 1
@@ -231,9 +240,9 @@ class WriteAhead:
         if taken < self.present.until:
             self._add({"until": taken, "settled": True})
 
-    def finish(self) -> None:
-        """Nothing more will be spent."""
-        self._add({"finished": True})
+    def finish(self, kept: bool) -> None:
+        """Nothing more will be spent; ``kept`` says whether the private folder stays."""
+        self._add({"finished": True, "kept": kept})
 
 
 def _opening(number: int, began: int, last: int, reserve: int, seeded: bool, mechanism: Mechanism) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dpgrad import cli, data
+from dpgrad.cli import predict
 from dpgrad.lab.models import build
 
 ROWS = data.load("digits").x_test[:5]
@@ -66,14 +67,37 @@ def test_csv(capsys: pytest.CaptureFixture[str], released: Path, tmp_path: Path)
     assert "5 rows predicted" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("shape", [(5, 64), (5, 8, 8), (5, 8, 8, 1)], ids=str)
+def test_rows_laid_out_otherwise(answer: Callable[[str], Any], released: Path, shape: tuple[int, ...]) -> None:
+    np.save(released / "rows.npy", ROWS.reshape(shape))
+    found = answer(f"predict {released} --input {released / 'rows.npy'}")
+    np.testing.assert_allclose(found["probabilities"], wanted(released), atol=1e-6)
+
+
+def test_channels_last_is_another_image() -> None:
+    assert predict._fits((5, 3, 32, 32), (3, 32, 32))
+    assert predict._fits((5, 3072), (3, 32, 32))
+    assert not predict._fits((5, 32, 32, 3), (3, 32, 32))
+
+
+def test_what_was_shared_is_enough(answer: Callable[[str], Any], released: Path, tmp_path: Path) -> None:
+    rows = save(released, "npy")
+    found = answer(f"predict {released} --input {rows}")
+    assert answer(f"predict {released / 'release'} --input {rows}") == found
+    shutil.move(released / "release", tmp_path / "got")
+    assert answer(f"predict {tmp_path / 'got'} --input {rows}") == found
+
+
 def test_no_rows(answer: Callable[[str], Any], released: Path) -> None:
     np.save(released / "none.npy", ROWS[:0])
     assert answer(f"predict {released} --input {released / 'none.npy'}")["labels"] == []
 
 
 BAD = {
-    "flat": (np.zeros((3, 64), np.float32), "must hold rows of shape (1, 8, 8), got an array of shape (3, 64)"),
-    "one row": (np.zeros((1, 8, 8), np.float32), "got an array of shape (1, 8, 8)"),
+    "narrow": (np.zeros((3, 63), np.float32), "must hold rows of shape (1, 8, 8), got an array of shape (3, 63)"),
+    "one row": (np.zeros(64, np.float32), "got an array of shape (64,)"),
+    "other sides": (np.zeros((3, 4, 16), np.float32), "got an array of shape (3, 4, 16)"),
+    "raw pixels": (16 * ROWS, "values above 1, and the model was trained on pixels in 0..1: divide those of the pixel"),
     "not finite": (np.full((1, 1, 8, 8), np.nan), "not finite"),
     "words": (np.array(["a"]), "must hold numbers"),
     "objects": (np.array([{}], dtype=object), "cannot be read as .npy"),
@@ -101,6 +125,14 @@ class TestRefused:
         (released / name).write_bytes(content)
         assert message in refused(f"predict {released} --input {released / name}")
 
+    def test_prepared_rows_for_a_model_of_raw_ones(self, refused: Callable[..., str], released: Path) -> None:
+        path = released / "release" / "report.json"
+        found = json.loads(path.read_text("utf-8"))
+        found["data"]["preprocessing"] = "raw"
+        path.write_text(json.dumps(found), "utf-8")
+        said = refused(f"predict {released} --input {save(released, 'npy')}")
+        assert "trained on raw pixels in 0..16: do not divide them" in said
+
     def test_several_arrays(self, refused: Callable[..., str], released: Path) -> None:
         np.savez(released / "rows.npz", a=ROWS, b=ROWS)
         assert "one array, or one named x" in refused(f"predict {released} --input {released / 'rows.npz'}")
@@ -109,6 +141,7 @@ class TestRefused:
         assert "there is no such file" in refused(f"predict {released} --input absent.npy")
 
     def test_no_run(self, refused: Callable[..., str], trained: Any, tmp_path: Path) -> None:
+        assert "there is no such folder" in refused(f"predict {tmp_path / 'absent'} --input absent.npy")
         assert "holds no finished run" in refused(f"predict {tmp_path} --input absent.npy")
         assert "several runs: choose" in refused(f"predict {trained.folder} --input absent.npy")
 

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from dpgrad import events
+from dpgrad.accounting import account
+from dpgrad.events import Compose, Relation
+from dpgrad.guarantee import up
+
 
 def test_one_page_over_all(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
@@ -32,7 +37,26 @@ def test_runs_of_one_name(answer: Callable[[str], Any], trained: Any, tmp_path: 
 
 def test_words(told: Callable[[str], str], trained: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert told(f"report {trained.folder} --out {page}") == f"2 runs on {page}"
+    said = told(f"report {trained.folder} --out {page}")
+    assert said.startswith(f"2 runs on {page} Each run has its own guarantee; whoever sees all of them")
+    assert told(f"report {trained.folder / 'dpsgd'} --out {page}") == f"1 run on {page}"
+
+
+def test_what_all_runs_cost_together(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = answer(f"report {trained.folder} --out {page}")
+    reports = [json.loads((trained.folder / n / "release" / "report.json").read_text("utf-8")) for n in found["runs"]]
+    both = Compose(tuple(events.from_dict(report["event"]) for report in reports))
+    delta, relation = reports[0]["guarantee"]["delta"], Relation(reports[0]["guarantee"]["relation"])
+    epsilon = account(both, relation, "pld").epsilon(delta)
+    assert epsilon > max(promise["epsilon"] for promise in found["runs"].values())
+    assert f"ε = {up(epsilon)} at δ" in found["together"]
+    assert found["together"] in page.read_text("utf-8").replace("&#x27;", "'")
+
+
+def test_what_was_shared_of_a_run(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:
+    shared = shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / "got")
+    assert set(answer(f"report {shared}")["runs"]) == {"got"}
 
 
 class TestRefused:

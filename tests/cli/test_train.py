@@ -1,7 +1,10 @@
 """`dpgrad train`: the job without arguments, its options, plans, files, faults and refusals."""
 
+import dataclasses
 import json
+import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpgrad import cli, data
+from dpgrad import _files, cli, data, train
 from dpgrad.cli import _progress
 from dpgrad.curves import Progress
 from dpgrad.lab import jobs, report
@@ -32,6 +35,11 @@ def run(command: str, capsys: Capture) -> dict[str, Any]:
     return found
 
 
+def files(folder: Path) -> dict[Path, int]:
+    """Everything below a folder, with the time of its last change."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
 class TestJob:
     def test_table(self, trained: Any) -> None:
         text = " ".join(trained.out.split())
@@ -41,6 +49,7 @@ class TestJob:
         assert "Privacy report of dpsgd" in text
         assert "whoever sees all of them" in text
         assert str(trained.folder / "report.html") in text
+        assert text.count("(share release/ only)") == 2
 
     def test_progress_is_plain_lines_elsewhere_than_on_a_terminal(self, trained: Any) -> None:
         lines = [line for line in trained.err.splitlines() if line.startswith("dpsgd: ")]
@@ -114,6 +123,28 @@ class TestOptions:
         assert plan["expected_seconds"] > 0
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_declared_size_is_all_that_is_told_of_the_number_of_rows(self, capsys: Capture, tmp_path: Path) -> None:
+        """Neighbours differ by a row more or less: nothing may be equal to their number, nor change with it."""
+        digits = data.load("digits")
+        fewer = dataclasses.replace(
+            digits, x_train=digits.x_train[:300], y_train=digits.y_train[:300],
+            x_test=digits.x_test[:100], y_test=digits.y_test[:100],
+        )  # fmt: skip
+        found = []
+        for few in (fewer, dataclasses.replace(fewer, x_train=digits.x_train[:299], y_train=digits.y_train[:299])):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(data, "load", lambda *args, few=few: few)
+                plan = run("train --plan --method dpsgd --dataset-size 1000", capsys)["plans"]["dpsgd"]
+                assert (plan["relation"], plan["dataset_size"], plan["lot"]) == ("add-remove", 1000, 512)
+                assert run("train --plan --method dpsgd --dataset-size 400", capsys)["plans"]["dpsgd"]["lot"] == 400
+                folder = tmp_path / str(len(few.y_train))
+                run(f"train --method dpsgd --steps 2 --dataset-size 1000 --no-baseline --out {folder}", capsys)
+            written = report.load(folder)
+            assert not re.search(r"\b(299|300|100)\b", json.dumps({**written, "result": None, "curves": None}))
+            del plan["expected_seconds"]
+            found.append((plan, written["guarantee"], written["public"], written["outside"]))
+        assert found[0] == found[1]
+
     def test_noise_instead_of_a_budget(self, capsys: Capture) -> None:
         plan = run("train --plan --method dpsgd --noise-multiplier 4 --steps 10", capsys)["plans"]["dpsgd"]
         assert (plan["noise_multiplier"], plan["steps"], plan["target_epsilon"]) == (4.0, 10, None)
@@ -175,6 +206,7 @@ class TestConfig:
             ("method = []", "method must be a number or a text"),
             ("relation = 'friends'", "invalid choice"),
             ("config = 'other.toml'", "unknown key 'config'"),
+            ("zzzz = 1", "unknown key 'zzzz': keys are the options of dpgrad train without dashes"),
             ("epsilon = ", "is not TOML"),
         ],
     )
@@ -202,7 +234,17 @@ REFUSED = {
     "resume without a folder": ("train --resume", "--resume needs --out"),
     "resume of nothing": ("train --resume --out absent", "there is no run in absent"),
     "seed": ("train --seed -1", "--seed must be a whole number of at least 0"),
-    "device": (f"{SHORT} --device abacus --plan", "--device abacus cannot be used"),
+    "device": (f"{SHORT} --device gpu --plan", "--device must be cpu or cuda, got 'gpu'"),
+    "number of a device": (f"{SHORT} --device cpu:x", "--device cpu:x cannot be used"),
+    "optimizer of a plan": (f"{SHORT} --optimizer adem --plan", "unknown optimizer 'adem': did you mean adam?"),
+    "optimizer": (f"{SHORT} --optimizer adem", "unknown optimizer 'adem'"),
+    "optimizer and momentum": (f"{SHORT} --optimizer adam --momentum 0.5 --plan", "momentum = 0.5 is that of SGD"),
+    "engine": (f"{SHORT} --engine steam", "engine must be one of"),
+    "lot of a run": (f"{SHORT} --lot 5000", "lot"),
+    "ledger in no folder": (f"{SHORT} --ledger no/books --plan", "--ledger no/books: its folder is missing"),
+    "ledger that is a folder": (f"{SHORT} --ledger .", "--ledger . is a folder: name a file"),
+    "far-off model": (f"{SHORT} --model zzzz --plan", "unknown model 'zzzz': the models are linear"),
+    "data of one's own": ("train --data mine.csv", "data of your own are trained on from Python, with dpgrad.fit"),
     "option": ("train --epsylon 3", "unrecognized arguments"),
     "averaging": (f"{SHORT} --averaging mean --plan", "unknown averaging 'mean'"),
     "rate schedule": (f"{SHORT} --rate-schedule falling --plan", "unknown rate_schedule"),
@@ -224,7 +266,47 @@ class TestRefused:
 
     def test_a_file_as_folder(self, refused: Callable[..., str], tmp_path: Path) -> None:
         (tmp_path / "file").write_text("", "utf-8")
-        assert "file" in refused(f"{SHORT} --out {tmp_path / 'file'}")
+        said = f"since {tmp_path / 'file'} is a file: choose another folder"
+        assert f"--out {tmp_path / 'file'} cannot be made, {said}" in refused(f"{SHORT} --out {tmp_path / 'file'}")
+        assert said in refused(f"{SHORT} --out {tmp_path / 'file' / 'in'}")
+
+    def test_a_read_only_folder(
+        self, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write where others may not
+        said = refused(f"{SHORT} --out {tmp_path / 'a' / 'b'}")
+        assert f"--out {tmp_path / 'a' / 'b'} cannot be written, since {tmp_path} is read-only" in said
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_empty_folder_stays_empty(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        assert "engine must be one of" in refused(f"{SHORT} --engine steam --out {tmp_path / 'a'}")
+        assert list(tmp_path.rglob("*")) == [tmp_path / "a"]
+
+    def test_what_another_process_began_is_left(
+        self, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held: list[int] = []
+
+        def overtaken(*args: Any, folder: Path, **options: Any) -> None:
+            _files.make_folder(folder / "private")
+            held.append(_files.lock(folder / "lock"))
+            raise ValueError("in use by another process")
+
+        monkeypatch.setattr(train, "fit", overtaken)
+        assert "in use" in refused(f"{SHORT} --out {tmp_path / 'a'}")
+        assert {path.name for path in (tmp_path / "a").iterdir()} == {"lock", "private"}
+        _files.unlock(*held)
+
+    def test_data_that_are_not_there(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("DPGRAD_DATA", raising=False)
+        said = refused("train --data mnist")
+        assert "--data mnist needs its files: name their folder with --data-dir" in said
+        assert "train-images" in said
+
+    def test_a_ledger_of_something_else(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        (tmp_path / "books").write_text("mine\n", "utf-8")
+        assert "checksum" in refused(f"{SHORT} --plan --ledger {tmp_path / 'books'}")
 
 
 class TestResume:
@@ -245,12 +327,17 @@ class TestResume:
         assert cli.main(command.split()) == 130
         out, err = capsys.readouterr()
         assert out == ""
-        said = f"autos goes on with --resume --out {tmp_path / 'a'}; until then count its whole plan"
-        assert err == f"dpgrad: error: interrupted: {said}\n"
+        said = "count the whole plan as spent until it goes on with: dpgrad "
+        assert err.startswith(f"dpgrad: error: interrupted: {said}")
+        assert err.count("\n") == 1
+        again = err.partition(said)[2]
+        assert shlex.split(again) == shlex.split(
+            f"train --method dpsgd autos --no-baseline --steps 8 --lot 100 --out {tmp_path / 'a'} --resume"
+        )
         assert not (tmp_path / "a" / "autos" / "release").exists()
         weights = (tmp_path / "a" / "dpsgd" / "release" / "weights.pt").read_bytes()
         monkeypatch.setattr(_progress, "_lines", real)
-        found = run(f"{command} --resume", capsys)
+        found = run(again, capsys)
         assert found["methods"]["autos"]["report"]["result"]["steps"] == 8
         assert found["methods"]["autos"]["report"]["guarantee"]["epsilon"] <= 3
         assert (tmp_path / "a" / "dpsgd" / "release" / "weights.pt").read_bytes() == weights
@@ -258,6 +345,76 @@ class TestResume:
     def test_a_finished_run_is_shown_again(self, capsys: Capture, tmp_path: Path) -> None:
         first = run(f"{SHORT} --out {tmp_path / 'a'}", capsys)
         assert run(f"{SHORT} --out {tmp_path / 'a'} --resume", capsys) == first
+
+    @pytest.mark.parametrize("resume", ["", "--resume"])
+    def test_no_other_runs_in_the_folder_of_one(
+        self, refused: Callable[..., str], tmp_path: Path, capsys: Capture, resume: str
+    ) -> None:
+        """The methods of the default would begin, and spend, though nobody asked for them."""
+        run(f"{SHORT} --out {tmp_path / 'a'}", capsys)
+        before = files(tmp_path)
+        said = refused(f"train {resume} --out {tmp_path / 'a'}")
+        assert f"{tmp_path / 'a'} holds the run of one method, and 4 were asked for" in said
+        assert "give --resume, its --method" in said
+        assert files(tmp_path) == before
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("--method dpsgd", "holds the runs of several methods, and one was asked for"),
+            ("", "which was not begun with --method dpsgd autos psac psasc"),
+            ("--method psasc autos dpsgd", "which was not begun with --method psasc autos dpsgd"),
+        ],
+        ids=["one", "default", "another order"],
+    )
+    def test_no_other_runs_among_several(
+        self, refused: Callable[..., str], trained: Any, options: str, message: str
+    ) -> None:
+        before = files(trained.folder)
+        assert message in refused(f"train {options} --resume --out {trained.folder}")
+        assert files(trained.folder) == before
+
+    def test_no_runs_among_other_files(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        (tmp_path / "note.txt").write_text("mine", "utf-8")
+        for command in (SHORT, "train"):
+            assert "which holds other files" in refused(f"{command} --resume --out {tmp_path}")
+            assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
+
+    def test_interrupted_while_it_is_released(self, capsys: Capture, tmp_path: Path) -> None:
+        (tmp_path / "job.toml").write_text('method = "dpsgd"\nsteps = 3\nlot = 100\n', "utf-8")
+        command = f"train --config {tmp_path / 'job.toml'} --no-baseline --epsilon 2.5 --out {tmp_path / 'a'}"
+
+        def interrupted(folder: Path, found: report.Report) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "write", interrupted)
+            assert cli.main(command.split()) == 130
+        again = capsys.readouterr().err.partition("it goes on with: dpgrad ")[2]
+        assert sorted(again.split()) == sorted(f"{command} --resume".split())
+        assert run(again, capsys)["methods"]["dpsgd"]["report"]["result"]["steps"] == 3
+
+    def test_another_method_or_plan_is_refused(
+        self, refused: Callable[..., str], capsys: Capture, tmp_path: Path
+    ) -> None:
+        def interrupted(folder: Path, found: report.Report) -> None:
+            raise KeyboardInterrupt
+
+        command = f"{SHORT} --out {tmp_path / 'a'}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "write", interrupted)
+            assert cli.main(command.split()) == 130
+        capsys.readouterr()
+        assert "resume it with the same" in refused(f"{command} --resume --epsilon 1")
+        run(f"{command} --resume", capsys)
+        said = refused(*f"{command} --resume --method autos".split())
+        assert "holds a finished run of dpsgd, not of autos" in said
+
+    def test_not_for_release(self, capsys: Capture, tmp_path: Path) -> None:
+        assert cli.main(f"{SHORT} --seed 7 --out {tmp_path / 'a'}".split()) == 0
+        out = capsys.readouterr().out
+        assert f"run folder    {tmp_path / 'a'}  (not for release)\n" in out
+        assert "share release/" not in out
 
 
 class TestProgress:

@@ -93,7 +93,7 @@ class TestObjective:
             Objective(Hinge(), design, np.array([1.0, -1.0]))
         with pytest.raises(ValueError, match="l2 must be zero or more"):
             Objective(Logistic(), design, np.array([1.0, -1.0]), l2=-1.0)
-        with pytest.raises(ValueError, match=r"targets must be -1 or \+1, got 0"):
+        with pytest.raises(ValueError, match=r"targets must be -1 or \+1: write"):
             Objective(Logistic(), design, np.array([1.0, 0.0]))
 
     def test_repr_shows_no_row(self) -> None:

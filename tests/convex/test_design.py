@@ -82,7 +82,7 @@ def test_products_equal_explicit_rows(
     assert (design.rows, design.features) == wanted.shape
     np.testing.assert_allclose(design.norms, np.linalg.norm(wanted, axis=1), rtol=1e-11, atol=1e-6)
     np.testing.assert_allclose(design.scores(coefficients), wanted @ coefficients, atol=atol)
-    np.testing.assert_allclose(design.gathered(residuals), wanted.T @ residuals, atol=atol)
+    np.testing.assert_allclose(design.gathered(residuals), wanted.T @ residuals, atol=1e-11)  # whatever the precision
 
     def tanh(place: slice, scores: Array) -> Array:
         return np.tanh(scores) * residuals[place]
@@ -221,13 +221,11 @@ class TestRefusals:
     def test_numbers_that_no_product_survives(self, form: Any, dtype: type, bad: float) -> None:
         rows = matrix(dtype)
         rows[11, 3] = bad
-        with pytest.raises(
-            ValueError, match=r"^rows must hold finite numbers and no row longer than 1e\+18, unlike row 11"
-        ):
+        with pytest.raises(ValueError, match=r"^rows must hold finite numbers and no row longer than 1e\+18$"):
             Design(form(rows), radius=1.0)
 
     def test_squares_that_overflow(self) -> None:
-        with pytest.raises(ValueError, match="unlike row 0"):
+        with pytest.raises(ValueError, match="no row longer than"):
             Design(np.array([[1e200, 0.0]]), radius=1.0)
 
     @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])

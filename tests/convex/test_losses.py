@@ -223,20 +223,23 @@ class TestRefusals:
     def test_signs(self, loss: Loss) -> None:
         assert loss.checked([1, -1], 2).tolist() == [1.0, -1.0]
         for bad in ([0, 1], [1.0, math.nan], [1, 2]):
-            with pytest.raises(ValueError, match=r"targets must be -1 or \+1, got"):
+            with pytest.raises(ValueError, match=r"^targets must be -1 or \+1: write 2\*y - 1 for y in 0, 1$"):
                 loss.checked(bad, 2)
-        with pytest.raises(ValueError, match="got 'booleans'"):
+        with pytest.raises(ValueError, match=r"targets must be -1 or \+1: write"):
             loss.checked([True, True], 2)
 
     def test_classes(self) -> None:
         assert Softmax(3).checked([0.0, 2.0], 2).tolist() == [0, 2]
         for bad in ([0, 3], [-1, 0], [0.5, 1.0], [math.nan, 0.0], [math.inf, 0.0]):
-            with pytest.raises(ValueError, match="class indices from 0 to 2, got"):
+            with pytest.raises(
+                ValueError,
+                match=r"^targets must be class indices from 0 to 2: number the",
+            ):
                 Softmax(3).checked(bad, 2)
 
     def test_numbers(self) -> None:
         assert Squared(1.0).checked(np.array([1, 2]), 2).dtype == np.float64
-        with pytest.raises(ValueError, match="targets must be finite numbers, got nan in row 1"):
+        with pytest.raises(ValueError, match=r"^targets must be finite numbers$"):
             Squared(1.0).checked([0.0, math.nan], 2)
 
     @pytest.mark.parametrize("loss", ALL, ids=repr)

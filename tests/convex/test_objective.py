@@ -156,7 +156,7 @@ class TestNeighbours:
 
     def test_the_noise_that_a_release_needed_has_its_law(self) -> None:
         """b = −∇(J − b·w) at the release: KS at p > 1e-4 on 600 runs, both laws; a false alarm once in 5,000 seeds."""
-        design, y = Design([[1.0], [-0.5]], radius=1.0), np.array([1.0, 1.0])
+        design, y = Design([[1.0], [-0.5]] * 50, radius=1.0), np.array([1.0] * 100)
         gauss = objective.calibrated(100, Logistic(), radius=1.0, epsilon=1.0, delta=1e-3, relation=ZERO_OUT)
         gamma = objective.pure(100, Logistic(), radius=1.0, epsilon=1.0, relation=ZERO_OUT)
         for plan, law in ((gauss, stats.norm(scale=gauss.scale)), (gamma, stats.laplace(scale=gamma.scale))):
@@ -169,7 +169,7 @@ class TestNeighbours:
 
 
 class TestCalibration:
-    @pytest.mark.parametrize("relation", Relation)
+    @pytest.mark.parametrize("relation", [ZERO_OUT, REPLACE_ONE])
     @pytest.mark.parametrize("models", [1, 3, 10])
     @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
     def test_tight_spends_the_budget_and_no_more(self, relation: Relation, models: int, epsilon: float) -> None:

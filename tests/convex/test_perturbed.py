@@ -93,7 +93,7 @@ def test_the_two_noises_of_a_run_are_apart() -> None:
         assert abs(np.corrcoef(first[:, 0], second[:, 0])[0, 1]) < 0.5
 
 
-PLAN = Perturbation(Logistic(), 1.0, Relation.ZERO_OUT, 2.0, Law.GAUSSIAN, 3.0, 0.5, 1e-6, NOTHING)
+PLAN = Perturbation(Logistic(), 1.0, 200, Relation.ZERO_OUT, 2.0, Law.GAUSSIAN, 3.0, 0.5, 1e-6, NOTHING)
 
 
 def test_the_release_is_the_minimiser_and_the_second_noise() -> None:

@@ -51,7 +51,7 @@ def test_equals_a_descent_that_forms_every_gradient(loss: Loss, form: Any, avera
         total = gd.gaussian(key, t, w.shape, 0.3 * 0.5)
         for i in sampling.Poisson(0.2).draw(ROWS, t, key):
             gradient = np.outer(rows[i], loss.residuals(rows[i : i + 1] @ w, targets[i : i + 1])[0])
-            total = total + gradient * min(1.0, 0.5 / max(float(np.linalg.norm(gradient)), 1e-300))
+            total = total + gradient * min(1.0, 0.5 * (1 - 1e-6) / max(float(np.linalg.norm(gradient)), 1e-300))
         velocity = momentum * velocity + total / (0.2 * ROWS) + l2 * w
         w = w - (0.4 if t < 5 else 0.2) * velocity
         iterates.append(w)

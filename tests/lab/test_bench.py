@@ -167,12 +167,12 @@ def square_or_die(number: int) -> int:
 @pytest.mark.slow
 class TestProcesses:
     def test_a_process_that_dies_fails_or_hangs_costs_its_own_item_only(self) -> None:
-        found = list(streamed(square_or_die, [1, 2, 3, 4], 15.0))
+        found = list(streamed(square_or_die, [1, 2, 3, 4], 5.0))
         assert found == [
             1,
             Failed("the process ended with status 7"),
             Failed("ValueError: three"),
-            Failed("cut: no result within 15 s"),
+            Failed("cut: no result within 5 s"),
         ]
 
     def test_peak_memory_is_measured_in_a_process_of_its_own(self) -> None:

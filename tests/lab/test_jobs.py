@@ -1,4 +1,4 @@
-"""What is done where nothing is said: settings that suit every method, rows as tensors, shifted images."""
+"""What is done where nothing is said: settings that suit every method, and rows as tensors."""
 
 import pytest
 import torch
@@ -31,24 +31,6 @@ def test_other_data(shape: tuple[int, ...], model: str) -> None:
     found = jobs.Rows.of(real)
     assert (found.outputs, found.loss, found.held_out) == (1, "squared", None)
     assert found.train[1].dtype == torch.float32
-
-
-def test_augmented_images_stay_with_their_example() -> None:
-    images, labels = torch.rand(3, 1, 4, 4), torch.tensor([0, 1, 2])
-    rows, marks = jobs.Shifts(5)((images, labels), torch.Generator().manual_seed(0))
-    assert rows.shape == (3, 5, 1, 4, 4)
-    assert marks.tolist() == [[0] * 5, [1] * 5, [2] * 5]
-    assert torch.equal(rows[:, 0], images)
-    padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
-    shifted = [padded[:, :, i : i + 4, j : j + 4] for i in range(3) for j in range(3)]
-    for example in range(3):
-        for row in rows[example]:
-            assert any(torch.equal(row, candidate[example]) for candidate in shifted)
-
-
-def test_shifts_are_for_images() -> None:
-    with pytest.raises(ValueError, match="--augment shifts images"):
-        jobs.Shifts(2)((torch.rand(3, 5), torch.zeros(3)), torch.Generator())
 
 
 def test_threads_are_given_back() -> None:

@@ -157,11 +157,15 @@ class TestFiles:
         (tmp_path / "release").mkdir()
         report.write(tmp_path / "release", made)
         assert report.load(tmp_path) == made
+        assert report.load(tmp_path / "release") == made  # what was shared, by itself
+        assert report.released(tmp_path) == report.released(tmp_path / "release") == tmp_path / "release"
         assert (tmp_path / "release" / "report.txt").read_text("utf-8") == report.text(made)
 
     def test_no_run(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="holds no finished run"):
             report.load(tmp_path)
+        with pytest.raises(ValueError, match="there is no such folder"):
+            report.load(tmp_path / "absent")
 
     def test_several_runs(self, made: report.Report, tmp_path: Path) -> None:
         (tmp_path / "dpsgd" / "release").mkdir(parents=True)
@@ -183,7 +187,7 @@ class TestText:
         for words in (
             "ε at most", "by any proof", "δ 0.0001", "neighbours zero-out", "privacy unit one row", "Poisson sampling",
             "lots of 20 out of 100 rows", "accountant pld", "public the sampling rate", "not covered",
-            "the 100 held-out rows", "3, as planned", "digits",
+            "the held-out rows", "3, as planned", "digits",
         ):  # fmt: skip
             assert words in text
 

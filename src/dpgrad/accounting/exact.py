@@ -33,7 +33,7 @@ from dpgrad.events import Approximate, Compose, Event, Leaf, Poisson, Relation, 
 
 NAME = "exact"
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
-_MOST_SHIFTED = 1000
+_MOST_SHIFTED = 1000  # subsets of shifted leaves; beyond, the μ of some are rounded up, which only adds
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
@@ -45,8 +45,10 @@ def log_delta(mu: float, epsilon: float) -> float:
     """
     if mu == 0:
         return -math.inf if epsilon >= 0 else math.log(-math.expm1(epsilon))
+    if epsilon < 0:  # δ(−ε) = 1 − e^{−ε} + e^{−ε}·δ(ε), by the symmetry of the pair
+        return math.log(-math.expm1(epsilon) + math.exp(epsilon + log_delta(mu, -epsilon)))
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if low < 0 and (mu >= 0.5 or epsilon < 0):
+    if low < 0 and mu >= 0.5:
         first, second = float(log_ndtr(-low)), epsilon + float(log_ndtr(-high))
         return first + math.log1p(-math.exp(min(second - first, -1e-16)))
     if mu < 0.5:  # m(t₁) − m(t₂) = ∫(1 − t·m(t))dt has no cancellation in μ
@@ -188,6 +190,8 @@ class MixedProfile:
         if not self.shifted:
             return math.exp(log_delta(self.mu, epsilon)) if self.mu or epsilon < 0 else 0.0
         shift = math.fsum(count * one for one, _, count in self.shifted)
+        if sum(count for _, _, count in self.shifted) >= _MOST_SHIFTED:
+            return 1.0  # a sum over that many subsets bounds nothing
         if epsilon < shift:
             return 1 - math.exp(epsilon - shift) * (1 - self._closed(shift))
         terms = (chance * math.exp(log_delta(mu, epsilon - shift)) for mu, chance in self._subsets())
@@ -195,16 +199,25 @@ class MixedProfile:
 
     def _subsets(self) -> Iterable[tuple[float, float]]:
         """μ of the Gaussian leaves with each number of each kind of shifted ones, and in how many ways."""
-        if math.prod(count + 1 for _, _, count in self.shifted) > _MOST_SHIFTED:
-            raise ValueError(
-                f"at most {_MOST_SHIFTED:,} combinations of shifted releases are composed in closed form: "
-                "use accountant rdp"
-            )
         found = [(self.mu**2, 1.0)]
-        for _, mu, count in self.shifted:
+        for mu, count in _grouped([(mu, count) for _, mu, count in self.shifted]):
             ways = [math.exp(_log_choose(count, k)) for k in range(count + 1)]
             found = [(square + k * mu**2, way * ways[k]) for square, way in found for k in range(count + 1)]
         return [(math.sqrt(square), way) for square, way in found if square]
+
+
+def _grouped(kinds: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """The kinds (μ, count), neighbouring μ raised to the larger where there are too many ways to choose among them.
+
+    >>> _grouped([(0.3, 2), (0.1, 1)]), _grouped([(0.1 + i, 9) for i in range(4)])
+    ([(0.1, 1), (0.3, 2)], [(2.1, 27), (3.1, 9)])
+    """
+    found = sorted(kinds)
+    while len(found) > 1 and math.prod(count + 1 for _, count in found) > _MOST_SHIFTED:
+        least = min(range(len(found) - 1), key=lambda i: found[i + 1][0] - found[i][0])
+        (_, few), (mu, many) = found[least : least + 2]
+        found[least : least + 2] = [(mu, few + many)]
+    return found
 
 
 def _log_choose(count: int, k: int) -> float:

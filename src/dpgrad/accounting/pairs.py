@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from dpgrad.events import Approximate, FixedSize, Gaussian, Leaf, Poisson, Relation, Shifted, Shuffle
+from dpgrad.events import Approximate, FixedSize, Gaussian, Leaf, Pinned, Poisson, Relation, Shifted, Shuffle
 
 Array = NDArray[np.float64]
 
@@ -197,6 +197,13 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
             if leaf.sampling_rate == 1:
                 return Pair(Kind.REMOVE, 1.0, z / shift)
             return Pair(Kind.LARGER, leaf.sampling_rate, z / shift)
+        case Pinned(inner, declared):
+            if declared is not relation:
+                raise ValueError(
+                    f"a release whose noise was counted for {declared} neighbours has no price under {relation}: "
+                    f"ask for relation {declared}"
+                )
+            return of(inner, relation, direction)
         case Approximate() | Shifted():
             raise ValueError(f"{type(leaf).__name__} has no price by this accountant: use accountant pld, exact or rdp")
         case _:

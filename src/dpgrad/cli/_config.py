@@ -46,8 +46,9 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
     for key, value in settings.items():
         name = key.replace("_", "-")
         if name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise ValueError(f"{path}: unknown key {key!r:.60}: did you mean {close}?")
+            close = get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "keys are the options of dpgrad train without dashes"
+            raise ValueError(f"{path}: unknown key {key!r:.60}: {remedy}")
         words += _words(name, value, known[name], path)
     try:
         return parser.parse_args(words)

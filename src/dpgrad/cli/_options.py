@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import threading
@@ -124,6 +125,23 @@ PRIVACY: dict[str, dict[str, Any]] = {
         "help": "The chance with which the promise may fail; choose it well below one over the number of rows.",
     },
 }
+
+
+def typed(parser: Parser, args: argparse.Namespace) -> str:
+    """The command line that says ``args``, of a command whose options are None where they are not given."""
+    words = parser.prog.split()
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if value is None or not action.option_strings:
+            continue
+        name = action.option_strings[0]
+        if action.nargs == 0:
+            words.append(name if value else f"--no-{name.removeprefix('--')}")
+        elif action.nargs == "+":
+            words += [name, *value]
+        else:
+            words += [word for item in (value if isinstance(value, list) else [value]) for word in (name, str(item))]
+    return shlex.join(words)
 
 
 def screen() -> tuple[bool, int]:

@@ -78,6 +78,8 @@ def words(
     parts = [drawn, f"Privacy report of {first}\n\n{text(reports[first])}\n"]
     if together is not None:
         parts.append(textwrap.fill(f"{TOGETHER} {together}", width) + "\n\n")
-    parts += [f"run folder    {folder}  (share release/ only)\n" for folder in folders.values()]
+    for name, folder in folders.items():
+        note = "share release/ only" if reports[name]["release"]["allowed"] else "not for release"
+        parts.append(f"run folder    {folder}  ({note})\n")
     parts += [f"report        {folders[first] / 'release' / 'report.json'}\n", f"page          {page}\n"]
     return "".join(parts)

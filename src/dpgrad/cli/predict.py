@@ -20,19 +20,24 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32]
 
 
+_PIXELS = "the pixel range 0.."  # begins the entry of a report that names the public range of pixels
+
+
 def add(commands: "Commands") -> None:
     """Register the command."""
     parser = _options.command(
         commands,
         "predict",
         "use a released model",
-        "Applies the released model of a run to the rows of a file, prepared as the training rows were. Reads the "
-        "folder release/ only. What is computed from a private model costs its training rows nothing more.",
+        "Applies the released model of a run to the rows of a file. The rows must have been prepared as the training "
+        "rows were, which the report names: by default pixels are divided by the largest of their public range, so "
+        "that they lie in 0..1; nothing is scaled here. Reads the folder release/ only. What is computed from a "
+        "private model costs its training rows nothing more.",
         _answer,
     )
     add = parser.add_argument
-    add("run", metavar="RUN", help="The folder of a finished run.")
-    add("--input", metavar="FILE", required=True, help="Rows as .npy, .npz (one array, or the one named x) or .csv.")
+    add("run", metavar="RUN", help="The folder of a finished run, or the folder release/ that was shared of one.")
+    add("--input", metavar="FILE", required=True, help="Prepared rows as .npy, .npz (one array, or x) or .csv.")
     add("--output", metavar="FILE", help="Write there what else would go to standard output.")
     add("--json", action="store_true", help="Print one JSON object instead of CSV.")
 
@@ -43,9 +48,10 @@ def _answer(args: argparse.Namespace) -> str:
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ValueError(
-            f"{args.run}: its model was brought by a program, which alone can rebuild it: load release/weights.pt there"
+            f"{args.run}: its model was brought by a program, which alone can rebuild it: load weights.pt there"
         )
     rows = _rows(Path(args.input), tuple(found["model"]["shape"]))
+    _refuse_units(args.input, found, rows)
     text = _written(found, _outputs(Path(args.run), found, rows), args.json)
     if args.output is None:
         return text
@@ -72,12 +78,40 @@ def _rows(path: Path, shape: tuple[int, ...]) -> "Array":
         found = found["x" if "x" in found.files else found.files[0]]
     if found.dtype.kind not in "fiub":
         raise ValueError(f"--input {path} must hold numbers, got {found.dtype}")
-    if found.shape[1:] != shape:
+    if not _fits(found.shape, shape):
         raise ValueError(f"--input {path} must hold rows of shape {shape}, got an array of shape {found.shape}")
-    rows: Array = found.astype(np.float32)
+    rows: Array = found.reshape(len(found), *shape).astype(np.float32)
     if not np.isfinite(rows).all():
         raise ValueError(f"--input {path} holds values that are not finite: remove those rows")
     return rows
+
+
+def _fits(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array holds rows of ``shape``: laid out as one line each, or with the same sides of more than 1.
+
+    Other orders of the same sides, such as channels last, are another image.
+    """
+    if len(given) == 2 and given[1] == math.prod(shape):
+        return True
+    return len(given) > 1 and [side for side in given[1:] if side != 1] == [side for side in shape if side != 1]
+
+
+def _refuse_units(name: str, report: "Report", rows: "Array") -> None:
+    """Refuse pixels in other units than those of training, where the report tells which they were."""
+    ranges = [entry.rpartition("..")[2] for entry in report["public"] if entry.startswith(_PIXELS)]
+    if report["data"] is None or not ranges or not rows.size:
+        return
+    prepared, most = report["data"]["preprocessing"], float(rows.max())
+    if prepared == "default" and most > 1:
+        raise ValueError(
+            f"--input {name} holds values above 1, and the model was trained on pixels in 0..1: divide those of "
+            f"{_PIXELS}{ranges[0]} by {ranges[0]}"
+        )
+    if prepared == "raw" and 0 < most <= 1:
+        raise ValueError(
+            f"--input {name} holds no value above 1, and the model was trained on raw pixels in 0..{ranges[0]}: do not "
+            "divide them"
+        )
 
 
 def _csv(path: Path, shape: tuple[int, ...]) -> Any:
@@ -106,11 +140,12 @@ def _outputs(run: Path, report: "Report", rows: "Array") -> "Array":
     import torch
 
     from dpgrad.lab.models import build
+    from dpgrad.lab.report import released
     from dpgrad.train import WEIGHTS
 
     named = report["model"]
     model = build(named["name"], named["shape"], named["outputs"])
-    path = run / "release" / WEIGHTS
+    path = released(run) / WEIGHTS
     try:
         model.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     except Exception as error:  # torch raises many kinds for a file that is not what it was

@@ -10,6 +10,7 @@ from dpgrad.cli import _options
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
     from dpgrad.lab.page import Beside
+    from dpgrad.lab.report import Report
 
 
 def add(commands: "Commands") -> None:
@@ -37,16 +38,42 @@ def _answer(args: argparse.Namespace) -> str:
     out = Path(args.out or Path(args.runs[0]) / "report.html")
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out must end in .html, got {out.name!r:.80}")
-    out.write_text(page(reports, _beside(args.runs)), "utf-8")
+    together = _together(list(reports.values()))
+    out.write_text(page(reports, _beside(args.runs), together), "utf-8")
     if args.json:
-        return json.dumps({"page": str(out), "runs": {n: r["guarantee"] for n, r in reports.items()}}) + "\n"
-    return f"{len(reports)} run{'s' if len(reports) > 1 else ''} on {out}\n"
+        runs = {name: report["guarantee"] for name, report in reports.items()}
+        return json.dumps({"page": str(out), "runs": runs, "together": together}) + "\n"
+    said = f"{together}\n" if together else ""
+    return f"{len(reports)} run{'s' if len(reports) > 1 else ''} on {out}\n{said}"
+
+
+def _together(reports: "list[Report]") -> str | None:
+    """What all runs cost whoever sees them, if they are on the same rows, which a report does not tell."""
+    if len(reports) < 2:
+        return None
+    promises = [report["guarantee"] for report in reports]
+    start = "Each run has its own guarantee; whoever sees all of them, if they were on the same rows, sees"
+    if len({promise["relation"] for promise in promises}) > 1:
+        return f"{start} more than any of them says, and their neighbours differ, so that they do not add up"
+    if any(report["event"] is None for report in reports):  # a schedule of many noises, which a report leaves out
+        return f"{start} more than any of them says; the ledger of the runs knows how much"
+    from dpgrad.accounting import account
+    from dpgrad.events import Compose, Relation, from_dict
+    from dpgrad.guarantee import Guarantee
+
+    event = Compose(tuple(from_dict(report["event"]) for report in reports))
+    profile = account(event, Relation(promises[0]["relation"]), "pld")
+    return f"{start} {Guarantee.of(profile, max(promise['delta'] for promise in promises))}"
 
 
 def _finished(folder: Path) -> list[Path]:
     """The run in ``folder``, or the finished runs in the folders of it."""
+    from dpgrad.lab.report import FILE
+
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give the folder of a finished run")
+    if (folder / FILE).is_file():
+        return [folder]  # what was shared of a run
     found = [run for run in (folder, *sorted(folder.iterdir())) if (run / "release").is_dir()]
     if not found:
         raise ValueError(f"{folder} holds no finished run: finish it with dpgrad train --resume --out {folder}")

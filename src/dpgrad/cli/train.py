@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _RIVALS = (("steps", "epochs"),)
 _PAGE, _LEDGER, _BESIDE = "report.html", "ledger", "non-private.json"
+_SPENT = "ledger.jsonl"  # in the folder of a run
 
 # Options that `dpgrad.fit` takes under the same name.
 _FIT = (
@@ -141,41 +143,81 @@ def _seed(value: int) -> None:
 
 
 def _answer(args: argparse.Namespace, parser: "Parser") -> str:
+    typed = argparse.Namespace(**vars(args))
     if args.config is not None:
         _config.overruled(args, parser, _RIVALS)
-    from dpgrad import data
     from dpgrad.lab import jobs
-    from dpgrad.recipes import recipe
 
-    dataset = data.load(args.data or "digits", args.data_dir, args.preprocessing)
-    methods = list(dict.fromkeys(args.method or jobs.job(dataset).methods))
-    for method in methods:
-        recipe(method)  # an unknown one is refused before anything is done
-    training = _Training(args, dataset, several=len(methods) > 1)
+    dataset = _dataset(args)
+    training = _Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)))
     with jobs.threads(training.job):
+        training.check()
         if args.plan:
-            return _planned({method: training.plan(method) for method in methods}, bool(args.json))
+            return _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
         training.prepare()
-        reports = {method: training.report(method) for method in methods}
-        return training.answer(reports)
+        typed.out, typed.resume = str(training.out), True
+        try:
+            return training.answer({method: training.report(method) for method in training.methods})
+        except KeyboardInterrupt:
+            resumed = _options.typed(parser, typed)
+            raise KeyboardInterrupt(f"count the whole plan as spent until it goes on with: {resumed}") from None
+        except Exception:
+            training.clear()
+            raise
+
+
+def _dataset(args: argparse.Namespace) -> "Dataset":
+    """The dataset that was asked for; a refusal names the options of this command."""
+    from dpgrad import data
+
+    name = args.data or "digits"
+    if name not in data.names() and (os.sep in name or "." in name or os.path.exists(name)):
+        raise ValueError(
+            f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: data of your "
+            "own are trained on from Python, with dpgrad.fit"
+        )
+    try:
+        return data.load(name, args.data_dir, args.preprocessing)
+    except data.MissingFileError as error:
+        raise ValueError(f"--data {name} needs its files: name their folder with --data-dir; {error}") from None
 
 
 class _Training:
     """One call of the command: the settings it makes of its arguments, and the folder it writes."""
 
-    def __init__(self, args: argparse.Namespace, dataset: "Dataset", several: bool) -> None:
+    def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str]) -> None:
         import torch
 
         from dpgrad.lab import jobs
 
-        self.args, self.dataset, self.several = args, dataset, several
+        self.args, self.dataset, self.methods, self.several = args, dataset, methods, len(methods) > 1
         self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
         self.model_name = args.model or self.job.model
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.out = Path(args.out or f"dpgrad-runs/{dataset.name}-{stamp}")
-        self.ledger_path = Path(args.ledger) if args.ledger else self.out / _LEDGER if several else None
+        self.ledger_path = Path(args.ledger) if args.ledger else self.out / _LEDGER if self.several else None
         self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._ledger: Ledger | None = None
+        self._found = self.out.is_dir()
+
+    def check(self) -> None:
+        """Refuse, before a plan is shown or a folder made, what `fit` would refuse later."""
+        from dpgrad.ledger import Ledger
+        from dpgrad.prepare import optimizer_named
+        from dpgrad.recipes import recipe
+
+        kinds = [recipe(method) for method in self.methods]
+        model = self.model()
+        for kind in kinds:
+            momentum = kind.momentum if self.args.momentum is None else self.args.momentum
+            optimizer_named(self.args.optimizer, model.parameters(), 1.0, momentum)
+        if self.ledger_path is None:
+            return
+        if self.args.ledger and not self.ledger_path.parent.is_dir():
+            raise ValueError(f"--ledger {self.ledger_path}: its folder is missing; make it first")
+        if self.ledger_path.is_dir():
+            raise ValueError(f"--ledger {self.ledger_path} is a folder: name a file")
+        self._ledger = Ledger(self.ledger_path)
 
     def options(self, method: str) -> dict[str, Any]:
         """What `fit` is given for one method: the command line, else the file, else the job, else the paper."""
@@ -186,7 +228,7 @@ class _Training:
         named, found = recipe(method), self.job
         defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA, "averaging": found.averaging}
         if not named.full_batch:
-            defaults["lot"] = min(found.lot, len(self.rows.train[1]))
+            defaults["lot"] = min(found.lot, given.get("dataset_size", len(self.rows.train[1])))  # not read if declared
         if not {"steps", "epochs"} & given.keys() and not {"epsilon", "noise_multiplier"} <= given.keys():
             defaults |= {"steps": found.steps, "epochs": found.epochs}
         if "noise_multiplier" in given:
@@ -219,37 +261,90 @@ class _Training:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.args.seed or 0)
-            try:
-                return build(self.model_name, self.rows.shape, self.rows.outputs).to(self.device)
-            except (RuntimeError, AssertionError) as error:  # a device that is not there
-                raise ValueError(f"--device {self.device} cannot be used: {str(error).splitlines()[0]}") from None
+            made = build(self.model_name, self.rows.shape, self.rows.outputs)
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"--device must be cpu or cuda, got {self.device!r:.60}")
+        try:
+            return made.to(self.device)
+        except (RuntimeError, AssertionError) as error:  # a device that is not there
+            why = str(error).splitlines()[0]
+            raise ValueError(f"--device {self.device} cannot be used: {why}; choose cpu, or leave it out") from None
 
     def folder(self, method: str) -> Path:
         """The run folder of a method: --out itself, or a folder in it where there are several."""
         return self.out / method if self.several else self.out
 
     def prepare(self) -> None:
-        """Refuse a folder that is in use for something else, before the work."""
-        from dpgrad.ledger import Ledger
-
+        """Refuse a folder that cannot be written or is in use for something else, before the work."""
         if self.args.resume and not self.args.out:
             raise ValueError("--resume needs --out: the folder of the run that is to go on")
-        if self.args.resume and not self.out.is_dir():
+        there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ValueError(f"--out {self.out} cannot be made, since {there} is a file: choose another folder")
+        if self.args.resume and not self._found:
             raise ValueError(f"--resume: there is no run in {self.out}")
-        if not self.args.resume and self.out.is_dir() and any(self.out.iterdir()):
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ValueError(f"--out {self.out} cannot be written, since {there} is read-only: choose another folder")
+        if self._found:
+            self._refuse_other_runs()
+
+    def _refuse_other_runs(self) -> None:
+        """Refuse a folder with anything but the runs that are to go on: a run that nobody asked for spends too."""
+        names = {path.name for path in self.out.iterdir()}
+        within = sorted(path.parent.name for path in self.out.glob(f"*/{_SPENT}"))
+        if self.several and _SPENT in names:
+            raise ValueError(
+                f"--out {self.out} holds the run of one method, and {len(self.methods)} were asked for: to go on with "
+                "it give --resume, its --method and its other options; to begin, choose another folder"
+            )
+        if not self.args.resume and names:
             raise ValueError(f"--out {self.out} is not empty: choose another folder, or go on with --resume")
-        self.out.mkdir(parents=True, exist_ok=True)
-        if self.ledger_path is not None:
-            self._ledger = Ledger(self.ledger_path)
+        if not self.several and within:
+            raise ValueError(
+                f"--out {self.out} holds the runs of several methods, and one was asked for: to go on with them give "
+                f"all that it was begun with, such as --method {' '.join(within)}; to begin, choose another folder"
+            )
+        own = {_LEDGER, f"{_LEDGER}.lock", *self.methods} if self.several else {"lock", "private"}
+        if not within and _SPENT not in names and names - own:
+            raise ValueError(f"--resume: there is no run in {self.out}, which holds other files: choose another folder")
+        if self.several and set(within) != set(self.methods[: len(within)]):  # they are trained one after another
+            raise ValueError(
+                f"--out {self.out} holds runs of {', '.join(within)}, which was not begun with --method "
+                f"{' '.join(self.methods)}: to go on give the methods that it was begun with, in their order"
+            )
+
+    def clear(self) -> None:
+        """After a refusal, leave the folder as it was found where no run began in it."""
+        if self.args.resume or not self.out.is_dir() or any(self.out.rglob(_SPENT)) or (self.out / _LEDGER).exists():
+            return
+        from dpgrad import _files
+
+        for lock in self.out.rglob("lock"):
+            try:
+                _files.unlock(_files.lock(lock))
+            except ValueError:  # another process began here at the same time
+                return
+        for path in self.out.iterdir():
+            _files.remove(path) if path.is_dir() else _files.discard(path)
+        if self._found:
+            return
+        self.out.rmdir()
+        if not self.args.out and not any(self.out.parent.iterdir()):
+            self.out.parent.rmdir()
 
     def report(self, method: str) -> "Report":
         """Train by one method; its report. A run that is finished is not trained again."""
-        from dpgrad.lab import jobs, report
+        from dpgrad.augment import Shifts
+        from dpgrad.lab import report
         from dpgrad.train import fit
 
         folder, options = self.folder(method), self.options(method)
         if self.args.resume and (folder / "release" / report.FILE).is_file():
-            return report.load(folder)
+            found = report.load(folder)
+            if found["method"]["name"] != method:
+                other = found["method"]["name"]
+                raise ValueError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
+            return found
         metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
         with _progress.showing(method, metric) as show:
             fitted = fit(
@@ -260,10 +355,10 @@ class _Training:
                 release=self._release, ledger=self._ledger, seed=self.args.seed,
                 engine=self.args.engine or "bookkeeping", microbatch=self.args.microbatch,
                 memory_limit=self.args.memory_limit, diagnostics=_diagnostics(self.args.diagnostics),
-                augment=None if self.args.augment is None else jobs.Shifts(self.args.augment),
+                augment=None if self.args.augment is None else Shifts(self.args.augment),
             )  # fmt: skip
         if fitted.stopped == "interrupted":
-            raise KeyboardInterrupt(f"{method} goes on with --resume --out {self.out}; until then count its whole plan")
+            raise KeyboardInterrupt
         return report.load(folder)
 
     def _release(self, folder: Path, fitted: "Fitted") -> None:

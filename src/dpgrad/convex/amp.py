@@ -93,7 +93,9 @@ def calibrated(
     gamma = max(1 / rows, perturbed.tolerance(rows, lipschitz, std))
     mu = exact.mu_for(output_epsilon, output_delta)
     event = Compose((Approximate(first, first_delta, relation), Gaussian(m / mu)))
-    return Perturbation(checked, radius, Relation(relation), lam, Law.GAUSSIAN, std, 2 * gamma / lam / mu, gamma, event)
+    return Perturbation(
+        checked, radius, rows, Relation(relation), lam, Law.GAUSSIAN, std, 2 * gamma / lam / mu, gamma, event
+    )
 
 
 def tuning_free(

@@ -47,7 +47,7 @@ from dpgrad.convex.design import Design, Matrix, Rule
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.weighted import Weighted
-from dpgrad.events import Compose, Event, Gaussian, Relation, Repeat
+from dpgrad.events import Compose, Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.keys import AnyKey, Key
 from dpgrad.mechanism import Mechanism
 from dpgrad.sampling import FullBatch
@@ -65,6 +65,7 @@ MOST_FLOOR = 3.0  # the floor of the eigenvalues, in units of their mean R²/p
 MOST_COLUMNS = 2000  # a second moment of more is not worth its p³
 SPREAD = 0.1  # the largest eigenvalue of the rows' covariance where it is not known, in units of R²
 STABLE = 2.0  # the learning rate times the largest curvature; heavy-ball descent is stable up to 2(1+β) = 3.6
+SECOND_MOMENT = "second moment"
 KNOWN = (Logistic, HuberSvm, Softmax, Joint, Weighted)
 _CHUNK = 64  # columns of the second moment that are summed at once
 _ROUNDING = 1e-9  # μ stays below the target by this much, so that the price does in floating point
@@ -72,7 +73,10 @@ _ROUNDING = 1e-9  # μ stays below the target by this much, so that the price do
 
 @dataclass(frozen=True)
 class Release:
-    """What was released: its name, how far one row moves it, the noise on it, and its share of μ².
+    """What was released: its name, how far one row moves it, the noise on it, and its share of the budget.
+
+    The share is one of μ²; in objective perturbation and AMP, whose loss is not the noise's alone, that of the two
+    parts between which the plan divides its budget: the minimiser of the perturbed objective, and the noise on it.
 
     The sensitivity is in the Euclidean norm (Frobenius for the matrix), between neighbours; ``std`` is the noise
     on each coordinate. The gradients are sums over the rows, and their two numbers those of one of ``count`` steps. The
@@ -201,7 +205,7 @@ class Plan:
         if self.centred:
             made.append(Release("mean", self.mean_sensitivity, self.mean_std, MEAN_SHARE))
         if self.preconditioned:
-            made.append(Release("second moment", self.second_sensitivity, self.second_std, SECOND_SHARE))
+            made.append(Release(SECOND_MOMENT, self.second_sensitivity, self.second_std, SECOND_SHARE))
         made.append(Release("gradients", self.moved * self.clip, mechanism.std_at(0), self.share, self.steps))
         return tuple(made)
 
@@ -231,8 +235,8 @@ def solve(
 
     Guarantee: (ε, δ) for neighbours under ``relation``, by the exact profile of all releases together; which are made
     and with how much noise depends on the numbers of rows and columns, the radius, the loss and the arguments alone.
-    The number of rows is public, so add/remove is refused. It holds in exact arithmetic; every row's part in a release
-    is lowered by what rounding may add to it.
+    The number of rows is public, so add/remove is refused. Sums run in float64, and every row's part in a release is
+    lowered by what rounding may add to it.
     """
     _validate.positive(epsilon=epsilon, kappa=kappa)
     _validate.step_count(steps=steps)
@@ -251,7 +255,7 @@ def solve(
     plan = Plan(plain.rows, plain.features, reach, mu, moved, steps, loss.outputs)
     mechanism = plan.mechanism(Relation(relation))
     releases = plan.releases(mechanism)
-    event = _event(releases, plan)
+    event = _event(releases, plan, Relation(relation))
     if exact.account(event, relation).epsilon(delta) > epsilon:
         raise ValueError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
 
@@ -282,10 +286,17 @@ def _moved(relation: Relation) -> int:
     )
 
 
-def _event(releases: tuple[Release, ...], plan: Plan) -> Event:
-    """All releases; a noise multiplier is std to half the sensitivity under replace-one, as accountants price it."""
-    parts = (Repeat(Gaussian(plan.moved * made.std / made.sensitivity), made.count) for made in releases)
-    return Compose(tuple(parts))
+def _event(releases: tuple[Release, ...], plan: Plan, relation: Relation) -> Event:
+    """All releases; a noise multiplier is std to half the sensitivity under replace-one, as accountants price it.
+
+    The second moment moves by √2 under replace-one, not by 2: its multiplier is right for this relation alone.
+    """
+
+    def leaf(made: Release) -> Gaussian | Pinned:
+        found = Gaussian(plan.moved * made.std / made.sensitivity)
+        return Pinned(found, relation) if made.name == SECOND_MOMENT else found
+
+    return Compose(tuple(Repeat(leaf(made), made.count) for made in releases))
 
 
 def _noisy_mean(plain: Design, plan: Plan, key: Key) -> Array:
@@ -296,9 +307,10 @@ def _noisy_mean(plain: Design, plan: Plan, key: Key) -> Array:
 def mean_row(plain: Design) -> Array:
     """The mean of the rows, before any noise.
 
-    Guarantee: leaving out a row moves its norm by at most R/n, exchanging one by at most 2R/n, for a public n.
+    Guarantee: leaving out a row moves it by at most R/n, exchanging one by at most 2R/n, for a public n; summed in
+    float64, and lowered by what rounding there may add.
 
-    >>> mean_row(Design([[1.0, 0.0], [0.0, 1.0]], radius=1.0)).round(6).tolist()
+    >>> mean_row(Design([[1.0, 0.0], [0.0, 1.0]], radius=1.0)).round(5).tolist()
     [0.5, 0.5]
     """
     return plain.gathered(np.ones((plain.rows, 1)))[:, 0] * ((1 - plain.slack) / plain.rows)
@@ -307,9 +319,10 @@ def mean_row(plain: Design) -> Array:
 def second_moment(plain: Design) -> Array:
     """XᵀX/n, before any noise, by a few columns at a time so that sparse rows are never made dense.
 
-    Guarantee: leaving out a row moves its Frobenius norm by at most R²/n, exchanging one by √2·R²/n, for a public n.
+    Guarantee: leaving out a row moves its Frobenius norm by at most R²/n, exchanging one by √2·R²/n, for a public n;
+    summed in float64, and lowered by what rounding there may add.
 
-    >>> second_moment(Design([[1.0, 0.0], [0.0, 0.5]], radius=1.0)).round(6).tolist()
+    >>> second_moment(Design([[1.0, 0.0], [0.0, 0.5]], radius=1.0)).round(5).tolist()
     [[0.5, 0.0], [0.0, 0.125]]
     """
     total = np.empty((plain.features, plain.features))

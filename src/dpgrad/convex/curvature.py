@@ -316,7 +316,7 @@ def minimiser(objective: Objective, start: Array | None = None) -> Array:
     first = float(np.linalg.norm(gradient))
     if first == 0:
         return x
-    slack = objective.design.slack
+    slack = objective.design.accuracy
     floor = slack * value  # rows that are fitted exactly leave no value to compare with
     for _ in range(_NEWTON_STEPS):
         scale = average(objective, x) or objective.loss.smoothness(objective.design.bound)  # all rows flat: any will do

@@ -67,11 +67,12 @@ from dpgrad.convex import gd, perturbed
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss
 from dpgrad.convex.perturbed import Law, Perturbation
-from dpgrad.events import Approximate, Compose, Event, Gaussian, Relation, Repeat, Shifted
+from dpgrad.events import Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted
 from dpgrad.keys import AnyKey
 
 OUTPUT_SHARE = 0.01  # of μ², or of ε and δ, for the noise that covers the numerical solution
 _LEAST_NOISE, _MOST_NOISE = 0.01, 1e9
+_MOST_SHIFT = 100.0  # of the loss, by the determinants
 
 
 def calibrated(
@@ -92,7 +93,8 @@ def calibrated(
     take no more than ``shift_share`` of ε, or ``ridge`` if that is larger. ``models`` such fits on the same rows
     share the budget.
 
-    Guarantee: by the proof in this module, for Logistic and HuberSvm under every relation.
+    Guarantee: by the proof in this module, for Logistic and HuberSvm under zero-out and replace-one. Add/remove is
+    refused: the accuracy of the minimiser, and so whether one is found, depends on the number of rows.
 
     >>> plan = calibrated(1000, Logistic(), radius=1.0, epsilon=1.0, delta=1e-6, relation=Relation.ZERO_OUT)
     >>> round(plan.ridge, 3), round(plan.scale, 3)
@@ -103,13 +105,13 @@ def calibrated(
             f"the tight calibration needs a margin loss, whose derivative has one sign, got {loss!r}: use Logistic or "
             "HuberSvm, or objective.approximate"
         )
-    _check(rows, epsilon, models, shift_share, ridge)
+    _check(rows, epsilon, models, shift_share, ridge, relation)
     gd.check_delta(delta, rows)
     lam, shift = _ridge(loss, radius, epsilon / models, ridge, shift_share)
 
     def event_of(multiplier: float) -> Event:
         first = Shifted(shift, Gaussian(multiplier / math.sqrt(1 - OUTPUT_SHARE)))
-        return Compose((first, Gaussian(multiplier / math.sqrt(OUTPUT_SHARE))))
+        return Compose((first, Pinned(Gaussian(multiplier / math.sqrt(OUTPUT_SHARE)), relation)))
 
     def price(multiplier: float) -> float:
         return exact.account(Repeat(event_of(multiplier), models), relation).epsilon(delta)
@@ -120,7 +122,7 @@ def calibrated(
     gamma = perturbed.tolerance(rows, lipschitz, std)
     output = 2 * gamma / lam / perturbed.moved(relation) * multiplier / math.sqrt(OUTPUT_SHARE)
     return Perturbation(
-        perturbed.curved(loss, "objective"), radius, Relation(relation), lam, Law.GAUSSIAN, std, output, gamma,
+        perturbed.curved(loss, "objective"), radius, rows, Relation(relation), lam, Law.GAUSSIAN, std, output, gamma,
         event_of(multiplier),
     )  # fmt: skip
 
@@ -150,7 +152,7 @@ def approximate(
     (0.505, 11.07)
     """
     checked = perturbed.curved(loss, "objective")
-    _check(rows, epsilon, models, 0.5, ridge)
+    _check(rows, epsilon, models, 0.5, ridge, relation)
     gd.check_delta(delta, rows)
     one, small = epsilon * (1 - OUTPUT_SHARE) / models, delta * (1 - OUTPUT_SHARE) / models
     lam = max(2 * checked.smoothness(radius) / one, ridge)
@@ -159,7 +161,9 @@ def approximate(
     gamma = perturbed.tolerance(rows, lipschitz, std)
     mu = exact.mu_for(epsilon * OUTPUT_SHARE / models, delta * OUTPUT_SHARE / models)
     event = Compose((Approximate(one, small, relation), Gaussian(m / mu)))
-    return Perturbation(checked, radius, Relation(relation), lam, Law.GAUSSIAN, std, 2 * gamma / lam / mu, gamma, event)
+    return Perturbation(
+        checked, radius, rows, Relation(relation), lam, Law.GAUSSIAN, std, 2 * gamma / lam / mu, gamma, event
+    )
 
 
 def pure(
@@ -186,15 +190,16 @@ def pure(
     ('gamma', 0.39, 4.04, 0.0)
     """
     checked = perturbed.curved(loss, "objective")
-    _check(rows, epsilon, models, shift_share, ridge)
+    _check(rows, epsilon, models, shift_share, ridge, relation)
     one, small = epsilon * (1 - OUTPUT_SHARE) / models, epsilon * OUTPUT_SHARE / models
     lam, shift = _ridge(checked, radius, one, ridge, shift_share)
     lipschitz = checked.lipschitz(radius)
     scale = perturbed.moved(relation) * lipschitz / (one - shift)
-    gamma = perturbed.tolerance(rows, lipschitz, scale)
+    # the noise is p times as long as its scale: this leaves room for rounding at millions of coefficients
+    gamma = perturbed.tolerance(rows, lipschitz, 100 * scale)
     event = Approximate(epsilon / models, 0.0, relation)
     return Perturbation(
-        checked, radius, Relation(relation), lam, Law.GAMMA, scale, 2 * gamma / lam / small, gamma, event
+        checked, radius, rows, Relation(relation), lam, Law.GAMMA, scale, 2 * gamma / lam / small, gamma, event
     )
 
 
@@ -214,11 +219,17 @@ def solve(
 def _ridge(loss: Loss, radius: float, epsilon: float, ridge: float, share: float) -> tuple[float, float]:
     """λ and what the determinants take of ε at it."""
     beta = loss.smoothness(radius)
+    if share * epsilon > _MOST_SHIFT:
+        raise ValueError(
+            f"epsilon must be at most {_MOST_SHIFT / share:g} for each model, got {epsilon!r}: "
+            "beyond it no ridge is left, and nothing is private"
+        )
     lam = max(beta / math.expm1(share * epsilon), ridge)
     return lam, math.log1p(beta / lam)
 
 
-def _check(rows: int, epsilon: float, models: int, share: float, ridge: float) -> None:
+def _check(rows: int, epsilon: float, models: int, share: float, ridge: float, relation: Relation) -> None:
+    perturbed.moved(relation)
     _validate.whole(least=1, rows=rows, models=models)
     _validate.positive(epsilon=epsilon)
     _validate.open_unit(shift_share=share)

@@ -46,7 +46,7 @@ from dpgrad.events import Event, Gaussian, Relation
 from dpgrad.keys import AnyKey, Key
 from dpgrad.schedules import Schedule
 
-_ROUNDING = 1e-6  # what float32 may add to a row's contribution, relative to it
+_ROUNDING = 1e-6  # what rounding in float64 may add to a row's contribution, relative to it
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,9 @@ def solve(
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
 
-    Guarantee: the event is that of ``plan``; another loss, another number of rows or longer rows are refused. It holds
-    in exact arithmetic, one row's contribution being allowed a millionth for rounding.
+    Guarantee: the event is that of ``plan``; another loss, another number of rows or longer rows are refused. The
+    descent runs in float64 whatever the precision of the rows, one row's contribution being allowed a millionth for
+    rounding.
     """
     if loss != plan.loss:
         raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
@@ -176,6 +177,7 @@ def descend(
     Guarantee: one row moves them by at most ``plan.sensitivity``, for every order.
     """
     checked = loss.checked(targets, design.rows)
+    design = design.precise()  # rounding in float32 would drive neighbours apart at every step
     found = np.zeros((design.features, loss.outputs))
     starts = range(0, len(rows), plan.batch_size)
     whole = design if len(starts) == 1 else None  # drawing would copy every row

@@ -44,6 +44,7 @@ class Perturbation:
 
     loss: Curved
     radius: float
+    rows: int
     relation: Relation
     ridge: float
     law: Law
@@ -81,7 +82,16 @@ def curved(loss: Loss, solver: str) -> Curved:
 
 
 def moved(relation: Relation) -> int:
-    """How many rows' contributions the sum moves by between neighbours."""
+    """How many rows' contributions the sum moves by between neighbours.
+
+    Guarantee: add/remove is refused. What rounding may hide of a gradient grows with the number of rows, so whether the
+    minimiser is found within γ would tell of that number, were it not public.
+    """
+    if Relation(relation) is Relation.ADD_REMOVE:
+        raise ValueError(
+            "relation add-remove is refused: how accurately the minimiser is found depends on the number of rows; use "
+            "zero-out or replace-one"
+        )
     return 2 if Relation(relation) is Relation.REPLACE_ONE else 1
 
 
@@ -90,10 +100,13 @@ def solve(
 ) -> tuple[Array, Event]:
     """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
 
-    Guarantee: the event is that of ``plan``; a loss or rows beyond the bounds it was made for are refused.
+    Guarantee: the event is that of ``plan``; a loss, another number of rows or rows beyond the bounds it was made for
+    are refused.
     """
     if loss != plan.loss:
         raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
+    if design.rows != plan.rows:
+        raise ValueError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
     if design.bound > plan.radius * (1 + 1e-12):
         raise ValueError(
             f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
@@ -142,7 +155,7 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
         residuals = loss.residuals(scores, targets)
         gradient = precise.gathered(residuals) + ridge * found + linear
         norm = float(np.linalg.norm(gradient))
-        rounding = precise.slack * float(np.abs(residuals[:, 0]) @ design.norms)
+        rounding = precise.accuracy * float(np.abs(residuals[:, 0]) @ design.norms)
         rounding += 1e-14 * float(ridge * np.linalg.norm(found) + np.linalg.norm(linear))
         if norm + rounding <= tolerance:
             return found

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dpgrad.data import Dataset
-from dpgrad.grads.sums import Batch
 from dpgrad.recipes import Recipe
 
 EPSILON, DELTA = 3.0, 1e-5
@@ -100,24 +98,3 @@ def _tensors(x: Any, y: Any, classes: bool) -> tuple[Tensor, Tensor]:
     dense = x if isinstance(x, np.ndarray) else x.toarray()  # scipy's sparse rows
     inputs = torch.from_numpy(np.ascontiguousarray(dense, dtype=np.float32))
     return inputs, torch.from_numpy(np.ascontiguousarray(y, dtype=np.int64 if classes else np.float32))
-
-
-@dataclass(frozen=True)
-class Shifts:
-    """Augmentation: each image and ``count`` − 1 copies of it, shifted by up to one pixel in each direction."""
-
-    count: int
-
-    def __call__(self, batch: Batch, generator: torch.Generator) -> Batch:
-        images, labels = batch
-        if images.ndim != 4:
-            raise ValueError(f"--augment shifts images, got rows of shape {tuple(images.shape[1:])}: leave it out")
-        height, width = images.shape[-2:]
-        padded = F.pad(images, (1, 1, 1, 1))
-        shifts = torch.randint(3, (2, len(images), self.count), generator=generator, device=images.device)
-        shifts[:, :, 0] = 1  # the image as it is
-        rows = torch.arange(height, device=images.device) + shifts[0][..., None]  # (examples, K, height)
-        columns = torch.arange(width, device=images.device) + shifts[1][..., None]
-        example = torch.arange(len(images), device=images.device)[:, None, None, None]
-        moved = padded.movedim(1, -1)[example, rows[..., None], columns[:, :, None, :]]  # (examples, K, h, w, channels)
-        return moved.movedim(-1, 2), labels[:, None].expand(-1, self.count)

@@ -101,8 +101,8 @@ def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
     ValueError: unknown model 'conn': did you mean cnn? The models are linear, mlp, cnn, oriented-gradients
     """
     if name not in MODELS:
-        close = get_close_matches(str(name).lower(), MODELS, n=1, cutoff=0.0)[0]
-        known = ", ".join(MODELS)
-        raise ValueError(f"unknown model {_validate.shown(name)}: did you mean {close}? The models are {known}")
+        close = get_close_matches(str(name).lower(), MODELS, n=1)
+        guess = f"did you mean {close[0]}? The" if close else "the"
+        raise ValueError(f"unknown model {_validate.shown(name)}: {guess} models are {', '.join(MODELS)}")
     _validate.whole(least=1, outputs=outputs)
     return MODELS[name](shape, outputs)

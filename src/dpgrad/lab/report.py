@@ -151,14 +151,22 @@ def check(report: object, name: str = "report") -> None:
         raise ValueError(f"{fault}: not a {FORMAT}")
 
 
-def load(run: Path) -> Report:
-    """The report of the run in that folder; only what was released is read."""
-    path = run / "release" / FILE
-    within = sorted(other.parent.parent.name for other in run.glob(f"*/release/{FILE}"))
-    if not path.is_file() and within:
+def released(run: Path) -> Path:
+    """The folder with what may be shared of a run: ``release`` in the folder of the run, or the one given itself."""
+    if not run.is_dir():
+        raise ValueError(f"{run}: there is no such folder: give that of a finished run, or what was shared of one")
+    for folder in (run / "release", run):
+        if (folder / FILE).is_file():
+            return folder
+    if within := sorted(other.parent.parent.name for other in run.glob(f"*/release/{FILE}")):
         raise ValueError(f"{run} holds several runs: choose {' or '.join(str(run / name) for name in within)}")
-    if not path.is_file():
-        raise ValueError(f"{run} holds no finished run: {path} is missing; finish it with dpgrad train --resume")
+    missing = run / "release" / FILE
+    raise ValueError(f"{run} holds no finished run: {missing} is missing; finish it with dpgrad train --resume")
+
+
+def load(run: Path) -> Report:
+    """The report of the run in that folder, or of what was shared of it; only what was released is read."""
+    path = released(run) / FILE
     try:
         found: Report = json.loads(path.read_text("utf-8"))
     except ValueError:

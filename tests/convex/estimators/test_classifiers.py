@@ -24,6 +24,7 @@ from dpgrad.convex.estimators import (
     DPStandardScaler,
     PrivacyWarning,
     RowNormalizer,
+    rows,
 )
 from dpgrad.convex.estimators.solvers import SOLVERS
 from dpgrad.convex.losses import Logistic
@@ -45,7 +46,7 @@ class TestWhatIsComputed:
         model = fitted()
         alone = auto.solve(
             X.astype(np.float32), 2 * Y - 1, Logistic(),
-            epsilon=2.0, delta=600**-2.0, relation=Relation.REPLACE_ONE, key=7,
+            epsilon=2.0, delta=600**-2.0, relation=Relation.REPLACE_ONE, key=rows.key_of(7, "DPLogisticRegression"),
         )  # fmt: skip
         np.testing.assert_array_equal(model.coef_, alone.coef.T)
         np.testing.assert_array_equal(model.intercept_, alone.intercept)
@@ -199,10 +200,11 @@ class TestPrivacy:
     def test_what_is_public_and_what_is_not_covered_is_said(self) -> None:
         told = fitted().privacy_
         assert told.reproducible
-        assert "the number of rows, 600, and of columns, 4" in told.public
-        assert any("2 classes" in fact for fact in told.public)
+        assert "the number of rows, 600, and of columns, 4, and the names of the columns" in told.public
+        assert "that every value is a finite number" in told.public
+        assert "the 2 classes, and that no label lies beyond them" in told.public
         assert any("other fits" in fact and "shared ledger" in fact for fact in told.outside)
-        assert any("held-out" in fact for fact in told.outside)
+        assert "scores on these rows or on held-out ones, and choices made from them" in told.outside
         text = str(told)
         assert text.startswith("ε = 2 at δ = 2.77778e-06")
         assert text.endswith("reproducible, not for release")

@@ -99,12 +99,12 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         charge = charging(self.ledger, relation, type(self).__name__)
         task = solvers.Task(loss, len(labels), epsilon, delta, relation, radius, self.fit_intercept, charge)
         options = {name: value for name in solvers.OPTIONS if (value := getattr(self, name)) is not None}
-        key = rows.key_of(self.random_state)
+        key = rows.key_of(self.random_state, type(self).__name__)
         found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
         self.classes_, self.radius_, self.one_vs_rest_ = labels, radius, found.coef.shape[1] > loss.outputs
         self.coef_, self.intercept_, self.n_iter_ = found.coef.T, found.intercept, found.steps
         inferred = ("the labels that occur, read from y",) if self.classes is None else ()
-        named = () if self.classes is None else (f"the {len(labels)} classes",)
+        named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
         self.privacy_ = Privacy(
             guarantee(found.event, relation, delta),
             found.releases,
@@ -153,7 +153,7 @@ class DPLogisticRegression(LinearClassifier):
     scores of several classes were learned apart, as ``"objective"`` and ``"amp"`` do.
 
     Guarantee: `privacy_` holds (ε, δ) for neighbours under ``relation``, every release, what is assumed public, and
-    what is not covered. Data are computed on in float32; the bounds hold for what is computed.
+    what is not covered. Rows are read in float32; sums over them, which the bounds are for, run in float64.
 
     >>> random = np.random.default_rng(7)
     >>> X = random.standard_normal((2000, 2))

@@ -14,7 +14,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.convex import gd
 from dpgrad.convex.auto import Release
-from dpgrad.convex.design import Matrix
+from dpgrad.convex.design import CompensatedSum, Matrix, blocks
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array
@@ -22,8 +22,8 @@ from dpgrad.events import Gaussian, Relation
 from dpgrad.ledger import Ledger
 
 RULES = ("normalize", "clip")
-_BLOCK = 1 << 18  # numbers in a block of rows
-_ROUNDING = 1e-9  # μ and the sums stay below their bounds by this much
+_ROUNDING = 1e-9  # μ stays below its bound by this much
+_SLACK = 1e-6  # and so do the sums, as those of `Design`
 
 
 class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -96,7 +96,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
     ``ledger`` adds both up.
 
     >>> X = np.random.default_rng(7).normal(5.0, 2.0, (10_000, 3))
-    >>> scaler = DPStandardScaler(epsilon=1.0, bounds=(-10.0, 20.0), random_state=7)
+    >>> scaler = DPStandardScaler(epsilon=1.0, bounds=(-5.0, 15.0), random_state=7)
     >>> Z = scaler.fit_transform(X)
     >>> bool(np.abs(Z.mean(axis=0)).max() < 0.05), bool(np.abs(Z.std(axis=0) - 1).max() < 0.05)
     (True, True)
@@ -136,7 +136,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         low, high = rows.pair_of("bounds", self.bounds, columns)
         _refuse_dense(X, self.with_mean, low, high)
         delta = delta_for(self.delta, count)
-        key = rows.key_of(self.random_state)
+        key = rows.key_of(self.random_state, type(self).__name__)
 
         moved = 2 if relation is Relation.REPLACE_ONE else 1
         multiplier = moved / (exact.mu_for(epsilon, delta) * (1 - _ROUNDING))
@@ -145,7 +145,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         if price.epsilon > epsilon:
             raise ValueError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
         charging(self.ledger, relation, type(self).__name__)(event)
-        noisy = (1 - _ROUNDING) * moment_sums(X, low, high) + gd.gaussian(key, 0, (2, columns), std)
+        noisy = (1 - _SLACK) * moment_sums(X, low, high) + gd.gaussian(key, 0, (2, columns), std)
 
         mean = np.clip(noisy[0] / count, -1, 1)
         variance = np.clip(noisy[1] / count + 1, 0, 1) - mean**2
@@ -156,7 +156,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
             half * np.sqrt(np.maximum(variance, min(std / count, 1.0))) if self.with_std else None
         )
         release = Release("mean and mean square", moved * math.sqrt(columns) / count, std / count, 1.0)
-        facts = (f"the number of rows, {count:,}, and of columns, {columns:,}", "bounds", "every other argument")
+        facts = (*rows.table_facts(X), "bounds", "every other argument")
         self.privacy_ = Privacy(price, (release,), facts, not_covered(self.ledger), key.reproducible)
         return self
 
@@ -215,18 +215,22 @@ def moment_sums(X: Matrix, low: Array, high: Array) -> Array:
     [[0.0], [-1.0]]
     """
     middle, half = low + (high - low) / 2, (high - low) / 2
-    count, columns = X.shape
-    if sparse.issparse(X):
-        units = np.clip((X.data - middle[X.indices]) / half[X.indices], -1, 1)
-        held = np.bincount(X.indices, minlength=columns)
-        zeros = _moments(-middle / half) * (count - held)
-        return np.asarray(zeros + [np.bincount(X.indices, part, columns) for part in _moments(units)])
-    total = np.zeros((2, columns))
-    height = max(1, _BLOCK // columns)
-    for start in range(0, count, height):
-        block = X[start : start + height].astype(np.float64)
-        total += _moments(np.clip((block - middle) / half, -1, 1)).sum(axis=1)
-    return total
+    total = CompensatedSum((2, X.shape[1]))
+    for _, block in blocks(X):
+        if sparse.issparse(block):
+            total.add(_sparse_moments(block, middle, half))
+        else:
+            total.add(_moments(np.clip((block.astype(np.float64) - middle) / half, -1, 1)).sum(axis=1))
+    return total.total
+
+
+def _sparse_moments(block: Matrix, middle: Array, half: Array) -> Array:
+    """The sums over sparse rows: of what they hold, and of the zeros that they do not."""
+    rows, columns = block.shape
+    units = np.clip((block.data - middle[block.indices]) / half[block.indices], -1, 1)
+    held = np.bincount(block.indices, minlength=columns)
+    zeros = _moments(-middle / half) * (rows - held)
+    return np.asarray(zeros + [np.bincount(block.indices, part, columns) for part in _moments(units)])
 
 
 def _moments(units: Array) -> NDArray[np.float64]:

@@ -92,7 +92,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         charge = charging(self.ledger, relation, type(self).__name__)
         task = solvers.Task(Squared(bound=1.0), 0, epsilon, delta, relation, radius, self.fit_intercept, charge)
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
-        key = rows.key_of(self.random_state)
+        key = rows.key_of(self.random_state, type(self).__name__)
         found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
         self.radius_, self.n_iter_ = radius, found.steps
         self.coef_ = half * found.coef[:, 0]

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+from sklearn import config_context
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
@@ -13,15 +14,27 @@ from dpgrad.keys import Key
 
 NORMALIZE = "normalize"
 FLOATS = (np.float64, np.float32)
+# errors of scikit-learn that print the input, and what is said instead
+_WITHOUT_VALUES = {
+    "could not convert": "X and y must hold numbers: encode text, by categories that are public",
+    "Reshape your data": "Expected 2D array. Reshape your data: one row is X.reshape(1, -1), one column (-1, 1)",
+    "Complex data not supported": "Complex data not supported: X and y must hold real numbers",
+}
 
 
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
-    """`validate_data` for float input, dense or CSR, without the text of a number that could not be read."""
+    """`validate_data` for finite float input, dense or CSR, less the values that its errors repeat.
+
+    Input is checked to be finite whatever scikit-learn is configured to assume: one row that is not would show in every
+    result.
+    """
     try:
-        return validate_data(estimator, X, accept_sparse="csr", dtype=FLOATS, **checks)
+        with config_context(assume_finite=False):
+            return validate_data(estimator, X, accept_sparse="csr", dtype=FLOATS, **checks)
     except ValueError as error:
-        if "could not convert" in str(error):
-            raise ValueError("X and y must hold numbers: encode text, by categories that are public") from None
+        for words, told in _WITHOUT_VALUES.items():
+            if words in str(error):
+                raise ValueError(told) from None
         raise
 
 
@@ -64,27 +77,39 @@ def radius_of(data_norm: object) -> float | None:
     return float(data_norm)  # type: ignore[arg-type]
 
 
-def key_of(random_state: object) -> Key:
-    """A key from the operating system, or of the seed: `numpy`'s global state is never used.
+def key_of(random_state: object, estimator: str) -> Key:
+    """A key from the operating system, or of the seed and the estimator's name; never of `numpy`'s global state.
 
-    >>> key_of(None).label, key_of(7).label
+    Estimators of different names draw different noise from one seed, as where a scaler and a model share it.
+
+    >>> key_of(None, "a scaler").label, key_of(7, "a scaler").label
     ('secret', 'reproducible, not for release')
     """
     if random_state is None:
         return Key.fresh()
     if isinstance(random_state, np.random.Generator):
-        return Key.from_seed(int(random_state.integers(2**63)))
-    if isinstance(random_state, np.random.RandomState):
-        return Key.from_seed(int(check_random_state(random_state).randint(2**31)))
-    _validate.whole(random_state=random_state)
-    return Key.from_seed(int(random_state))  # type: ignore[call-overload]
+        seed = int(random_state.integers(2**63))
+    elif isinstance(random_state, np.random.RandomState):
+        seed = int(check_random_state(random_state).randint(2**31))
+    else:
+        _validate.whole(random_state=random_state)
+        seed = int(random_state)  # type: ignore[call-overload]
+    return Key(Key.from_seed(seed).derive("estimator", estimator), reproducible=True)
+
+
+def table_facts(X: Matrix) -> tuple[str, ...]:
+    """What is assumed public of any table: what it takes to be accepted."""
+    return (
+        f"the number of rows, {X.shape[0]:,}, and of columns, {X.shape[1]:,}, and the names of the columns",
+        "that every value is a finite number",
+    )
 
 
 def shape_facts(X: Matrix, radius: float | None) -> tuple[str, ...]:
     """What is assumed public of the rows."""
     rule = "rows are normalised" if radius is None else f"rows are clipped to norm {radius:g}"
     return (
-        f"the number of rows, {X.shape[0]:,}, and of columns, {X.shape[1]:,}",
+        *table_facts(X),
         f"{rule}, by a rule that is not read from them",
     )
 

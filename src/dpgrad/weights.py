@@ -1,0 +1,74 @@
+"""What a run writes of a model to be shared: its parameters and buffers, and nothing that was read from the rows."""
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+
+class Weights:
+    """The state of a model as it may be released after training; what is not trained must stay as it is now.
+
+    Guarantee: trained parameters were made by private steps. Everything else that is written was there before the first
+    row was read. A model with state beyond parameters and buffers (``get_extra_state``) is refused, and so is a buffer
+    or a frozen parameter that changed: a forward pass may have written values of the rows to it. The vectors of
+    spectral normalization may change, since they are functions of the weights.
+
+    >>> import torch
+    >>> model = nn.BatchNorm1d(2)
+    >>> before = Weights(model)
+    >>> _ = model(torch.rand(8, 2))
+    >>> before.state()
+    Traceback (most recent call last):
+    ValueError: running_mean of the model changed during the run, and is not trained: ...
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        state = self._state()
+        trained = {name for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
+        may_change = trained | _functions_of_weights(model)
+        self._fixed = {name: value.clone() for name, value in state.items() if name not in may_change}
+
+    def state(self) -> dict[str, Tensor]:
+        """The state to write: each value a copy of its own, so that no memory beside it is written with it."""
+        self.refuse_changed()
+        return {name: value.cpu().clone() for name, value in self._state().items()}
+
+    def refuse_changed(self) -> None:
+        """Refuse a model of which something changed that is not trained."""
+        state = self._state()
+        for name, value in self._fixed.items():
+            if name not in state or not _same(state[name], value):
+                raise ValueError(
+                    f"{name} of the model changed during the run, and is not trained: values of the rows may have been "
+                    "written to it without noise; put its module in evaluation mode, or leave it out of the model"
+                )
+
+    def _state(self) -> dict[str, Tensor]:
+        """The parameters and buffers that a state dict holds, detached; anything else in it is refused."""
+        model = self._model
+        known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        state = model.state_dict()
+        for name, value in state.items():
+            if name not in known or not isinstance(value, Tensor):
+                raise ValueError(
+                    f"the state of the model has {name}, neither a parameter nor a buffer, which would be released as "
+                    "it is: leave out get_extra_state, or train without folder"
+                )
+        return {name: value.detach() for name, value in state.items()}
+
+
+def _functions_of_weights(model: nn.Module) -> set[str]:
+    """The buffers that the power iterations of spectral normalization write."""
+    return {
+        f"{name}.{buffer}"
+        for name, module in model.named_modules()
+        if isinstance(module, parametrizations._SpectralNorm)
+        for buffer, _ in module.named_buffers()
+    }
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | (one != one) & (other != other)).all())
