@@ -147,12 +147,7 @@ def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int,
     _validate.whole(least=1, capacity=capacity, steps=len(steps), rows=rows)
     if isinstance(sampler, sampling.Poisson):
         mask = _included_at(key, steps, rows, [sampler.rate_at(step) for step in steps], device)
-        place = mask.cumsum(1, dtype=torch.int32) - 1  # (steps, rows)
-        slot = torch.where(mask & (place < capacity), place, capacity).long()
-        numbers = torch.arange(rows, device=device).expand(len(steps), rows)
-        indices = torch.zeros(len(steps), capacity + 1, dtype=torch.int64, device=device).scatter_(1, slot, numbers)
-        counts = mask.sum(1)
-        indices = indices[:, :capacity]
+        indices, counts = _placed(mask, capacity)
     else:
         drawn = [sampler.draw(rows, step, key) for step in steps]
         counts = torch.tensor([len(each) for each in drawn], device=device)
@@ -202,14 +197,19 @@ def compact(mask: Tensor, capacity: int, batches: int) -> Draw:
     _validate.whole(least=1, capacity=capacity)
     _validate.whole(batches=batches)
     slots = batches * capacity
-    place = mask.cumsum(0) - 1  # (rows,)
-    # Rows that have no slot go to one more, which is dropped.
-    slot = torch.where(mask & (place < slots), place, slots)
-    rows = torch.arange(len(mask), device=mask.device)
-    indices = rows.new_zeros(slots + 1).scatter_(0, slot, rows)[:slots]
-    count = mask.sum()
+    indices, count = _placed(mask, slots)
     filled = torch.arange(slots, device=mask.device) < count
     return Draw(indices.view(batches, capacity), filled.view(batches, capacity), count)
+
+
+def _placed(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """The rows where ``mask`` (..., rows) is true, one after another in (..., slots), and how many there are."""
+    place = mask.cumsum(-1) - 1
+    # Rows that have no slot go to one more, which is dropped.
+    slot = torch.where(mask & (place < slots), place, slots)
+    rows = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
+    indices = rows.new_zeros(*mask.shape[:-1], slots + 1).scatter_(-1, slot, rows)
+    return indices[..., :slots], mask.sum(-1)
 
 
 def _padded(rows: Indices, capacity: int, device: Device) -> Draw:

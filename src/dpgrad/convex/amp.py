@@ -17,6 +17,8 @@ standard normal in that plane, h ≤ μ²/2 + μχ, and χ ≤ t = √(2·log(1/
 then h ≤ ε₃ if μ ≤ 2. Any loss of one score will do.
 
 >>> import numpy as np
+>>> from dpgrad.accounting import exact
+>>> from dpgrad.convex.design import Design
 >>> from dpgrad.convex.losses import Logistic
 >>> design = Design(np.array([[1.0], [-1.0]] * 500), radius=1.0)
 >>> plan = tuning_free(1000, Logistic(), radius=1.0, epsilon=1.0, delta=1e-6, relation=Relation.REPLACE_ONE)
@@ -27,16 +29,13 @@ then h ≤ ε₃ if μ ≤ 2. Any loss of one score will do.
 
 import math
 
-from numpy.typing import ArrayLike
-
 from dpgrad import _validate
-from dpgrad.accounting import exact
 from dpgrad.convex import gd, perturbed
-from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Array, Loss
-from dpgrad.convex.perturbed import Law, Perturbation
-from dpgrad.events import Approximate, Compose, Event, Gaussian, Relation
-from dpgrad.keys import AnyKey
+from dpgrad.convex.losses import Loss
+from dpgrad.convex.perturbed import Perturbation, solve
+from dpgrad.events import Relation
+
+__all__ = ["calibrated", "solve", "tuning_free"]
 
 
 def calibrated(
@@ -91,11 +90,10 @@ def calibrated(
     lipschitz = checked.lipschitz(radius)
     std = m * lipschitz * (1 + tail) / noise
     gamma = max(1 / rows, perturbed.tolerance(rows, lipschitz, std))
-    mu = exact.mu_for(output_epsilon, output_delta)
-    event = Compose((Approximate(first, first_delta, relation), Gaussian(m / mu)))
-    return Perturbation(
-        checked, radius, rows, Relation(relation), lam, Law.GAUSSIAN, std, 2 * gamma / lam / mu, gamma, event
-    )
+    return perturbed.approximate(
+        checked, radius, rows, relation,
+        ridge=lam, std=std, tolerance=gamma, first=(first, first_delta), output=(output_epsilon, output_delta),
+    )  # fmt: skip
 
 
 def tuning_free(
@@ -127,15 +125,3 @@ def tuning_free(
         rows, loss,
         radius=radius, epsilon=epsilon, delta=delta, relation=relation, noise_share=share, ridge=ridge, models=models,
     )  # fmt: skip
-
-
-def solve(
-    design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None
-) -> tuple[Array, Event]:
-    """The coefficients (features, 1) of the perturbed objective, and the event of having found them.
-
-    ``key`` is fresh unless given; one key serves one run on one dataset.
-
-    Guarantee: the event is that of ``plan``; a loss or rows beyond the bounds it was made for are refused.
-    """
-    return perturbed.solve(design, targets, loss, plan, key=key)

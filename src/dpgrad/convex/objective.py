@@ -49,6 +49,7 @@ The event is `Shifted`(s, Gaussian). Several such releases compose almost as Gau
 δ = 0; both hold for any loss of one score, and say so by an `Approximate` event.
 
 >>> import numpy as np
+>>> from dpgrad.convex.design import Design
 >>> design = Design(np.array([[1.0], [-1.0]] * 500), radius=1.0)
 >>> plan = calibrated(1000, Logistic(), radius=1.0, epsilon=1.0, delta=1e-6, relation=Relation.REPLACE_ONE)
 >>> coefficients, event = solve(design, np.array([1.0, -1.0] * 500), Logistic(), plan, key=7)
@@ -58,17 +59,15 @@ The event is `Shifted`(s, Gaussian). Several such releases compose almost as Gau
 
 import math
 
-from numpy.typing import ArrayLike
-
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.calibrate import least
 from dpgrad.convex import gd, perturbed
-from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss
-from dpgrad.convex.perturbed import Law, Perturbation
+from dpgrad.convex.losses import HuberSvm, Logistic, Loss
+from dpgrad.convex.perturbed import Law, Perturbation, solve
 from dpgrad.events import Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted
-from dpgrad.keys import AnyKey
+
+__all__ = ["approximate", "calibrated", "pure", "solve"]
 
 OUTPUT_SHARE = 0.01  # of μ², or of ε and δ, for the noise that covers the numerical solution
 _LEAST_NOISE, _MOST_NOISE = 0.01, 1e9
@@ -159,10 +158,9 @@ def approximate(
     lipschitz, m = checked.lipschitz(radius), perturbed.moved(relation)
     std = m * lipschitz * math.sqrt(8 * math.log(2 / small) + 4 * one) / one
     gamma = perturbed.tolerance(rows, lipschitz, std)
-    mu = exact.mu_for(epsilon * OUTPUT_SHARE / models, delta * OUTPUT_SHARE / models)
-    event = Compose((Approximate(one, small, relation), Gaussian(m / mu)))
-    return Perturbation(
-        checked, radius, rows, Relation(relation), lam, Law.GAUSSIAN, std, 2 * gamma / lam / mu, gamma, event
+    output = epsilon * OUTPUT_SHARE / models, delta * OUTPUT_SHARE / models
+    return perturbed.approximate(
+        checked, radius, rows, relation, ridge=lam, std=std, tolerance=gamma, first=(one, small), output=output
     )
 
 
@@ -201,19 +199,6 @@ def pure(
     return Perturbation(
         checked, radius, rows, Relation(relation), lam, Law.GAMMA, scale, 2 * gamma / lam / small, gamma, event
     )
-
-
-def solve(
-    design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None
-) -> tuple[Array, Event]:
-    """The coefficients (features, 1) of the perturbed objective, and the event of having found them.
-
-    ``key`` is fresh unless given; one key serves one run on one dataset.
-
-    Guarantee: the event is that of ``plan``; a loss or rows beyond the bounds it was made for are refused. It holds in
-    exact arithmetic but for the solution itself, whose distance from the minimiser is bounded and covered by noise.
-    """
-    return perturbed.solve(design, targets, loss, plan, key=key)
 
 
 def _ridge(loss: Loss, radius: float, epsilon: float, ridge: float, share: float) -> tuple[float, float]:

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpgrad import _validate
+from dpgrad.accounting import exact
 from dpgrad.convex import gd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
-from dpgrad.events import Event, Relation
+from dpgrad.events import Approximate, Compose, Event, Gaussian, Relation
 from dpgrad.keys import AnyKey, Key
 
 Curved = Logistic | HuberSvm | Squared
@@ -52,6 +53,28 @@ class Perturbation:
     output_scale: float
     tolerance: float
     event: Event
+
+
+def approximate(
+    loss: Curved,
+    radius: float,
+    rows: int,
+    relation: Relation,
+    *,
+    ridge: float,
+    std: float,
+    tolerance: float,
+    first: tuple[float, float],
+    output: tuple[float, float],
+) -> Perturbation:
+    """The perturbation by Gaussian noise whose minimiser is ``first`` private, an (ε, δ), and b₂ ``output`` private.
+
+    Minimisers to within γ of two equal objectives are 2γ/λ apart, which b₂ hides as an exact Gaussian does.
+    """
+    mu = exact.mu_for(*output)
+    event = Compose((Approximate(*first, relation), Gaussian(moved(relation) / mu)))
+    scale = 2 * tolerance / ridge / mu
+    return Perturbation(loss, radius, rows, Relation(relation), ridge, Law.GAUSSIAN, std, scale, tolerance, event)
 
 
 def tolerance(rows: int, lipschitz: float, scale: float) -> float:
@@ -100,8 +123,11 @@ def solve(
 ) -> tuple[Array, Event]:
     """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
 
+    ``key`` is fresh unless given; one key serves one run on one dataset.
+
     Guarantee: the event is that of ``plan``; a loss, another number of rows or rows beyond the bounds it was made for
-    are refused.
+    are refused. It holds in exact arithmetic but for the solution itself, whose distance from the minimiser is bounded
+    and covered by noise.
     """
     if loss != plan.loss:
         raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
