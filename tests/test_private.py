@@ -382,7 +382,7 @@ def test_engine_that_differs_from_its_definition_is_refused(monkeypatch: pytest.
 
     def wrong(*given: Any, **options: Any) -> Any:
         found = engine(*given, **options)
-        return type(found)({name: use.scaled(1.001) for name, use in found.uses.items()}, found.examples)
+        return type(found)({name: use.scaled(1.001) for name, use in found.uses.items()})
 
     monkeypatch.setitem(grads.ENGINES, "bookkeeping", wrong)
     private = PrivateGradient(network(), loss, mechanism())

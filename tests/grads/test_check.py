@@ -444,7 +444,7 @@ def broken(change: Callable[[Use, int], Use], name: str) -> Callable[..., PerExa
 
     def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
         found = vmap.gradients(model, loss, batch, weights, rows)
-        return replace(found, uses={**found.uses, name: change(found.uses[name], found.examples)})
+        return replace(found, uses={**found.uses, name: change(found.uses[name], len(found.uses[name].per_example()))})
 
     return gradients
 

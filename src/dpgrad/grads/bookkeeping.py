@@ -86,8 +86,7 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
             {
                 name: combined(uses.pop(name)).settled() if name in uses else Dense.zero(parameter, examples)
                 for name, parameter in parameters.items()
-            },
-            examples,
+            }
         )
 
 

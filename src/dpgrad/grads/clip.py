@@ -18,13 +18,12 @@ class PerExample:
     """The gradient of every example, parameter by parameter. Private.
 
     >>> from dpgrad.grads.uses import Dense
-    >>> gradients = PerExample({"weight": Dense(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))}, examples=2)
+    >>> gradients = PerExample({"weight": Dense(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))})
     >>> gradients.clipped(lambda norms: (1 / norms).clamp(max=1)).sums["weight"].round(decimals=2)
     tensor([0.6000, 1.3000])
     """
 
     uses: Mapping[str, Use]
-    examples: int
 
     def clipped(self, scale: Scale, groups: Groups | None = None) -> ClippedSum:
         """Σᵢ (1−τ)·scale(nᵢ)·gᵢ, where nᵢ is the norm of example i, or of its part in each group of parameters.

@@ -96,18 +96,15 @@ def _recomputed(
     for iterate in past:
         with swapped(model, {name: nn.Parameter(value) for name, value in iterate.items()}):
             found.append(engine(model, loss, batch, weights, rows))
-    examples = len(weights) // rows
     if not found:
-        return PerExample(
-            {name: Dense.zero(parameter, examples) for name, parameter in trainable(model).items()}, examples
-        )
+        examples = len(weights) // rows
+        return PerExample({name: Dense.zero(parameter, examples) for name, parameter in trainable(model).items()})
     scales = momentum.weights(len(found))
     return PerExample(
         {
             name: combined([one.uses[name].scaled(scale) for one, scale in zip(found, scales, strict=True)])
             for name in found[0].uses
-        },
-        examples,
+        }
     )
 
 
@@ -191,4 +188,4 @@ def _averaged(
             again = (done == step + 1).view(-1, *[1] * (old.ndim - 1))
             state.momenta[name][index] = torch.where(again, old, mixed)
         state.updates[index] = step + 1
-    return PerExample({name: Dense(momentum[index]) for name, momentum in state.momenta.items()}, len(index))
+    return PerExample({name: Dense(momentum[index]) for name, momentum in state.momenta.items()})

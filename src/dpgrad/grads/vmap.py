@@ -32,4 +32,4 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     live = {name: parameter.detach() for name, parameter in trainable(model).items()}
     each = torch.func.vmap(torch.func.grad(weighted), in_dims=(None, 0, 0), randomness="different")
     found = each(live, grouped, weights.view(examples, rows))
-    return PerExample({name: Dense(gradient.detach()) for name, gradient in found.items()}, examples)
+    return PerExample({name: Dense(gradient.detach()) for name, gradient in found.items()})
