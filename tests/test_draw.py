@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpgrad import draw, sampling, schedules
+from dpgrad import draw, philox, sampling, schedules
 from dpgrad.draw import Draw
 from dpgrad.keys import Key
 from dpgrad.sampling import FixedSize, FullBatch, Poisson, Sampler, Shuffle
@@ -44,13 +44,13 @@ def assert_places(drawn: Draw, rows: list[int], capacity: int) -> None:
 class TestPhilox:
     @given(words64, words64)
     def test_product(self, x: int, multiplier: int) -> None:
-        high, low = draw._product(torch.tensor([draw._signed(x)]), multiplier)
+        high, low = philox._product(torch.tensor([philox.signed(x)]), multiplier)
         assert (unsigned(high)[0] << 64) + unsigned(low)[0] == x * multiplier
 
     def test_known_answer(self) -> None:
         """The vector of zeros that Random123 publishes for philox4x64 with 10 rounds (kat_vectors)."""
         answer = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
-        assert unsigned(draw._philox(torch.tensor([0]), torch.tensor([0]), [0, 0])[0]) == answer
+        assert unsigned(philox.words(torch.tensor([0]), torch.tensor([0]), [0, 0])[0]) == answer
 
     @given(st.binary(min_size=1, max_size=40), st.integers(0, 10**9), st.integers(0, 2**62 - 100), st.integers(0, 50))
     def test_words_are_those_of_numpy(self, key: bytes, step: int, start: int, count: int) -> None:
@@ -84,7 +84,7 @@ class TestIncluded:
         for rate in (2.0**-64, 0.25, 0.5, 0.75, 1 - 2.0**-53):
             below = sampling.threshold(rate)
             near = [word for word in (0, below - 1, below, 2**63 - 1, 2**63, 2**64 - 1) if 0 <= word < 2**64]
-            fixed = torch.tensor([draw._signed(word) for word in near])
+            fixed = torch.tensor([philox.signed(word) for word in near])
             monkeypatch.setattr(draw, "words", lambda *_, fixed=fixed: fixed)
             assert draw.included(1, 0, len(near), rate, "cpu").tolist() == [word < below for word in near]
 

@@ -8,6 +8,7 @@ import itertools
 import math
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -78,10 +79,74 @@ class TestLaw:
         for a, b in itertools.combinations(streams, 2):
             assert_uncorrelated(a, b)
 
-    @pytest.mark.parametrize("lag", [1, 2, 4, 1000])
+    @pytest.mark.parametrize("lag", [1, 2, 4, 1000, noise._BLOCK // 2])
     def test_values_are_independent(self, lag: int) -> None:
+        """Also the two of a pair, which are made of one length and stand half a block apart."""
         x = draws(200_000, key=26)
         assert_uncorrelated(x[:-lag], x[lag:])
+
+    def test_tails(self) -> None:
+        """The weight beyond 4.5 and 5 standard deviations, and the law of what lies beyond 3.5."""
+        x = np.abs(draws(4_000_000, key=28))
+        for edge in (4.5, 5.0):
+            beyond, chance = int((x > edge).sum()), 2 * stats.norm.sf(edge)
+            assert 2 * min(stats.binom.cdf(beyond, len(x), chance), stats.binom.sf(beyond - 1, len(x), chance)) > (
+                FALSE_ALARM
+            )
+        assert stats.kstest(stats.norm.sf(x[x > 3.5]) / stats.norm.sf(3.5), "uniform").pvalue > FALSE_ALARM
+
+    def test_pairs(self) -> None:
+        """Lengths have the law of Rayleigh and angles are uniform."""
+        first, second = draws(noise._BLOCK, key=29).reshape(2, -1)
+        assert stats.kstest(np.hypot(first, second), "rayleigh").pvalue > FALSE_ALARM
+        assert stats.kstest(np.arctan2(first, second) / (2 * math.pi) + 0.5, "uniform").pvalue > FALSE_ALARM
+
+
+class TestUniform:
+    """What values are made of."""
+
+    def fill(self, pairs: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        uniform = np.zeros((2, pairs))
+        block = noise._Block(torch.empty(2 * pairs), 2 * pairs, 1.0, Key.from_seed(30).derive("test"))
+        noise._fill([(block, slice(0, pairs))], uniform)
+        return uniform
+
+    def test_small_ones_have_further_digits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(noise, "_SHORT", 0.0)
+        lengths, angles = self.fill(200_000)
+        assert stats.kstest(lengths, "uniform").pvalue > FALSE_ALARM
+        assert stats.kstest(angles, "uniform").pvalue > FALSE_ALARM
+        monkeypatch.setattr(noise, "_SHORT", 2.0**-8)
+        finer, same = self.fill(200_000)
+        few = lengths < 2.0**-8
+        assert (same == angles).all()
+        assert (finer[~few] == lengths[~few]).all()
+        digits = (finer - lengths)[few] * 2.0**53
+        assert ((digits >= 0) & (digits <= 1)).all()
+        assert stats.kstest(digits, "uniform").pvalue > FALSE_ALARM  # rounded to 2^-8 or finer, of 800 of them
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_values_are_those_of_box_and_muller(self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+        """For uniform numbers of all sizes, down to the least, where the tail ends."""
+        lengths = np.geomspace(2.0**-106, 1 - 2.0**-53, 1000)
+        angles = np.random.default_rng(31).random(1000)
+
+        def fill(blocks: Any, uniform: np.ndarray[Any, Any]) -> None:
+            uniform[:2] = lengths, angles
+
+        monkeypatch.setattr(noise, "_fill", fill)
+        with mpmath.workdps(40):
+            far = [3 * mpmath.sqrt(-2 * mpmath.log(length)) for length in lengths]
+            turns = [2 * mpmath.pi * angle for angle in angles]
+            cosines, sines = (
+                np.array([float(r * wave(turn)) for r, turn in zip(far, turns, strict=True)])
+                for wave in (mpmath.cos, mpmath.sin)
+            )
+        drawn = draws(2000, std=3.0, dtype=dtype)
+        error = np.abs(drawn - np.concatenate([cosines, sines]))
+        size = np.tile([float(r) for r in far], 2)
+        assert (error <= (8 * 2.0**-53 * size if dtype == torch.float64 else 2.0**-24 * np.abs(drawn) + 2.0**-50)).all()
+        assert math.isclose(size.max() / 3, math.sqrt(212 * math.log(2)), rel_tol=1e-12)
 
 
 class TestFunction:
@@ -134,28 +199,53 @@ class TestFunction:
         exact = gaussian(torch.zeros(1000, dtype=torch.float64), std, 7, 0, "w")
         assert torch.equal(gaussian(torch.zeros(1000), std, 7, 0, "w"), exact.float())
         unit = gaussian(torch.zeros(1000, dtype=torch.float64), 1.0, 7, 0, "w")
-        assert torch.equal(exact, unit * std)
+        torch.testing.assert_close(exact, unit * std, rtol=2.0**-51, atol=0)  # products in another order
 
+    @pytest.mark.parametrize("held", [1, 9, 1000])
     @pytest.mark.parametrize("threads", [1, 2, 5])
-    def test_threads_do_not_matter(self, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_threads_do_not_matter(self, threads: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nor does how much is worked on at a time."""
         monkeypatch.setattr(noise, "_BLOCK", 7)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         alone = draws(100)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        monkeypatch.setattr(noise, "_HELD", held)
         assert draws(100).tolist() == alone.tolist()
+
+    def test_threads_of_torch_do_not_matter(self) -> None:
+        threads = torch.get_num_threads()
+        found = []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                found.append(draws(3 * noise._BLOCK, dtype=torch.float64).tolist())
+        finally:
+            torch.set_num_threads(threads)
+        assert found[0] == found[1] == found[2]
+
+    def test_parameters_beside_it_do_not_matter(self) -> None:
+        sizes = {"a": 3, "b": noise._BLOCK + 5, "c": 0, "d": 3 * noise._BLOCK, "e": 1}
+        likes = {name: torch.zeros(size) for name, size in sizes.items()}
+        stds = {name: 1.0 + place for place, name in enumerate(sizes)}
+        drawn = noise.gaussians(likes, stds, 7, 2)
+        assert list(drawn) == list(sizes)
+        for name, like in likes.items():
+            assert torch.equal(drawn[name], gaussian(like, stds[name], 7, 2, name))
 
     def test_blocks_are_independent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also normal: the values of many blocks of a few values each."""
         monkeypatch.setattr(noise, "_BLOCK", 4)
         x = draws(40_000, key=27)
         assert_normal(x, 1.0)
-        assert_uncorrelated(x[:-4], x[4:])
+        for lag in (2, 4):
+            assert_uncorrelated(x[:-lag], x[lag:])
         monkeypatch.setattr(noise, "_BLOCK", 20_000)
         x = draws(40_000, key=27)
         assert_uncorrelated(x[:20_000], x[20_000:])
 
-    def test_a_shorter_tensor_has_the_first_of_the_values(self) -> None:
-        assert draws(noise._BLOCK + 9).tolist() == draws(2 * noise._BLOCK)[: noise._BLOCK + 9].tolist()
+    def test_a_shorter_tensor_has_the_first_of_the_blocks(self) -> None:
+        shorter, longer = draws(noise._BLOCK + 9), draws(2 * noise._BLOCK)
+        assert (shorter[: noise._BLOCK] == longer[: noise._BLOCK]).all()
 
     def test_std_may_be_a_tensor(self) -> None:
         like = torch.zeros(50)
@@ -211,14 +301,6 @@ class TestHostile:
             gaussian(torch.zeros(3, dtype=dtype), 1.0, 7, 0, "w")
 
 
-def test_offsets_of_steps_neither_meet_nor_wrap() -> None:
-    """The reasons given for the stride on a CUDA device."""
-    segments = math.ceil(2 * noise.MOST_VALUES / noise._SEGMENT)  # two neighbours have more than one segment's values
-    assert 2 * noise.MOST_VALUES + 8 * segments < noise.STRIDE
-    assert noise.STRIDE % 4 == 0
-    assert (10**9 + 1) * noise.STRIDE < 2**63
-
-
 @on_cuda
 def test_cuda_law() -> None:
     for dtype, std in [(torch.float32, 250.0), (torch.float64, 1.0), (torch.bfloat16, 1e-3)]:
@@ -270,17 +352,6 @@ def test_cuda_global_generator_is_not_moved() -> None:
     draws(1000, device="cuda")
     assert torch.equal(torch.cuda.get_rng_state(), before)
     assert torch.equal(torch.get_rng_state(), cpu)
-
-
-@on_cuda
-def test_cuda_call_stays_within_its_stride() -> None:
-    """What a call takes of the offset, over sizes that fill the device and more; also that offsets are kept whole."""
-    random = torch.Generator("cuda")
-    for count in (1, 1000, 10**6, noise._SEGMENT, 13 * noise._SEGMENT):
-        random.manual_seed(3)
-        random.set_offset(10**9 * noise.STRIDE)
-        torch.randn(count, generator=random, dtype=torch.float64, device="cuda")
-        assert 0 < random.get_offset() - 10**9 * noise.STRIDE < 2 * count + 8
 
 
 @on_cuda

@@ -18,26 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpgrad import _validate, kernels, sampling
+from dpgrad import _validate, kernels, philox, sampling
 from dpgrad.keys import AnyKey
 from dpgrad.sampling import Indices, Sampler
 
 Device = torch.device | str
 _CHUNK = 1 << 24  # words held at a time
 _HOST_ROWS = 1 << 19  # up to here numpy is done before the kernels of `included` have been launched one by one
-_LOW = (1 << 32) - 1
 _SIGN = -(1 << 63)
-
-
-def _signed(word: int) -> int:
-    """The 64 bits of an unsigned word as torch's signed integers hold them."""
-    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-# Philox4x64-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), Table 2 and Section 3.
-_ROUNDS = 10
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -177,12 +165,12 @@ def _included_at(key: AnyKey, steps: range, rows: int, rates: list[float], devic
     below = [sampling.threshold(rate) for rate in rates]
     if not (kernels.available and torch.device(device).type == "cuda" and all(below)):
         return torch.stack([included(key, step, rows, rate, device) for step, rate in zip(steps, rates, strict=True)])
-    secret = [*sampling.philox_key(key).tolist(), *_MULTIPLIERS, *_WEYL]
-    lasts = [_signed(bound - 1) for bound in below]
-    words, at, up_to = (
-        torch.tensor(each, device=device) for each in ([_signed(word) for word in secret], list(steps), lasts)
-    )
-    return kernels.philox_below(words, at, up_to, rows)
+    from dpgrad.kernels.philox import below as words_below
+
+    secret = philox.constants(sampling.philox_key(key).tolist(), device)
+    lasts = [philox.signed(bound - 1) for bound in below]
+    at, up_to = (torch.tensor(each, device=device) for each in (list(steps), lasts))
+    return words_below(secret, at, up_to, rows)
 
 
 def compact(mask: Tensor, capacity: int, batches: int) -> Draw:
@@ -244,30 +232,4 @@ def words(key: AnyKey, step: int | Tensor, start: int, count: int, device: Devic
     blocks = -(-(skipped + count) // 4)
     counters = torch.arange(first + 1, first + 1 + blocks, device=device)  # numpy counts on before it makes a block
     secret = sampling.philox_key(key).tolist()
-    return _philox(counters, step.unsqueeze(-1), secret).flatten(-2)[..., skipped : skipped + count]
-
-
-def _philox(counters: Tensor, step: Tensor, key: list[int]) -> Tensor:
-    """Philox4x64-10 of the counters (counter, 0, step, 0): (..., 4)."""
-    c0, c1, c2, c3 = counters, torch.zeros_like(step), step, torch.zeros_like(step)
-    for i in range(_ROUNDS):
-        k0, k1 = (_signed(word + i * weyl) for word, weyl in zip(key, _WEYL, strict=True))
-        high0, low0 = _product(c0, _MULTIPLIERS[0])
-        high2, low2 = _product(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
-    return torch.stack([c0, c1, c2, c3], dim=-1)
-
-
-def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of the 128-bit product of unsigned words, from products of 32-bit halves."""
-    m0, m1 = multiplier & _LOW, multiplier >> 32
-    x0, x1 = x & _LOW, _high(x)
-    # No sum below reaches 2^64: (2^32-1)² + 2·(2^32-1) = 2^64 - 1. Signed arithmetic that wraps keeps the same bits.
-    middle = x1 * m0 + _high(x0 * m0)
-    cross = x0 * m1 + (middle & _LOW)
-    return x1 * m1 + _high(middle) + _high(cross), x * _signed(multiplier)
-
-
-def _high(x: Tensor) -> Tensor:
-    """The upper 32 bits, moved down: the shift of signed integers copies the sign, the mask takes the copies away."""
-    return (x >> 32) & _LOW
+    return philox.words(counters, step.unsqueeze(-1), secret).flatten(-2)[..., skipped : skipped + count]

@@ -12,7 +12,7 @@ has to look for it; a graph that meets one changes nothing from then on, and the
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from dpgrad import draw, noise, sampling, source
+from dpgrad import device_noise, draw, lanes, sampling, source
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.precision import SUMMED_AT_ONCE
 from dpgrad.grads.sums import sum_dtype, trainable
@@ -33,6 +33,13 @@ _AHEAD = 1 << 22  # rows of the data times steps that are drawn at a time
 _MOST_AHEAD = 256  # steps
 _DEVIATIONS = (0.0, 1.0, 2.0, 3.0, 6.0)  # of the size of a Poisson batch, at which graphs are captured
 _WARM_UP = 3
+_LANES = 2  # beside the main stream
+
+# Optimizers whose state is made by their first step, and what it begins with where that is not zero.
+_BEGINS: dict[type[torch.optim.Optimizer], dict[str, float]] = {
+    torch.optim.Adadelta: {}, torch.optim.Adam: {}, torch.optim.AdamW: {}, torch.optim.Adamax: {},
+    torch.optim.NAdam: {"mu_product": 1.0}, torch.optim.RAdam: {}, torch.optim.RMSprop: {}, torch.optim.SGD: {},
+}  # fmt: skip
 
 Rates = tuple[float, ...]  # the learning rate of each of the optimizer's groups of parameters
 
@@ -49,8 +56,8 @@ class CannotCaptureError(ValueError):
 class CapturedStep:
     """`PrivateGradient.step` and the optimizer's, captured and replayed; call `settle` before looking at the model.
 
-    An optimizer with ``fused=True`` (and ``capturable=True``, where it has that option) is part of the graph; any other
-    steps after the replay. Its learning rates may be set between steps as usual.
+    An optimizer with ``fused=True`` or ``capturable=True`` (both, where it has both options) is part of the graph; any
+    other steps after the replay, which then has to be waited for. Learning rates may be set between steps as usual.
 
     >>> from torch import nn
     >>> from dpgrad import Mechanism
@@ -69,9 +76,12 @@ class CapturedStep:
         self._rows = source.rows(data)
         self._parameters = trainable(private.model)
         self._device = private._device()
-        private._prepare(data, self._rows)
+        self.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with self._on_stream():
+            private._prepare(data, self._rows)
         self.capacities = _sizes(private.mechanism, self._rows)
         self._fused = _is_fused(optimizer)
+        self._optimizes = self._fused or _is_capturable(optimizer)  # within the graphs
         self._first, self._slot_is = 0, 0
         self._counts: list[int] = []
         self._rates_are = self._rates()
@@ -81,8 +91,7 @@ class CapturedStep:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._make_state()
         try:
-            with self._as_it_was():
-                self._capture()
+            self._capture_all()
         except RuntimeError as error:
             raise CannotCaptureError(f"the step cannot be captured: {str(error).partition(chr(10))[0]}") from error
 
@@ -102,9 +111,9 @@ class CapturedStep:
         else:
             self._pending.append((step, rates))
             self._launch(step, rates)
-            if not self._fused:
+            if not self._optimizes:
                 self.settle()
-        if not self._fused:
+        if not self._optimizes:
             self._optimizer.step()
 
     def settle(self) -> None:
@@ -129,7 +138,6 @@ class CapturedStep:
             if rate != self._rates_are[place]:
                 self._device_rates[place].fill_(rate)
         self._rates_are = rates
-        self._random.set_offset(step * noise.STRIDE)
         graph = self._graphs[next(size for size in self.capacities if self._counts[slot] <= size)]
         if self._draws:  # dropout
             with self._private._own_randomness(step):
@@ -141,7 +149,7 @@ class CapturedStep:
         """Take a step that was charged already as `PrivateGradient` takes it."""
         self._private.compute(self._data, step)
         found = {name: parameter.grad for name, parameter in self._parameters.items()}
-        if self._fused:
+        if self._optimizes:
             with self._with_rates(rates):
                 self._optimizer.step()
         for name, parameter in self._parameters.items():
@@ -160,18 +168,18 @@ class CapturedStep:
         self._slot = torch.zeros((), dtype=torch.int64, device=device)
         self._stopped = torch.zeros((), device=device)
         self._stopped_at = torch.zeros((), dtype=torch.int64, device=device)
-        # Gradients that are drawn together lie together, so that one copy writes them all.
+        # The step of the first slot; until rows are drawn, one that the mechanism does not have.
+        self._from = torch.full((), self._private.mechanism.steps, device=device)
+        self._divisor = torch.full((), self._private.mechanism.divisor, dtype=torch.float64, device=device)
+        # Gradients that are drawn together lie together, so that one kernel writes them all.
+        self._noise = device_noise.Stream(self._parameters, self._private.key, device)
         self._grads: dict[str, Tensor] = {}
-        self._written: dict[str, Tensor] = {}
-        for names in noise.segments(self._parameters):
-            sizes = [self._parameters[name].numel() for name in names]
-            together = torch.zeros(sum(sizes), dtype=self._parameters[names[0]].dtype, device=device)
-            self._written[names[0]] = together
-            for name, part in zip(names, torch.split(together, sizes), strict=True):
-                self._grads[name] = part.view_as(self._parameters[name])
-        for name, parameter in self._parameters.items():
-            parameter.grad = self._grads[name]
-        self._random = noise.device_generator(self._parameters, self._private.key, device)
+        self._written: list[Tensor] = []
+        for segment in self._noise.segments:
+            dtype = self._parameters[segment.names[0]].dtype
+            self._written.append(torch.zeros(segment.values, dtype=dtype, device=device))
+            self._grads.update(segment.split(self._written[-1], self._parameters))
+        self._lanes = [torch.cuda.Stream(device) for _ in range(_LANES)]  # type: ignore[no-untyped-call]
 
     def _draw_ahead(self, step: int) -> None:
         """Fill the tables from ``step`` on."""
@@ -188,35 +196,54 @@ class CapturedStep:
         self._counts = drawn.counts.tolist()
         self._first, self._slot_is = step, 0
         self._slot.zero_()
+        self._from.fill_(step)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Within the block work goes to the stream that is captured: libraries hold scratch memory for each stream."""
+        outside = torch.cuda.current_stream(self._device)
+        self.stream.wait_stream(outside)
+        with torch.cuda.stream(self.stream):
+            yield
+        outside.wait_stream(self.stream)
+
+    def _capture_all(self) -> None:
+        """Capture the graphs, without the optimizer where that cannot be captured."""
+        try:
+            with self._as_it_was():
+                self._capture()
+        except RuntimeError:
+            if self._fused or not self._optimizes:
+                raise
+            self._optimizes = False  # such as one that works on one tensor after another
+            self._graphs.clear()
+            with self._as_it_was():
+                self._capture()
 
     def _capture(self) -> None:
         pool = None
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
         default = torch.cuda.default_generators[self._device.index]
         # From large to small: the first leaves room for the others in the pool of memory that they share.
         for size in sorted(self.capacities, reverse=True):
-            with torch.cuda.stream(stream), self._with_rates(self._device_rates):
+            with self._on_stream(), self._with_rates(self._device_rates):
                 before = default.get_offset()
                 for turn in range(_WARM_UP):
                     self._slot.zero_()
-                    self._random.set_offset(self._private.mechanism.steps * noise.STRIDE)  # noise that no step has
                     with _waiting_refused(turn == _WARM_UP - 1):
                         self._body(size)
                 self._draws = self._draws or default.get_offset() != before
-            stream.synchronize()
+            self.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(self._random)
-            with self._with_rates(self._device_rates), torch.cuda.graph(graph, pool=pool, stream=stream):
+            with self._with_rates(self._device_rates), torch.cuda.graph(graph, pool=pool, stream=self.stream):
                 self._body(size)
             self._graphs[size] = graph
             pool = graph.pool()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.current_stream(self._device).wait_stream(self.stream)
 
     def _body(self, size: int) -> None:
         """One step on ``size`` places, which count as far as the step has rows."""
         private = self._private
-        mechanism, model = private.mechanism, private.model
+        model = private.model
         now = self._slot.view(1)
         places = self._indices.index_select(0, now)[0, :size]
         filled = torch.arange(size, device=self._device) < self._drawn.index_select(0, now)
@@ -232,20 +259,37 @@ class CapturedStep:
         clips = self._clips.index_select(0, now)[0, :used, None]
         engine = private._engine
         assert engine is not None
-        per_example = engine(model, private._loss, batch, weights, width)
-        total, finite = per_example.clipped_if_finite(partial(private.rule, clip=clips), groups)
-        newly = ~finite & (self._stopped == 0)
-        self._stopped_at.copy_(torch.where(newly, self._slot, self._stopped_at))
-        self._stopped.copy_(torch.maximum(self._stopped, (~finite).float()))
-        stds = self._stds.index_select(0, now)[0].unbind()
-        named = {name: stds[groups[name] if groups else 0] for name in self._parameters}
-        for names, noisy in noise.drawn_from(self._random, self._parameters, named):
-            noisy.add_(torch.cat([total.sums[name].flatten() for name in names])).div_(mechanism.divisor)
-            # The noise of a step that is to be taken again must not be seen on another sum.
-            self._written[names[0]].copy_(noisy.masked_fill_(self._stopped > 0, math.nan))
+        with lanes.opened(self._lanes):
+            per_example = engine(model, private._loss, batch, weights, width)
+            stds = self._stds.index_select(0, now)[0].unbind()
+            named = {name: stds[groups[name] if groups else 0] for name in self._parameters}
+            step = now + self._from
+            with per_example.clipped_if_finite(partial(private.rule, clip=clips), groups) as (summed, finite):
+                newly = ~finite & (self._stopped == 0)
+                self._stopped_at.copy_(torch.where(newly, self._slot, self._stopped_at))
+                self._stopped.copy_(torch.maximum(self._stopped, (~finite).float()))
+                for place, (segment, written) in enumerate(zip(self._noise.segments, self._written, strict=True)):
+                    total = self._summed(segment.names, summed)
+                    # The noise of a step that is to be taken again must not be seen on another sum.
+                    with lanes.beside(place, total, step):
+                        std = device_noise.spread(segment, self._parameters, named)
+                        self._noise.write(segment, written, step, std, total, self._divisor, self._stopped)
         if self._fused:
             self._optimizer.step()
+        elif self._optimizes:
+            _step_unless(self._stopped, self._optimizer)
         self._slot.add_(1)
+
+    def _summed(self, names: Sequence[str], summed: Callable[[str], Tensor]) -> Tensor:
+        """The sums of some parameters one after another; small ones are formed side by side."""
+        if len(names) == 1:
+            return summed(names[0]).flatten()
+        sums = []
+        for place, name in enumerate(names):
+            with lanes.beside(place):
+                sums.append(summed(name).flatten())
+        lanes.join()
+        return torch.cat(sums)
 
     def _rates(self) -> Rates:
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
@@ -255,28 +299,32 @@ class CapturedStep:
         """Within the block the optimizer has these learning rates; while capturing, tensors, and skips what stopped."""
         own = [group["lr"] for group in self._optimizer.param_groups]
         optimizer: Any = self._optimizer
-        capturing = any(isinstance(rate, Tensor) for rate in rates)
+        asked = self._fused and any(isinstance(rate, Tensor) for rate in rates)
         try:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-            if capturing:
+            if asked:
                 optimizer.grad_scale, optimizer.found_inf = None, self._stopped
             yield
         finally:
             for group, rate in zip(optimizer.param_groups, own, strict=True):
                 group["lr"] = rate
-            if capturing:
+            if asked:
                 del optimizer.grad_scale, optimizer.found_inf
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """After the block, which takes steps to warm up, model, optimizer and generators are as before it."""
         tensors = [*self._private.model.parameters(), *self._private.model.buffers()]
-        saved = [tensor.detach().clone() for tensor in tensors]
+        # On the host: on the device they would stand beside the largest step.
+        saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         state = {
-            parameter: {key: value.clone() for key, value in kept.items() if isinstance(value, Tensor)}
+            parameter: {key: value.to("cpu", copy=True) for key, value in kept.items() if isinstance(value, Tensor)}
             for parameter, kept in self._optimizer.state.items()
         }
+        for name, trained in self._parameters.items():
+            trained.grad = self._grads[name]
+        begins = _BEGINS.get(type(self._optimizer), {})
         done = False
         try:
             with torch.random.fork_rng([self._device]):
@@ -289,12 +337,12 @@ class CapturedStep:
                 for parameter, kept in list(self._optimizer.state.items()):
                     before = state.get(parameter, {})
                     for key, value in kept.items():
-                        if isinstance(value, Tensor):  # what a first step makes begins at zero
-                            value.copy_(before[key]) if key in before else value.zero_()
+                        if isinstance(value, Tensor):
+                            value.copy_(before[key]) if key in before else value.fill_(begins.get(key, 0.0))
                     if not done and parameter not in state:
                         del self._optimizer.state[parameter]
-            for name, parameter in self._parameters.items():
-                parameter.grad = self._grads[name].zero_() if done else None
+            for name, trained in self._parameters.items():
+                trained.grad = self._grads[name].zero_() if done else None
             for tensor in (self._slot, self._stopped, self._stopped_at):
                 tensor.zero_()
 
@@ -356,6 +404,24 @@ def _even(size: int) -> int:
     """A size that is not smaller and leaves no rest where the sum is made of pieces of `SUMMED_AT_ONCE` examples."""
     pieces = max(1, -(-size // SUMMED_AT_ONCE))
     return max(1, -(-size // pieces) * pieces)
+
+
+def _step_unless(stopped: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's step, or none where a flag on the device is set: what the step changed is then put back."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    state = [value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
+    with torch.no_grad():
+        before = [tensor.clone() for tensor in (*parameters, *state)]
+        optimizer.step()
+        for tensor, kept in zip((*parameters, *state), before, strict=True):
+            torch.where(stopped > 0, kept, tensor, out=tensor)
+
+
+def _is_capturable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer may be captured and taken back: it says so, and what its state begins with is known."""
+    groups = optimizer.param_groups
+    begun = all(parameter in optimizer.state for group in groups for parameter in group["params"])
+    return (begun or type(optimizer) in _BEGINS) and all(group.get("capturable") for group in groups)
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,7 +1,8 @@
 """Gaussian noise as a pure function of (secret run key, step, parameter).
 
-On the CPU the numbers come from numpy's SFC64 under a 256-bit seed for every block of values, on a CUDA device from
-torch's Philox4x32-10 under a 64-bit seed. torch's generator for the CPU is not used: it keeps 32 bits of its seed.
+On the CPU the numbers come from numpy's SFC64, whose state of 256 bits is derived anew for every block of values, on a
+CUDA device from Philox4x64-10 under a 128-bit key. torch's own generators are not used: they keep 32 and 64 bits of
+their seeds.
 Neither stream is cryptographic, and the low-order bits of floating-point noise can leak what it hides (Mironov, "On
 significance of the least significant bits for differential privacy", CCS 2012).
 
@@ -12,26 +13,21 @@ significance of the least significant bits for differential privacy", CCS 2012).
 True
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpgrad import _validate
+from dpgrad import _validate, device_noise
 from dpgrad.keys import AnyKey, Key
 
-# A call on a CUDA device moves the offset of its generator by 4 for every 2 float64 values that one thread makes: by
-# less than 2n + 8 for n values even if a single thread made them all. A stride of 2^33 therefore keeps the steps of
-# models of up to 2^31 values apart, and 10^9 · 2^33 < 2^63: offsets never wrap. They must be multiples of 4.
-STRIDE = 1 << 33
-MOST_VALUES = 1 << 31
-_SEGMENT = 1 << 24  # values that a CUDA device draws at a time, but for parameters that have more
 _BLOCK = 1 << 16  # values on the CPU that share a generator: their number is part of the function
-_HELD = 1 << 13  # float64 values that a thread of the CPU holds at a time
+_HELD = 1 << 16  # pairs of values that a thread of the CPU works on at a time, in the cache of its core
+_SHORT = 2.0**-20  # uniform numbers below it are given further digits
 
 Std = float | Tensor
 
@@ -44,8 +40,9 @@ def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tenso
     not checked, since that would wait for the device.
 
     Guarantee: values of different names, steps and keys, and of sampling, come from streams of their own. They are
-    drawn and scaled in float64 and rounded once: made of 32 bits each, float32 values of CUDA end at √(66 ln 2) ≈ 6.8
-    standard deviations, and δ would have to pay for the missing tails of every parameter and step. The noise of one
+    drawn and scaled in float64 and rounded once: made of 32 bits each, values would end at √(66 ln 2) ≈ 6.8 standard
+    deviations, and δ would have to pay for the missing tails of every parameter and step. On the CPU they end at
+    √(212 ln 2) ≈ 12.1, beyond which a pair of values would lie with probability 2^-106. The noise of one
     (key, step, name) may be added to one sum only: the difference of two sums with the same noise has none.
 
     >>> import torch
@@ -75,105 +72,105 @@ def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey,
         if not like.is_floating_point():
             raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
         _check_std(stds[name], _drawn_type(like))
-    cuda = next((like.device for like in likes.values() if like.is_cuda), None)
-    if cuda is None:
+    if not any(like.is_cuda for like in likes.values()):
         return _on_cpu(likes, stds, Key.of(key), step)
-    random = device_generator(likes, key, cuda)
-    random.set_offset(step * STRIDE)
-    drawn = {}
-    for names, values in drawn_from(random, likes, stds):
-        for name, part in zip(names, torch.split(values, [likes[name].numel() for name in names]), strict=True):
-            drawn[name] = part.view(likes[name].shape).to(_drawn_type(likes[name]))
-    return drawn
-
-
-def device_generator(likes: Mapping[str, Tensor], key: AnyKey, device: torch.device) -> torch.Generator:
-    """The generator of a run's noise on a CUDA device; step t begins at offset t·`STRIDE`."""
-    values = sum(like.numel() for like in likes.values())
-    if values > MOST_VALUES:
-        raise ValueError(f"a model must have at most {MOST_VALUES:,} values to train on one device, got {values:,}")
-    random = torch.Generator(device)
-    random.manual_seed(int.from_bytes(Key.of(key).derive("noise on cuda", *likes, size=8), "little"))
-    return random
-
-
-def drawn_from(
-    random: torch.Generator, likes: Mapping[str, Tensor], stds: Mapping[str, Std]
-) -> Iterator[tuple[list[str], Tensor]]:
-    """The noise of the parameters, some at a time, one after another in one float64 tensor; nothing waits for it.
-
-    ``random`` stands at the offset of its step.
-    """
-    for names in segments(likes):
-        sizes = [likes[name].numel() for name in names]
-        values = torch.randn(sum(sizes), generator=random, dtype=torch.float64, device=random.device)
-        start = 0
-        for std, size in _with_one_std([stds[name] for name in names], sizes):
-            values[start : start + size] *= std
-            start += size
-        yield names, values
-
-
-def segments(likes: Mapping[str, Tensor]) -> list[list[str]]:
-    """The parameters in order, as many at a time as a CUDA device draws at once."""
-    found: list[list[str]] = []
-    values = _SEGMENT
-    for name, like in likes.items():
-        if values + like.numel() > _SEGMENT:
-            found.append([])
-            values = 0
-        found[-1].append(name)
-        values += like.numel()
-    return found
-
-
-def _with_one_std(stds: Iterable[Std], sizes: Iterable[int]) -> Iterator[tuple[Std, int]]:
-    """How many values in a row share a standard deviation: one product scales them all."""
-
-    def same(each: tuple[Std, int]) -> float:
-        return id(each[0]) if isinstance(each[0], Tensor) else each[0]
-
-    for _, equal in groupby(zip(stds, sizes, strict=True), key=same):
-        found = list(equal)
-        yield found[0][0], sum(size for _, size in found)
+    return device_noise.gaussians(likes, stds, key, step)
 
 
 def _drawn_type(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
-def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
-    """Filled block by block, each from a generator of its own, so that threads may share the work.
+class _Block(NamedTuple):
+    """Values on the CPU that share a generator."""
 
-    The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
-    alone, since torch would start as many threads again in each.
+    values: Tensor  # (values,), to be written
+    size: int
+    std: float
+    state: bytes  # of the generator
+
+
+def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
+    """Drawn block by block, each from a generator of its own, so that threads may share the work.
+
+    Uniform numbers are drawn in threads of this call alone: a pool that outlived it would hang a process that is
+    forked. What is computed from them is left to the threads of torch, value by value, so that the number of threads
+    does not matter.
     """
-    drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like)) for name, like in likes.items()}
+    drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like), device="cpu") for name, like in likes.items()}
     blocks = [
-        (values.view(-1).numpy(), float(stds[name]), key, step, name, block)
+        _Block(part, part.numel(), float(stds[name]), key.derive("noise", name, str(step), str(place)))
         for name, values in drawn.items()
-        for block in range(-(-values.numel() // _BLOCK))
+        for place, part in enumerate(values.view(-1).split(_BLOCK))  # type: ignore[no-untyped-call]
     ]
-    threads = min(torch.get_num_threads(), len(blocks))
-    if threads < 2 or sum(values.numel() for values in drawn.values()) < _BLOCK:
-        for block in blocks:
-            _fill_block(*block)
-        return drawn
-    with ThreadPoolExecutor(threads) as pool:
-        for filled in [pool.submit(_fill_block, *block) for block in blocks]:
-            filled.result()
+    blocks.sort(key=lambda block: block.size, reverse=True)  # threads that take every so many-th have equal work
+    threads = torch.get_num_threads()
+    pairs = max(threads * _HELD, _pairs(_BLOCK))
+    held = torch.empty(3, min(pairs, sum(_pairs(block.size) for block in blocks)), dtype=torch.float64, device="cpu")
+    with ThreadPoolExecutor(threads) as pool:  # which starts a thread when there is work for it
+        for few in _in_turn(blocks, pairs):
+            _draw(few, held, pool, threads)
     return drawn
 
 
-def _fill_block(
-    drawn: "np.ndarray[Any, np.dtype[Any]]", std: float, key: Key, step: int, name: str, block: int
-) -> None:
-    seed = int.from_bytes(key.derive("noise", name, str(step), str(block)), "little")
-    random = np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, pool_size=8)))
-    part = drawn[block * _BLOCK : (block + 1) * _BLOCK]
-    for start in range(0, len(part), _HELD):  # what is held stays in the cache of one core
-        few = part[start : start + _HELD]
-        np.multiply(random.standard_normal(len(few)), std, out=few, casting="same_kind")
+def _pairs(values: int) -> int:
+    return (values + 1) // 2
+
+
+def _in_turn(blocks: Iterable[_Block], most: int) -> Iterator[list[tuple[_Block, slice]]]:
+    """As many blocks at a time as have ``most`` pairs of values, each with its place among them."""
+    few: list[tuple[_Block, slice]] = []
+    start = 0
+    for block in blocks:
+        pairs = _pairs(block.size)
+        if start + pairs > most:
+            yield few
+            few, start = [], 0
+        few.append((block, slice(start, start + pairs)))
+        start += pairs
+    yield few
+
+
+def _draw(blocks: Sequence[tuple[_Block, slice]], held: Tensor, pool: Executor, threads: int) -> None:
+    """Two values from two uniform numbers: √(−2 ln u)·(cos 2πv, sin 2πv) (Box and Muller, 1958).
+
+    ``held``, (3, pairs), is where they are made, in float64.
+    """
+    pairs = blocks[-1][1].stop if blocks else 0
+    lengths, angles, cosines = held[:, :pairs]
+    uniform = held.numpy()
+    workers = min(threads, 2 * pairs // _BLOCK)
+    if workers > 1:
+        list(pool.map(lambda first: _fill(blocks[first::workers], uniform), range(workers)))
+    else:
+        _fill(blocks, uniform)
+    lengths.log_().mul_(-2).sqrt_()
+    angles.mul_(2 * math.pi)
+    torch.cos(angles, out=cosines)
+    sines = angles.sin_()
+    for block, place in blocks:
+        length, half = lengths[place].mul_(block.std), place.stop - place.start
+        torch.mul(length, cosines[place], out=block.values[:half])
+        rest = slice(place.start, place.start + block.size - half)
+        torch.mul(lengths[rest], sines[rest], out=block.values[half:])
+
+
+def _fill(blocks: Iterable[tuple[_Block, slice]], uniform: "np.ndarray[Any, np.dtype[np.float64]]") -> None:
+    """Uniform numbers in (0, 1) for the lengths of each block's pairs, and in [0, 1) for their angles.
+
+    numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
+    """
+    bits = np.random.SFC64(0)
+    random = np.random.Generator(bits)
+    for block, place in blocks:
+        state = np.frombuffer(block.state, "<u8").astype(np.uint64)
+        bits.state = {"bit_generator": "SFC64", "state": {"state": state}, "has_uint32": 0, "uinteger": 0}
+        lengths, angles = uniform[:2, place]
+        random.random(out=lengths)
+        random.random(out=angles)
+        if lengths.min(initial=1.0) < _SHORT:
+            short = np.flatnonzero(lengths < _SHORT)
+            lengths[short] += (1 - random.random(len(short))) * 2.0**-53
 
 
 def _check_std(std: Std, dtype: torch.dtype) -> None:

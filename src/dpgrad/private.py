@@ -153,7 +153,7 @@ class PrivateGradient:
         self._iterates: tuple[Iterate, ...] = ()
         self._state: Average | None = None
         self._engine: Engine | None = None
-        self._checked: tuple[object, ...] = ()
+        self._checked: list[object] = []
         self._charge, self._start, self._before = charge, start, before
         self._charged: list[Leaf] = []
         self._owed: set[int] = set()  # charged and not yet computed
@@ -508,13 +508,21 @@ def _refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
             raise ValueError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
 
 
-def _signature(model: nn.Module) -> tuple[object, ...]:
-    """What a check of the model relies on, apart from the values of its parameters."""
-    modules = [
-        (name, id(module), module.training, *map(tuple, (module._forward_hooks, module._forward_pre_hooks)))
-        for name, module in model.named_modules()
-    ]
-    return (*trainable(model), *modules)
+def _signature(model: nn.Module) -> list[object]:
+    """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
+    found: list[object] = []
+    known: set[int] = set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in known:
+            known.add(id(module))
+            found += (id(module), module.training, *module._modules, *module._forward_hooks)
+            found += (None, *module._forward_pre_hooks)  # set apart from the other hooks
+            for name, parameter in module._parameters.items():
+                found += (name, parameter is not None and parameter.requires_grad)
+            waiting += module._modules.values()
+    return found
 
 
 def _width(batch: Batch) -> int:

@@ -29,7 +29,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpgrad import _validate
+from dpgrad import _validate, kernels
 
 # A norm is the root of a sum of squares: a coordinate below 1.1e-19, the root of the least normal float32, may be lost.
 # All that 10^12 such coordinates can hide stays below this r. So a gradient that is measured as zero, and that Auto-S
@@ -97,6 +97,11 @@ class Quotient(ABC):
         exact = norms.double()
         # Sums and quotients round to the nearest float64, and rounding keeps order: n + x is not below n for x ≥ 0.
         denominator = self.denominator(exact, bound)
+        if norms.dtype == torch.float32 and norms.ndim == 2 and norms.numel() and kernels.runs_on(norms):
+            from dpgrad.kernels.factors import quotient
+
+            if bound.shape in ((), (len(norms), 1)):  # one number, or one a group
+                return quotient(norms.contiguous(), bound.contiguous(), denominator.expand_as(norms).contiguous())
         dtype = torch.float64 if norms.dtype == torch.float64 else torch.float32
         nearest = (bound / denominator).to(dtype)
         # One float towards zero brings it below the quotient, infinity to the largest float; 1 stays where it is exact.

@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from reference import ENGINES, Loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -248,3 +251,51 @@ class VisionTransformer(nn.Module):
         x = torch.cat([self.cls.expand(len(x), -1, -1), x], dim=1)
         x += self.positions[:, : x.shape[1]]
         return self.head(self.blocks(x)[:, 0])
+
+
+class Network(NamedTuple):
+    """How a network, four examples for it and its loss are made, and the engines that take it on every device."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], Any]
+    loss: Loss
+    engines: tuple[str, ...] = tuple(ENGINES)
+
+
+def images(channels: int, side: int, classes: int) -> Callable[[], Any]:
+    return lambda: (torch.randn(4, channels, side, side), torch.randint(classes, (4,)))
+
+
+def tokens() -> Tensor:
+    return torch.randint(VOCABULARY, (4, LENGTH + 1))
+
+
+def labelled_tokens() -> tuple[Tensor, Tensor]:
+    return torch.randint(VOCABULARY, (4, LENGTH)), torch.randint(3, (4,))
+
+
+def sequences(examples: int = 4, *shape: int) -> tuple[Tensor, Tensor]:
+    """Inputs and a weight for the loss of each."""
+    return torch.randn(examples, *(shape or (LENGTH, 5))), torch.rand(examples) + 0.5
+
+
+def transformer(block: Callable[[int], nn.Module], tie: str, positions: bool = True) -> Network:
+    return Network(lambda: Transformer(block, tie, positions), tokens, token_loss)
+
+
+NETWORKS: dict[str, Network] = {
+    "CNN": Network(mnist_cnn, images(1, 28, 10), class_loss),
+    "ResNet-9": Network(resnet9, images(3, 8, 5), class_loss),
+    "transformer": transformer(TorchBlock, "none"),
+    "transformer, tied": transformer(TorchBlock, "module"),
+    "transformer, tied functionally": transformer(TorchBlock, "functional"),
+    "transformer, tied by a product": transformer(TorchBlock, "transposed"),
+    "GPT-2, tied": transformer(Gpt2Block, "module"),
+    "Llama, tied": transformer(LlamaBlock, "module", positions=False),
+    "LSTM": Network(LstmClassifier, labelled_tokens, class_loss, ("bookkeeping",)),
+    "LSTM, time first": Network(partial(LstmClassifier, False), labelled_tokens, class_loss, ("bookkeeping",)),
+    "LoRA": Network(partial(lora, False), sequences, output_loss),
+    "LoRA, bare": Network(partial(lora, True), sequences, output_loss),
+    "ViT": Network(VisionTransformer, images(3, 8, 3), class_loss),
+}  # fmt: skip
+ON_ENGINES = [(name, engine) for name, network in NETWORKS.items() for engine in network.engines]

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from reference import DEVICE
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
@@ -12,6 +13,7 @@ from dpgrad.grads import ENGINES, bookkeeping, check, clipped_sum
 from dpgrad.grads.precision import norm_error
 from dpgrad.scaling import Hard
 
+pytestmark = pytest.mark.usefixtures("on_device")
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -120,7 +122,7 @@ class Quantized(nn.Module):
 @pytest.mark.parametrize("mixed", [False, True])
 def test_one_scale_for_the_whole_batch(mixed: bool) -> None:
     torch.manual_seed(0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=mixed), pytest.raises(ValueError, match="act on each other"):
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=mixed), pytest.raises(ValueError, match="act on each other"):
         check(Quantized(), squares, torch.randn(8, 8))
 
 
@@ -184,7 +186,7 @@ class Packed(nn.Module):
         self.layer, self.rnn = nn.Linear(3, 5), nn.GRU(5, 1, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         seen = PackedSequence(
             self.layer(packed.data), packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
         )
@@ -192,10 +194,11 @@ class Packed(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("model", [Unpadded(), Packed()], ids=["unpadded", "packed"])
-def test_rows_of_several_lengths_that_are_flattened(model: nn.Module) -> None:
+@pytest.mark.parametrize("kind", [Unpadded, Packed])
+def test_rows_of_several_lengths_that_are_flattened(kind: Callable[[], nn.Module]) -> None:
     """Equal lengths in the rows that are checked said nothing of the others: these were cut into equal shares."""
     torch.manual_seed(0)
+    model = kind()
     batch = torch.randn(8, 6, 3), torch.tensor([3, 3, 3, 3, 1, 5, 2, 4])
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

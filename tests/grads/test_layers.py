@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import output_loss
-from reference import ENGINES, assert_equal
+from reference import DEVICE, ENGINES, assert_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
@@ -120,7 +120,7 @@ def test_convolution(engine: str, case: Drawn) -> None:
 def test_convolution_in_pieces(case: Drawn) -> None:
     """Where the patches of all examples are too many to be held at once."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(patches, "_VALUES_AT_ONCE", {"cpu": 200})
+        patched.setattr(patches, "_VALUES_AT_ONCE", {DEVICE: 200})
         case.check("bookkeeping")
 
 

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from reference import DEVICE
 from torch import Tensor, nn
 
 from dpgrad.grads import bookkeeping, patches
@@ -36,20 +37,20 @@ def made(name: str) -> tuple[Patches, Tensor]:
         out = function(rows, weight, None, stride, padding, dilation, groups)
         g.append(torch.randn(out.shape, generator=random, dtype=torch.float64))
         expected.append(torch.autograd.grad(out, weight, g[-1])[0])
-    use = Patches(x, torch.cat(g), kernel, stride, padding, dilation, groups, EXAMPLES)
-    return use, torch.stack(expected)
+    there = x.to(DEVICE), torch.cat(g).to(DEVICE)
+    return Patches(*there, kernel, stride, padding, dilation, groups, EXAMPLES), torch.stack(expected).to(DEVICE)
 
 
 @pytest.mark.parametrize("at_once", [1, 200, 1 << 20])
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_is_the_gradient(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(patches._VALUES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(patches._VALUES_AT_ONCE, DEVICE, at_once)
     use, expected = made(name)
-    factors = torch.rand(EXAMPLES, dtype=torch.float64)
+    factors = torch.rand(EXAMPLES, dtype=torch.float64, device=DEVICE)
     total = torch.einsum("i,i...->...", factors, expected)
-    squares, summed = use.measured()
+    norms, summed = use.measured()
     torch.testing.assert_close(use.per_example(), expected)
-    torch.testing.assert_close(squares, expected.flatten(1).square().sum(1))
+    torch.testing.assert_close(norms, expected.flatten(1).norm(dim=1))
     for form in (use, summed, use.settled()):
         torch.testing.assert_close(form.weighted_sum(factors), total)
 
@@ -60,7 +61,7 @@ def test_both_ways_to_a_norm_are_taken() -> None:
 
 
 def test_few_examples_are_unfolded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(patches._VALUES_AT_ONCE, "cpu", 200)
+    monkeypatch.setitem(patches._VALUES_AT_ONCE, DEVICE, 200)
     use, _ = made("one dimension")
     parts = [(part, a.numel()) for part, a, _ in use._factors()]
     assert [part.start for part, _ in parts] == list(range(EXAMPLES))

@@ -18,11 +18,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from dpgrad import lanes
 from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.layers.recurrent import known_inputs
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
-from dpgrad.grads.precision import exact_products
+from dpgrad.grads.precision import own_products
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.tape import Record, Tape, UnseenError
@@ -62,26 +63,31 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
     with torch.enable_grad(), _watched(model, tape):
         losses = row_losses(loss, model, batch, len(weights))
         tape.recording = False  # a checkpointed block runs again during the backward pass
-        awaited: dict[int, Sequence[Use] | None] = {}
-        with _arriving(tape, awaited, layouts.every):
-            asked = [record for record in tape.records if id(record) not in awaited]
-            arrived = _backward(losses, weights, tape, parameters, asked)
-    if any(uses is None for uses in awaited.values()):
+        # By number; each is let go as soon as its uses are found, with what they were found from.
+        records = dict(enumerate(tape.records))
+        tape.records.clear()
+        names = [record.names for record in records.values()]
+        found: dict[int, Sequence[Use]] = {}
+        with _arriving(records, found, layouts.every) as awaited:
+            asked = {number: record for number, record in records.items() if number not in awaited}
+            arrived = _backward(losses, weights, tape, parameters, list(asked.values()))
+    del losses
+    if awaited - found.keys():
         # The pass did not come by: no loss reaches the place, or what it leads to is no parameter of the model.
         layouts.every = True
         return _gradients(model, loss, batch, weights, rows, layouts)
-    with torch.no_grad(), exact_products():
-        for record, g in zip(asked, arrived, strict=True):
-            awaited[id(record)] = [] if g is None else record.uses(g)
+    lanes.join()
+    with torch.no_grad(), own_products():
+        for (number, record), g in zip(asked.items(), arrived, strict=True):
+            found[number] = [] if g is None else record.uses(g)
         uses: dict[str, list[Use]] = defaultdict(list)
-        for record in tape.records:
-            for name, use in zip(record.names, awaited.pop(id(record)) or (), strict=False):
+        for number, of_record in enumerate(names):
+            for name, use in zip(of_record, found.pop(number), strict=False):
                 uses[name].append(use)
         # The tape and its tensors hold each other until they are collected: what it noted is let go now, and what a
         # form was made of as soon as the form is found.
-        tape.records.clear()
-        tape.made.clear()
-        arrived.clear()
+        for noted in (records, asked, tape.made, arrived):
+            noted.clear()
         return PerExample(
             {
                 name: combined(uses.pop(name)).settled() if name in uses else Dense.zero(parameter, examples)
@@ -91,34 +97,36 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
 
 
 @contextmanager
-def _arriving(tape: Tape, awaited: dict[int, Sequence[Use] | None], every: bool) -> Iterator[None]:
-    """Within the block uses are found when the backward pass comes by: what was needed for them can then be let go.
+def _arriving(records: dict[int, Record], found: dict[int, Sequence[Use]], every: bool) -> Iterator[set[int]]:
+    """Within the block uses are found when the backward pass comes by; yields the numbers of the records it awaits.
 
-    A place that the pass leaves behind on its way to others need not be asked for. Uses of a parameter that has several
-    are put together first. Hooks are removed at the end: a node and its hook would keep each other alive.
+    What was needed for them can then be let go: a record that has arrived is taken out of ``records``. A place that the
+    pass leaves behind on its way to others need not be asked for. Uses of a parameter that has several are put together
+    first. Hooks are removed at the end: a node and its hook would keep each other alive.
     """
-    times = Counter(name for record in tape.records for name in record.names)
+    times = Counter(name for record in records.values() for name in record.names)
 
-    def wait_for(record: Record, place: GradientEdge) -> RemovableHandle:
+    def wait_for(number: int, place: GradientEdge) -> RemovableHandle:
+        output = place.output_nr
+
         def arrive(gradients: Sequence[Tensor | None]) -> None:
-            g = gradients[place.output_nr]
-            with torch.no_grad(), exact_products():
+            g, record = gradients[output], records.pop(number)
+            with torch.no_grad(), own_products(), lanes.beside(number, g, record):
                 uses = [] if g is None else record.uses(g.reshape(record.shape))
                 alone = zip(record.names, uses, strict=False)
-                awaited[id(record)] = [use.settled() if times[name] == 1 else use for name, use in alone]
+                found[number] = [use.settled() if times[name] == 1 else use for name, use in alone]
 
-        awaited[id(record)] = None
         return place.node.register_prehook(arrive)
 
-    hooks = [
-        wait_for(record, record.place)
-        for record in tape.records
+    hooks = {
+        number: wait_for(number, record.place)
+        for number, record in records.items()
         if record.passed and not every and isinstance(record.place, GradientEdge)
-    ]
+    }
     try:
-        yield
+        yield set(hooks)
     finally:
-        for hook in hooks:
+        for hook in hooks.values():
             hook.remove()
 
 

@@ -315,7 +315,7 @@ def _refuse_engine(probe: _Probe, engine: str) -> None:
         others = " or ".join(repr(name) for name in ENGINES if name != engine)
         raise ValueError(f"engine {engine!r} cannot take this model or loss: use engine={others}") from error
     with torch.no_grad(), exact_products():
-        norms = {name: use.measured()[0].sqrt() for name, use in found.uses.items()}
+        norms = {name: use.measured()[0] for name, use in found.uses.items()}
     # The engine and a pass over one example round differently, and units at the bend of an activation fall on different
     # sides of it: a share of about the rounding error, which moves the gradient by about its root.
     bound = math.pow(probe.eps, 0.25)

@@ -1,14 +1,17 @@
 """From each example's gradient to the clipped sum: norms, factors, one weighted sum."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dpgrad.grads.precision import SUMMED_AT_ONCE, exact_products, norm_error
+from dpgrad import kernels
+from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error, own_products
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
-from dpgrad.grads.uses import Use
+from dpgrad.grads.uses import Dense, Outer, Use
 
 _HELD = 1 << 22  # values of short sums that are held at a time
 
@@ -31,44 +34,76 @@ class PerExample:
         Guarantee: the norm of one example's term is at most (1−τ)·scale(nᵢ)·nᵢ(1+τ), so at most ``clip`` for a rule
         that keeps scale(n)·n ≤ clip. An example with a gradient that is not finite is left out of every group.
         """
-        with torch.no_grad(), exact_products():
-            factors, keep, uses = self._factors(scale, groups)
-            if not bool(keep.all()):
+        with torch.no_grad(), own_products():
+            norms, uses = self._measured(groups or {})
+            factors, finite = _factors(norms, scale)
+            if not bool(finite):
+                keep = norms.isfinite().all(0)
                 uses = {name: use.kept(keep) for name, use in uses.items()}
             return _weighted(uses, factors, groups)
 
-    def clipped_if_finite(self, scale: Scale, groups: Groups | None = None) -> tuple[ClippedSum, Tensor]:
-        """`clipped`, and whether every example's gradient is finite, as a 0-d tensor, without waiting for the device.
+    @contextmanager
+    def clipped_if_finite(
+        self, scale: Scale, groups: Groups | None = None
+    ) -> Iterator[tuple[Callable[[str], Tensor], Tensor]]:
+        """`clipped` parameter by parameter, and whether every example's gradient is finite, as a 0-d tensor.
 
-        Guarantee: that of `clipped` where the flag is true. Elsewhere the sum is worthless and must not be used.
+        Nothing waits for the device. The sums are asked for by name, within the block.
+
+        Guarantee: that of `clipped` where the flag is true. Elsewhere the sums are worthless and must not be used.
         """
-        with torch.no_grad(), exact_products():
-            factors, keep, uses = self._factors(scale, groups)
-            return _weighted(uses, factors, groups), keep.all()
-
-    def _factors(self, scale: Scale, groups: Groups | None) -> tuple[Tensor, Tensor, dict[str, Use]]:
-        norms, uses = self._measured(groups or {})
-        keep = norms.isfinite().all(0)
-        return torch.where(keep, scale(norms), 0) * (1 - norm_error(norms.dtype)), keep, uses
+        with torch.no_grad(), own_products():
+            norms, uses = self._measured(groups or {})
+            factors, finite = _factors(norms, scale)
+            yield lambda name: _summed(uses[name], factors[_group(groups, name)]), finite
 
     def norms(self, groups: Groups | None = None) -> Tensor:
         """The norm of each example, (groups, examples), rounded upwards. Private."""
-        with torch.no_grad(), exact_products():
+        with torch.no_grad(), own_products():
             return self._measured(groups or {})[0]
 
     def _measured(self, groups: Groups) -> tuple[Tensor, dict[str, Use]]:
-        squares: list[Tensor | None] = [None] * (max(groups.values(), default=0) + 1)
+        norms: list[list[Tensor]] = [[] for _ in range(max(groups.values(), default=0) + 1)]
+        values = [0] * len(norms)
         uses = {}
         for name, use in self.uses.items():
             found, uses[name] = use.measured()
             group = _group(groups, name)
-            before = squares[group]
-            squares[group] = found if before is None else before + found
-        first = next(found for found in squares if found is not None)
-        # The square of a product may be below the least float: what each parameter may have lost is added.
-        lost = len(uses) * torch.finfo(first.dtype).tiny
-        every = torch.stack([torch.zeros_like(first) if found is None else found for found in squares])
-        return (every + lost).sqrt(), uses
+            norms[group].append(found)
+            values[group] += use.shape.numel()
+        like = next(found for of_group in norms for found in of_group)
+        every = [
+            _together(found, count + len(found)) if found else torch.zeros_like(like)
+            for found, count in zip(norms, values, strict=True)
+        ]
+        return torch.stack(every) if len(every) > 1 else every[0][None], uses
+
+
+def _together(parts: list[Tensor], squares: int) -> Tensor:
+    """The norm of each example from those of its parts, made of so many squares.
+
+    Guarantee: it is not below the norm: what squares below the least float have lost is added.
+    """
+    every = torch.stack(parts)
+    lost = math.sqrt(squares * torch.finfo(every.dtype).tiny)
+    if every.dtype == torch.float32 and kernels.runs_on(every):
+        from dpgrad.kernels.factors import together
+
+        return together(every, lost)
+    found: Tensor = torch.linalg.vector_norm(every, dim=0)
+    return found + lost
+
+
+def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+    """(1−τ)·scale(nᵢ), 0 for an example that has a norm that is not finite, and whether there is none, a 0-d tensor."""
+    shrink = 1 - norm_error(norms.dtype)
+    factors = scale(norms)
+    if norms.dtype == factors.dtype == torch.float32 and kernels.runs_on(norms, factors):
+        from dpgrad.kernels.factors import finite
+
+        return finite(norms.contiguous(), factors.contiguous(), shrink)
+    keep = norms.isfinite().all(0)
+    return torch.where(keep, factors, 0) * shrink, keep.all()
 
 
 def _weighted(uses: Mapping[str, Use], factors: Tensor, groups: Groups | None) -> ClippedSum:
@@ -77,7 +112,7 @@ def _weighted(uses: Mapping[str, Use], factors: Tensor, groups: Groups | None) -
 
 def _summed(use: Use, factors: Tensor) -> Tensor:
     """Σ fᵢ Gᵢ, few terms at a time; τ accounts for the rounding of a short sum, and float64 needs no account."""
-    if len(factors) <= SUMMED_AT_ONCE:
+    if len(factors) <= SUMMED_AT_ONCE or (isinstance(use, Dense | Outer) and use.sums_in_double):
         return use.weighted_sum(factors)
     pieces = -(-len(factors) // SUMMED_AT_ONCE)
     each = len(factors) // pieces

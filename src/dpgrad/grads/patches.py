@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpgrad.grads.uses import Dense, Use, ghost_squares, one_by_one, select, wide, worth_forming
+from dpgrad.grads.precision import allows_tf32, in_tf32, tf32_margins
+from dpgrad.grads.uses import Dense, Use, ghost_squares, lost, one_by_one, select, wide, worth_forming
 
 # Patches hold a value once for every position that sees it. Few examples' at a time bound what that takes, and on a CPU
 # they stay in its cache; a GPU needs many at once.
 _VALUES_AT_ONCE = {"cpu": 1 << 21}
 _OTHERWISE = 1 << 26
+_LITTLE = 1 << 23  # values of a layer's kept matrices that are no matter
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Patches:
     dilation: tuple[int, ...]
     groups: int
     examples: int
+    norms: Tensor | None = None  # (examples,), where they are known
 
     @property
     def shape(self) -> torch.Size:
@@ -93,26 +97,85 @@ class Patches:
         size = (x.shape[0], *x.shape[2:4], *self.kernel, self._items, *self.gradients.shape[2:])
         return x.as_strided(size, (example, group, channel, *taken, item, *moved))
 
+    @property
+    def _in_tf32(self) -> bool:
+        """Whether there are kernels for this: they know two dimensions, one group and one item an example."""
+        plain = len(self.kernel) == 2 and self.groups == 1 and self._items == 1
+        return plain and allows_tf32(self.inputs, self.gradients, convolution=True)
+
     def settled(self) -> Use:
-        return Dense(self.per_example()) if worth_forming(*self._sizes, self.examples * self.groups) else self
+        if self.norms is not None:
+            return self
+        if not self._in_tf32:
+            forming = worth_forming(*self._sizes, self.examples * self.groups)
+            return Dense(self.per_example()).settled() if forming else self
+        # Kept, the matrices are summed as they are; they may take no more memory than what they are made of, or little.
+        most = max(self.inputs.numel() + self.gradients.numel(), _LITTLE)
+        return self._formed() if self.examples * self.shape.numel() <= most else self._measured_in_tf32()
 
     def measured(self) -> tuple[Tensor, Use]:
         settled = self.settled()
         if isinstance(settled, Dense):
             return settled.measured()
+        if isinstance(settled, Patches) and settled.norms is not None:
+            return settled.norms, settled
         squares = torch.cat([ghost_squares(a, g) for _, a, g in self._factors()])
-        return squares.view(self.examples, self.groups).sum(1), self
+        return squares.view(self.examples, self.groups).sum(1).sqrt(), self
+
+    def _formed(self) -> Dense:
+        """The gradients themselves and their norms, in TF32."""
+        from dpgrad.kernels.convolution import formed
+
+        x, g = wide(self.inputs).contiguous(), wide(self.gradients).contiguous()
+        found, parts = formed(x, g, self.kernel, self.stride, self.padding, self.dilation)
+        squares = parts.sum(1) if parts.shape[1] > 1 else parts[:, 0]
+        return Dense(found.view(self.examples, *self.shape), squares.sqrt())
+
+    def _measured_in_tf32(self) -> "Patches":
+        """The same with channels last, as the kernels and the sum want them, and its norms."""
+        from dpgrad.kernels.products import ghost, swapped
+
+        positions, d, p = self._sizes
+        height, width = self.inputs.shape[2:]
+        margins = tf32_margins(d, p, positions // 16 + 1, exact=self.inputs.dtype != torch.float32)
+        x, g = (swapped(each.contiguous().flatten(2)) for each in (self.inputs, self.gradients))
+        x = x.view(self.examples, height, width, -1)
+        shape = height, width, self.gradients.shape[3], *self.kernel, *self.stride, *self.padding, *self.dilation
+        norms = ghost(x, g, *margins, lost(d, p), shape)
+        g = g.view(self.examples, *self.gradients.shape[2:], -1)
+        return replace(self, inputs=x.permute(0, 3, 1, 2), gradients=g.permute(0, 3, 1, 2), norms=norms)
+
+    def _weighted(self, factors: Tensor) -> Tensor:
+        """The gradients times the factors of their examples."""
+        if not self._in_tf32:
+            g = wide(self.gradients)
+            return g * factors.repeat_interleave(self._items).view(-1, *[1] * (g.ndim - 1))
+        from dpgrad.kernels.products import scaled
+
+        last = self.gradients.permute(0, 2, 3, 1)
+        if last.is_contiguous():
+            return scaled(last, factors).permute(0, 3, 1, 2)
+        return scaled(self.gradients.contiguous(), factors)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        x, g = self._reached(self.inputs), wide(self.gradients)
-        weighted = g * factors.repeat_interleave(self._items).view(-1, *[1] * (g.ndim - 1))
+        weighted = self._weighted(factors)
         many = len(self.kernel)
+        padded = [
+            (length + 2 * p - d * (k - 1) - 1) // s + 1 == n
+            for length, p, k, s, d, n in zip(
+                self.inputs.shape[2:], self.padding, self.kernel, self.stride, self.dilation, weighted.shape[2:],
+                strict=True,
+            )
+        ]  # fmt: skip
+        # As many zeros on both sides need not be added by hand.
+        x, padding = (wide(self.inputs), self.padding) if all(padded) else (self._reached(self.inputs), (0,) * many)
         empty = torch.empty(self.shape, dtype=x.dtype, device=x.device)
         found: Tensor
-        _, found, _ = torch.ops.aten.convolution_backward(
-            weighted, x, empty, None, self.stride, [0] * many, self.dilation, False, [0] * many, self.groups,
-            [False, True, False],
-        )  # fmt: skip
+        with in_tf32() if self._in_tf32 else nullcontext():
+            _, found, _ = torch.ops.aten.convolution_backward(
+                weighted, x, empty, None, self.stride, padding, self.dilation, False, [0] * many, self.groups,
+                [False, True, False],
+            )  # fmt: skip
         return found
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
@@ -128,12 +191,13 @@ class Patches:
 
     def kept(self, keep: Tensor) -> "Patches":
         items = keep.repeat_interleave(self._items)
-        return replace(self, inputs=select(items, self.inputs), gradients=select(items, self.gradients))
+        return replace(self, inputs=select(items, self.inputs), gradients=select(items, self.gradients), norms=None)
 
     def part(self, examples: slice) -> "Patches":
         start, stop, _ = examples.indices(self.examples)
         items = slice(start * self._items, stop * self._items)
-        return replace(self, inputs=self.inputs[items], gradients=self.gradients[items], examples=stop - start)
+        some = self.inputs[items], self.gradients[items]
+        return replace(self, inputs=some[0], gradients=some[1], examples=stop - start, norms=None)
 
     def scaled(self, factor: float) -> "Patches":
-        return replace(self, gradients=self.gradients * factor)
+        return replace(self, gradients=self.gradients * factor, norms=None)

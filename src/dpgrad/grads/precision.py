@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from dpgrad import kernels
 
 # Rounding of the factors, of the norms of many layers added up, and of their squares: far above what was measured.
 _RELATIVE = {torch.float32: 2.0**-13, torch.float64: 2.0**-40}
@@ -26,8 +30,8 @@ def norm_error(dtype: torch.dtype) -> float:
     Two parts: rounding in norms and factors, and rounding in the sum. Of m terms that are at most clip long the k-th
     partial sum is at most k·clip long and rounds by u·k·clip, so that a sum errs by m²/2·u·clip, and the difference of
     two sums, with one example and without, by twice that. At most `SUMMED_AT_ONCE` terms are added so; the sums of more
-    are added in float64. Norms and sums are formed in ``dtype`` whatever the model computes in (float32 for TF32 and
-    bfloat16), so that one τ holds for every precision of the model.
+    are added in float64. One τ holds for every precision of the model: what TF32 adds is added to the norms of the
+    layers where it is used (`tf32_margins`), and all else is formed in ``dtype`` (float32 for bfloat16).
 
     Guarantee: τ does not depend on how many examples were drawn. If it did, one example more or less would change the
     factors of all others.
@@ -50,16 +54,73 @@ def _settings() -> list[Any]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Matrix products and convolutions in the precision of their operands: no TF32, no bfloat16, no autocast."""
-    settings = _settings()
+    with _set("ieee", _settings()), ExitStack() as stack:
+        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+# Whether products of matrices and of convolutions may be formed in TF32.
+_allowed: ContextVar[tuple[bool, bool]] = ContextVar("allowed", default=(False, False))
+
+
+@contextmanager
+def own_products() -> Iterator[None]:
+    """`exact_products`, but where `in_tf32` is entered; that is allowed as far as torch's settings allow it now."""
+    matrices, convolutions, *_ = _settings()
+    token = _allowed.set((matrices.fp32_precision == "tf32", convolutions.fp32_precision == "tf32"))
+    try:
+        with exact_products():
+            yield
+    finally:
+        _allowed.reset(token)
+
+
+def allows_tf32(a: Tensor, g: Tensor, convolution: bool = False) -> bool:
+    """Whether the product of these factors may be formed in TF32: kernels are there, and the settings allow it.
+
+    bfloat16 and float16 keep no more bits than TF32: their products are exact in it, whatever the settings.
+    """
+    half = (torch.bfloat16, torch.float16)
+    single = torch.float32 in (a.dtype, g.dtype)
+    known = all(factor.dtype in (*half, torch.float32) for factor in (a, g))
+    return known and kernels.runs_on(a, g) and (not single or _allowed.get()[convolution])
+
+
+@contextmanager
+def in_tf32() -> Iterator[None]:
+    """Products of float32 matrices and convolutions on a CUDA device are formed in TF32."""
+    with _set("tf32", _settings()[:2]):
+        yield
+
+
+@contextmanager
+def _set(precision: str, settings: list[Any]) -> Iterator[None]:
     before = [setting.fp32_precision for setting in settings]
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     try:
         for setting in settings:
-            setting.fp32_precision = "ieee"
-        with ExitStack() as stack:
-            for device in devices:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            yield
+            setting.fp32_precision = precision
+        yield
     finally:
         for setting, value in zip(settings, before, strict=True):
             setting.fp32_precision = value
+
+
+# Cutting off or rounding to TF32 changes a value by less than this, relatively.
+TF32 = 2.0**-10
+
+
+def tf32_margins(d: int, p: int, blocks: int, exact: bool) -> tuple[float, float]:
+    """γ and σ: a norm n that was found from rounded factors stands for at most √(n² + γ·mass²) + σ·mass.
+
+    mass = Σ_t ‖a_t‖‖g_t‖ is what the norm of Σ_t g_t a_tᵀ would be without cancelling. γ: tensor cores add eight exact
+    products at a time, with an error below 2⁻²² of the sum of their magnitudes (Fasi et al., "Numerical behavior of
+    NVIDIA tensor cores", 2021), and entries of two such tables are multiplied and added in float32. σ: the norm is
+    found from factors that are cut, the sum is made of a that is rounded in a way that is not known (unless a is
+    ``exact``) and of g that is cut, multiplied by the factor and rounded to nearest.
+
+    >>> tf32_margins(768, 768, 2, exact=False)[1] < 1.6e-3
+    True
+    """
+    gamma = ((d + p + 16) / 8 * 4 + 256 + blocks * blocks) * 2.0**-24
+    return gamma, 1.01 * (TF32 / 2 + (0 if exact else TF32))

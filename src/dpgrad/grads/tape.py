@@ -10,7 +10,7 @@ twin is the gradient of each row.
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,15 @@ class Shared(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        shared = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Shared))
+        shared = next(value for value in _given(args, kwargs) if isinstance(value, Shared))
         return shared.tape.call(func, args, kwargs)
+
+
+def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments, and what stands in lists of them: the latter is slow to find and rarely needed."""
+    yield from args
+    yield from kwargs.values()
+    yield from pytree.tree_leaves((args, kwargs))
 
 
 @dataclass(frozen=True)
@@ -205,9 +212,8 @@ class Tape:
         arguments: dict[str, Any],
         layout: Layout | None,
     ) -> Tensor:
-        args, kwargs = pytree.tree_map(_plain, (tuple(args), kwargs))
         with torch._C.DisableTorchFunctionSubclass():
-            out: Tensor = func(*args, **kwargs)
+            out: Tensor = func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
         parameters = {name: value for name, value in arguments.items() if isinstance(value, Shared)}
         names = tuple(value.names[0] for value in parameters.values())
         if layout is not None:
@@ -238,8 +244,10 @@ class Tape:
         # Autocast computed with the input in the type of the output.
         noted = data.detach().to(out.dtype) if data.is_floating_point() else data
         others = {name: _plain(value) for name, value in arguments.items() if name not in ("g", "input")}
+        held = [(data, noted)]
 
         def uses(g: Tensor) -> list[Use]:
+            data, noted = held.pop()  # and let go: what comes after may need the memory
             if noted.untyped_storage() is data.untyped_storage() and data._version != version:
                 raise ValueError(
                     f"the input of {_name(func)} with parameter {parameters[next(iter(parameters))].names[0]} was "

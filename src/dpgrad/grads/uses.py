@@ -9,22 +9,27 @@ A layer hands over what its gradient is made of, and four forms say how it is pu
 
 Guarantee: `measured` returns a norm that is not below the norm of what `weighted_sum` adds for that example. Summing
 over positions loses up to γ‖a‖‖g‖ to rounding, however small the sum is, so that much is added where the sum is formed
-anew; gradients that are kept and summed as measured need no margin.
+anew; gradients that are kept and summed as measured need no margin. Where torch's settings allow TF32, products are
+formed in it, and the margin says what that costs.
 """
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from dpgrad import kernels
+from dpgrad.grads.precision import SUMMED_AT_ONCE, allows_tf32, in_tf32, tf32_margins
 from dpgrad.grads.sums import sum_dtype
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
 _LAMBDA = 8.0
 _LITTLE = 1 << 23  # values of a layer's kept matrices that are no matter
+_SMALL = 1 << 16  # values of a matrix whose products are summed by a kernel of our own
 
 
 class Use(Protocol):
@@ -35,10 +40,16 @@ class Use(Protocol):
         """The shape of the parameter."""
 
     def settled(self) -> "Use":
-        """The form that is cheapest to measure and to sum, so that what it was made of can be let go."""
+        """The form that is cheapest to measure and to sum, so that what it was made of can be let go.
+
+        It may be measured already, while what it is made of is near.
+        """
 
     def measured(self) -> tuple[Tensor, "Use"]:
-        """The squared norm of each example, (examples,), and the form from which to sum."""
+        """The norm of each example, (examples,), and the form from which to sum.
+
+        What is lost because the square of a value is below the least float is not in it: at most √(values·least).
+        """
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Σ fᵢ Gᵢ in the shape of the parameter."""
@@ -83,6 +94,7 @@ class Dense:
     """The gradients themselves."""
 
     gradients: Tensor  # (examples, *shape)
+    norms: Tensor | None = None  # (examples,), where they are known
 
     @classmethod
     def zero(cls, parameter: Tensor, examples: int) -> "Dense":
@@ -94,16 +106,29 @@ class Dense:
     def shape(self) -> torch.Size:
         return self.gradients.shape[1:]
 
-    def settled(self) -> Use:
-        return self
+    @property
+    def sums_in_double(self) -> bool:
+        """Whether `weighted_sum` adds in float64, however many the examples are."""
+        return self.gradients.dtype == torch.float32 and kernels.runs_on(self.gradients)
+
+    def settled(self) -> "Dense":
+        if self.norms is not None:
+            return self
+        gradients = wide(self.gradients)
+        return Dense(gradients, torch.linalg.vector_norm(gradients.reshape(len(gradients), -1), dim=1))
 
     def measured(self) -> tuple[Tensor, Use]:
-        gradients = wide(self.gradients)
-        return lengths(gradients).square(), Dense(gradients)
+        settled = self.settled()
+        assert settled.norms is not None
+        return settled.norms, settled
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        gradients = wide(self.gradients)
-        return (factors @ gradients.reshape(len(gradients), -1)).view(self.shape)
+        flat = wide(self.gradients).reshape(len(self.gradients), -1)
+        if self.sums_in_double:
+            from dpgrad.kernels.products import weighted
+
+            return weighted(flat.contiguous(), factors).view(self.shape)
+        return (factors @ flat).view(self.shape)
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
         pieces, each = factors.shape
@@ -129,42 +154,83 @@ class Outer:
 
     inputs: Tensor  # a: (examples, T, d)
     gradients: Tensor  # g: (examples, T, p)
+    exact: bool = False  # never in TF32
+    norms: Tensor | None = None  # (examples,), where they are known
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((self.gradients.shape[2], self.inputs.shape[2]))
 
+    @property
+    def _in_tf32(self) -> bool:
+        return not self.exact and self.inputs.shape[1] > 1 and allows_tf32(self.inputs, self.gradients)
+
     def settled(self) -> Use:
         p, d = self.shape
-        return Dense(self.per_example()) if worth_forming(self.inputs.shape[1], d, p, len(self.inputs)) else self
+        positions = self.inputs.shape[1]
+        if self.norms is not None:
+            return self
+        if worth_forming(positions, d, p, len(self.inputs)):
+            return Dense(self.per_example()).settled()
+        if positions == 1:
+            a, g = wide(self.inputs), wide(self.gradients)
+            return Outer(a, g, self.exact, lengths(a) * lengths(g))
+        if not self._in_tf32:
+            return self
+        from dpgrad.kernels.products import ghost
+
+        a, g = self.inputs.contiguous(), self.gradients.contiguous()
+        margins = tf32_margins(d, p, positions // 16 + 1, exact=a.dtype != torch.float32)
+        return Outer(a, g, norms=ghost(a, g, *margins, lost(d, p)))
 
     def measured(self) -> tuple[Tensor, Use]:
+        settled = self.settled()
+        if isinstance(settled, Dense):
+            return settled.measured()
+        if isinstance(settled, Outer) and settled.norms is not None:
+            return settled.norms, settled
         a, g = wide(self.inputs), wide(self.gradients)
-        both = Outer(a, g)
-        if a.shape[1] == 1:
-            return (lengths(a) * lengths(g)).square(), both
-        return product_norms(a, g, both)
+        return ghost_squares(a, g).sqrt(), replace(self, inputs=a, gradients=g)
+
+    @property
+    def sums_in_double(self) -> bool:
+        """Whether `weighted_sum` adds in float64, however many the examples are: small products at one position."""
+        small = self.inputs.shape[1] == 1 and self.shape.numel() <= _SMALL
+        return small and self.gradients.dtype == torch.float32 and kernels.runs_on(self.gradients)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
+        if self.sums_in_double:
+            from dpgrad.kernels.products import weighted_outer
+
+            a, g = (wide(each).reshape(len(each), -1).contiguous() for each in (self.inputs, self.gradients))
+            return weighted_outer(a, g, factors, SUMMED_AT_ONCE)
         return self.weighted_sums(factors[None])[0]
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
+        if self._in_tf32:
+            from dpgrad.kernels.products import scaled
+
+            pieces = len(factors)
+            a, g = wide(self.inputs), scaled(self.gradients.contiguous(), factors.flatten())
+            with in_tf32():
+                return g.view(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
         a, g = wide(self.inputs), wide(self.gradients)
         pieces, factors = len(factors), factors.reshape(-1, 1, 1)
         a, g = (a * factors, g) if a.shape[2] < g.shape[2] else (a, g * factors)
         return g.reshape(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
 
     def per_example(self) -> Tensor:
-        return wide(self.gradients).mT @ wide(self.inputs)
+        with in_tf32() if self._in_tf32 else nullcontext():
+            return wide(self.gradients).mT @ wide(self.inputs)
 
     def kept(self, keep: Tensor) -> "Outer":
-        return Outer(select(keep, self.inputs), select(keep, self.gradients))
+        return Outer(select(keep, self.inputs), select(keep, self.gradients), self.exact)
 
     def part(self, examples: slice) -> "Outer":
-        return Outer(self.inputs[examples], self.gradients[examples])
+        return Outer(self.inputs[examples], self.gradients[examples], self.exact)
 
     def scaled(self, factor: float) -> "Outer":
-        return replace(self, gradients=self.gradients * factor)
+        return Outer(self.inputs, self.gradients * factor, self.exact)
 
 
 @dataclass(frozen=True)
@@ -190,14 +256,14 @@ class Rows:
         """
         g = wide(self.gradients)
         if g.shape[1] == 1:
-            return lengths(g).square(), replace(self, gradients=g)
+            return lengths(g), replace(self, gradients=g)
         ordered, order = self.indices.sort(dim=1, stable=True)
         fresh = ordered.diff(dim=1, prepend=ordered[:, :1] - 1) != 0
         segment = fresh.cumsum(1) - 1  # which distinct index a position belongs to
         places = torch.zeros_like(segment).scatter(1, order, segment)
         added = torch.zeros_like(g).scatter_add(1, places[..., None].expand_as(g), g)
         distinct = torch.zeros_like(ordered).scatter(1, segment, ordered)  # 0 where nothing is added
-        return lengths(added).square(), Rows(distinct, added, self.count)
+        return lengths(added), Rows(distinct, added, self.count)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         g = wide(self.gradients)
@@ -242,7 +308,7 @@ class Tied:
 
     def measured(self) -> tuple[Tensor, Use]:
         of_rows, rows = self.rows.measured()
-        of_outer = self.outer.measured()[0]
+        of_outer = self._exact().measured()[0]
         assert isinstance(rows, Rows)
         ids, r = rows.indices, rows.gradients
         a, g = wide(self.outer.inputs), wide(self.outer.gradients)
@@ -250,16 +316,21 @@ class Tied:
         cross = (chosen * (a @ r.mT)).sum((1, 2))
         # |⟨R, O⟩| ≤ Σ_st |g_s||a_s||r_t|, and what is left of it after cancelling is known to that times γ.
         mass = mass_of(a, g) * lengths(r, 2).sum(1) * rounding(a.shape[1] * r.shape[1] + a.shape[2], g.dtype)
-        return (of_rows + of_outer + 2 * cross).clamp(min=0) + 2 * mass, Tied(rows, self.outer)
+        squares = (of_rows.square() + of_outer.square() + 2 * cross).clamp(min=0) + 2 * mass
+        return squares.sqrt(), Tied(rows, self.outer)
+
+    def _exact(self) -> Outer:
+        """The linear part in float64 or float32: what TF32 rounds in it may not cancel with the other part."""
+        return Outer(wide(self.outer.inputs), wide(self.outer.gradients), exact=True)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        return self.rows.weighted_sum(factors) + self.outer.weighted_sum(factors)
+        return self.rows.weighted_sum(factors) + self._exact().weighted_sum(factors)
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
-        return self.rows.weighted_sums(factors) + self.outer.weighted_sums(factors)
+        return self.rows.weighted_sums(factors) + self._exact().weighted_sums(factors)
 
     def per_example(self) -> Tensor:
-        return self.rows.per_example() + self.outer.per_example()
+        return self.rows.per_example() + self._exact().per_example()
 
     def kept(self, keep: Tensor) -> "Tied":
         return Tied(self.rows.kept(keep), self.outer.kept(keep))
@@ -285,16 +356,14 @@ def lengths(tensor: Tensor, dims: int = 1) -> Tensor:
     return norms + math.sqrt(flat.shape[dims] * torch.finfo(flat.dtype).tiny)
 
 
+def lost(d: int, p: int) -> float:
+    """What the squared length of a row of so many values, or of fewer, may have lost below the least float32."""
+    return max(d, p) * torch.finfo(torch.float32).tiny
+
+
 def mass_of(a: Tensor, g: Tensor) -> Tensor:
     """Σ_t ‖a_t‖‖g_t‖ of each example: what the norm of Σ_t g_t a_tᵀ would be without cancelling."""
     return (lengths(a, 2) * lengths(g, 2)).sum(1)
-
-
-def product_norms(a: Tensor, g: Tensor, source: Use) -> tuple[Tensor, Use]:
-    """‖Σ_t g_t a_tᵀ‖² of each example by the cheaper way, and the form from which to sum."""
-    if worth_forming(a.shape[1], a.shape[2], g.shape[2], len(a)):
-        return Dense(g.mT @ a).measured()
-    return ghost_squares(a, g), source
 
 
 def worth_forming(positions: int, d: int, p: int, examples: int) -> bool:

@@ -1,12 +1,18 @@
 """Normalization layers: their scale and shift. What they normalize by belongs to one example, or is fixed."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dpgrad import kernels
+from dpgrad.grads.sums import sum_dtype
 from dpgrad.grads.uses import Dense, Use, wide
+
+_MOST_TOGETHER = 1 << 13  # values that a kernel holds at once
 
 
 def layer_norm(
@@ -17,6 +23,12 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> dict[str, Use]:
+    width = math.prod(normalized_shape)
+    if _by_kernel(input, g, width):
+        from dpgrad.kernels import affine
+
+        x, out = (each.reshape(len(g), -1, width).contiguous() for each in (input, g))
+        return _as_uses(affine.layer_norm(x, out, eps), (len(g), *normalized_shape))
     normal = F.layer_norm(wide(input), normalized_shape, eps=eps)
     return _trailing(g, normal, len(normalized_shape))
 
@@ -36,6 +48,12 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> dict[str, Use]:
+    channels = g.shape[2]
+    if g.shape[1] == 1 and _by_kernel(input, g, input[0].numel() // num_groups):
+        from dpgrad.kernels import affine
+
+        x, out = (each.reshape(len(g), channels, -1).contiguous() for each in (input, g))
+        return _as_uses(affine.group_norm(x, out, num_groups, eps), (len(g), channels))
     normal = F.group_norm(wide(input).flatten(0, 1), num_groups, eps=eps)
     return _channels(g, normal.view_as(input))
 
@@ -81,6 +99,17 @@ def _fixed(input: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     shape = (1, 1, -1, *[1] * (input.ndim - 3))
     x = wide(input)
     return (x - mean.view(shape).to(x)) * (var.to(x) + eps).rsqrt().view(shape)
+
+
+def _by_kernel(input: Tensor, g: Tensor, together: int) -> bool:
+    """Whether a kernel can do it: so many values are normalized together, and none is of higher precision."""
+    narrow = all(sum_dtype(each.dtype) == torch.float32 for each in (input, g))
+    return narrow and 0 < together <= _MOST_TOGETHER and kernels.runs_on(input, g)
+
+
+def _as_uses(found: tuple[Tensor, Tensor], shape: tuple[int, ...]) -> dict[str, Use]:
+    scale, shift = found
+    return {"weight": Dense(scale.view(shape)), "bias": Dense(shift.view(shape))}
 
 
 def _trailing(g: Tensor, normal: Tensor, dims: int) -> dict[str, Use]:

@@ -1,0 +1,21 @@
+"""Triton kernels for what plain torch does in many launches or passes; each has a plain path that it equals.
+
+Triton comes with torch for CUDA devices. Where it is missing, callers take the plain path. The files beside this one
+are imported only where `runs_on` holds.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+available = find_spec("triton") is not None and torch.cuda.is_available()
+
+
+def runs_on(*tensors: Tensor) -> bool:
+    """Whether kernels may be used for these tensors: Triton is here, and all are on a CUDA device.
+
+    >>> runs_on(torch.zeros(2))
+    False
+    """
+    return available and all(tensor.is_cuda for tensor in tensors)

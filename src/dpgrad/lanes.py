@@ -1,0 +1,71 @@
+"""Work beside the main stream of a CUDA device: short kernels that would leave most of the device idle.
+
+Lanes are streams that a captured graph turns into branches. Outside an `opened` block everything stays on the current
+stream, and nothing here does anything.
+
+Guarantee: what a lane reads may not be let go, nor written again, before the main stream has waited for the lane.
+`beside` holds what it is given until then.
+
+>>> with beside(0):
+...     pass
+>>> join()
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_HELD = 3  # pieces of work that a lane may be behind
+
+
+class _Lanes:
+    """The streams beside a main one, and what they read."""
+
+    def __init__(self, main: torch.cuda.Stream, streams: list[torch.cuda.Stream]) -> None:
+        self.main, self.streams = main, streams
+        self.held: deque[tuple[torch.cuda.Event, object]] = deque()
+
+    def settle(self, most: int) -> None:
+        """Let the main stream wait for all but the last ``most`` pieces of work, and let go what they read."""
+        while len(self.held) > most:
+            done, _ = self.held[0]
+            self.main.wait_event(done)
+            self.held.popleft()
+
+
+_open: list[_Lanes] = []  # the backward pass runs in a thread of its own: no context variable would reach it
+
+
+@contextmanager
+def opened(streams: list[torch.cuda.Stream]) -> Iterator[None]:
+    """Within the block lanes beside the current stream are open; they are joined at its end."""
+    _open.append(_Lanes(torch.cuda.current_stream(), streams))
+    try:
+        yield
+        join()
+    finally:
+        _open.pop()
+
+
+@contextmanager
+def beside(which: int, *read: object) -> Iterator[None]:
+    """Within the block work goes to a lane, after what the main stream was given before; it may read ``read``."""
+    if not _open:
+        yield
+        return
+    lanes = _open[-1]
+    stream = lanes.streams[which % len(lanes.streams)]
+    ready = lanes.main.record_event()
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        yield
+        lanes.held.append((stream.record_event(), read))
+    lanes.settle(_HELD)
+
+
+def join() -> None:
+    """Let the main stream wait for all lanes."""
+    if _open:
+        _open[-1].settle(0)

@@ -1,0 +1,16 @@
+"""Where the tests of the engines run: on a CUDA device where there is one."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from reference import DEVICE
+
+from dpgrad.grads.precision import exact_products
+
+
+@pytest.fixture
+def on_device() -> Iterator[None]:
+    """Tensors and models are made on the device, whose products do not round to TF32 unless a test says so."""
+    with exact_products(), torch.device(DEVICE):
+        yield
