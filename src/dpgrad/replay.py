@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
-from dpgrad import __version__
+from dpgrad import __version__, kernels
 from dpgrad.keys import Key
 
 _NEVER = "not comparable"
@@ -155,13 +156,14 @@ def device_kind(device: torch.device | str) -> str:
     except RuntimeError:  # torch says of some settings that it cannot tell what holds
         precision = _never_again()
     if device.type == "cpu":
-        kernels = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        computed = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         steered = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_STEERING))
-        return f"cpu, {platform.machine()}, {_processor()}, {kernels}, {precision}, {steered}"
+        return f"cpu, {platform.machine()}, {_processor()}, {computed}, {precision}, {steered}"
     if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled() or not os.environ.get(_CUBLAS):
         return f"{device.type}, {_never_again()}"
     name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return f"cuda, {name}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {os.environ[_CUBLAS]}, {precision}"
+    triton = f"Triton {version('triton')}" if kernels.available else "no Triton"
+    return f"cuda, {name}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {triton}, {os.environ[_CUBLAS]}, {precision}"
 
 
 def _flags(device: str) -> str:

@@ -5,6 +5,7 @@ It takes any module that `torch.func.vmap` can take, and holds one gradient of t
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from dpgrad.grads.batch import row_losses
@@ -26,7 +27,8 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     grouped = pytree.tree_map(lambda leaf: leaf.unflatten(0, (examples, rows)), batch)
 
     def weighted(parameters: dict[str, Tensor], example: Batch, weight: Tensor) -> Tensor:
-        with swapped(model, parameters):
+        # The fused kernels of attention have no rule for vmap: some are run one by one, some refuse a mask.
+        with swapped(model, parameters), sdpa_kernel(SDPBackend.MATH):
             return (row_losses(loss, model, example, rows) * weight).sum()
 
     live = {name: parameter.detach() for name, parameter in trainable(model).items()}
