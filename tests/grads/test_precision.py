@@ -195,6 +195,22 @@ def test_tied_uses_that_cancel_are_never_measured_too_short(left: float) -> None
     assert (norms.double() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
 
 
+@pytest.mark.parametrize("positions", [1, 2, 40])
+def test_a_tied_use_whose_positions_cancel_adds_no_more_than_its_norm(positions: int) -> None:
+    """Positions that cancel before they are scaled need not do so afterwards, however the norm was found."""
+    torch.manual_seed(6)
+    a = torch.randint(-9, 10, (8, positions, 3), device=DEVICE).float()
+    g = torch.randint(-9, 10, (8, positions, 5), device=DEVICE).float()
+    outer = Outer(torch.cat([3 * a, a], 1), torch.cat([g, -3 * g], 1))
+    use = Tied(Rows(torch.zeros(8, 1, dtype=torch.int64, device=DEVICE), torch.zeros(8, 1, 3, device=DEVICE), 5), outer)
+    with own_products():
+        norms, summed = use.measured()
+        factors = (1 / norms).clamp(max=1e6)
+        for i in range(8):
+            term = summed.weighted_sum(torch.where(torch.arange(8, device=DEVICE) == i, factors, 0))
+            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-19, 1e-10, 1.0, 1e18])
 def test_norms_survive_tiny_and_huge_entries(size: float) -> None:
     a, g = torch.full((3, 1, 4), size), torch.full((3, 1, 4), 1 / size)
