@@ -45,6 +45,18 @@ def test_ghost(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     assert ghost(a, g, 0.0, 0.0, 0.0).isfinite().tolist() == [True, False, True]
 
 
+def test_an_overflow_is_not_taken_for_a_short_norm() -> None:
+    """⟨G₁, G₂⟩ of two blocks of positions overflows below zero: the norm must not come out finite and short."""
+    from dpgrad.kernels.products import ghost
+
+    for positions in (256, 384):
+        a, g = torch.full((1, positions, 8), 1e8, device="cuda"), torch.full((1, positions, 8), 5e8, device="cuda")
+        g[:, 128:] *= -1
+        true = (g.double().mT @ a.double()).norm()
+        found = ghost(a, g, 1e-4, 1e-3, 0.0)
+        assert not found.isfinite() or found >= true
+
+
 SHAPES = [
     (3, 20, (3, 3), (1, 1), (1, 1), (1, 1), (8, 8)),
     (40, 16, (3, 3), (1, 1), (1, 1), (1, 1), (16, 17)),

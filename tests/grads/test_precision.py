@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
+from dpgrad.grads.patches import Patches
 from dpgrad.grads.precision import _settings, exact_products, measured_error, norm_error, own_products
 from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths
 from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc
@@ -161,7 +163,7 @@ def double(use: Outer | Rows | Tied) -> Outer | Rows | Tied:
             return Tied(double(rows), double(outer))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sizes", [(64, 3, 4), (8, 40, 50), (30, 20, 20), (1, 5, 5)])
+@pytest.mark.parametrize("sizes", [(64, 3, 4), (8, 40, 50), (1, 5, 5), (8, 300, 200), (1, 64, 64), (70, 900, 900)])
 @pytest.mark.parametrize("left", [1.0, 1e-2, 1e-4, 1e-6, 0.0])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_cancelling_products_are_never_measured_too_short(
@@ -174,12 +176,31 @@ def test_cancelling_products_are_never_measured_too_short(
     use = Outer(torch.cat([a, a], 1), torch.cat([g, -g * (1 - left)], 1))
     with computing(precision), own_products():
         norms, summed = use.measured()
+        assert isinstance(summed, Dense) == (sizes[1] < 60)  # both ways are among the sizes
         if not isinstance(summed, Dense):  # else what was measured is itself what is summed
             # TF32 measures factors that are cut: what it adds for that covers the rounding of the factors as well.
             assert (norms.double() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
         factors = torch.rand(20, device=DEVICE)
         for i in range(3):
             term = summed.weighted_sum(torch.where(torch.arange(20, device=DEVICE) == i, factors, 0))
+            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
+
+
+@pytest.mark.parametrize("left", [1.0, 1e-2, 1e-4, 0.0])
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_cancelling_convolutions_are_never_measured_too_short(left: float, precision: str) -> None:
+    torch.manual_seed(7)
+    half, g = torch.randn(130, 256, 4, 4, device=DEVICE), torch.randn(130, 256, 4, 4, device=DEVICE)
+    x = torch.cat([half, torch.zeros(130, 256, 1, 4, device=DEVICE), half], 2)  # the same again, out of reach
+    g = torch.cat([g, torch.zeros(130, 256, 1, 4, device=DEVICE), -g * (1 - left)], 2)
+    use = Patches(x, g, (1, 1), (1, 1), (0, 0), (1, 1), 1, 130)
+    with computing(precision), own_products():
+        norms, summed = use.measured()
+        assert isinstance(summed, Patches)
+        assert (norms.double() >= exactly(double(Outer(*(t.flatten(2).mT for t in (x, g))))) * (1 - 2e-4)).all()
+        factors = torch.rand(130, device=DEVICE)
+        for i in range(3):
+            term = summed.weighted_sum(torch.where(torch.arange(130, device=DEVICE) == i, factors, 0))
             assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
 
 
@@ -193,6 +214,20 @@ def test_tied_uses_that_cancel_are_never_measured_too_short(left: float) -> None
     with exact_products():
         norms, _ = use.measured()
     assert (norms.double() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("width", [16, 128, 300])
+def test_a_norm_does_not_depend_on_how_many_examples_stand_beside_it(width: int, precision: str) -> None:
+    """Else one example more would change the factors of all others. Few and many differ by any limit on memory."""
+    torch.manual_seed(8)
+    a, g = torch.randn(600, 32, width, device=DEVICE), torch.randn(600, 32, width, device=DEVICE)
+    x, y = (each.mT.reshape(600, width, 4, 8) for each in (a, g))
+    with computing(precision), own_products():
+        for use in (Outer(a, g), Patches(x, y, (1, 1), (1, 1), (0, 0), (1, 1), 1, 600)):
+            many = use.measured()[0][:3]
+            few = use.part(slice(0, 3)).measured()[0]
+            assert ((many / few - 1).abs() < 1e-5).all()
 
 
 @pytest.mark.parametrize("positions", [1, 2, 40])
@@ -241,6 +276,24 @@ def test_exact_products_restore_what_was_set() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
     with computing("bf16"), exact_products():
         assert (torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)).dtype == torch.float32
+
+
+def test_a_second_thread_is_refused() -> None:
+    """torch's settings are those of the process: one thread would restore them while another multiplies."""
+
+    def enter() -> str:
+        try:
+            with own_products():
+                return "entered"
+        except RuntimeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(1) as pool, own_products():
+        assert "two private steps" in pool.submit(enter).result()
+        with own_products():  # the same thread may
+            pass
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enter).result() == "entered"
 
 
 def test_exact_products_are_exact() -> None:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.grads.accumulate import ENGINES, row_weights
 from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, row_losses, size
-from dpgrad.grads.precision import exact_products
+from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped, unwrapped
 
@@ -76,6 +76,10 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
         _refuse_company(probe)
         _refuse_number(probe)
         with _without_dropout(model):
+            _refuse_engine(probe, engine)
+    if tf32_is_allowed(leaves(batch)[0].device):  # the engine takes other ways then
+        probe.eps = max(probe.eps, TF32)
+        with torch.enable_grad(), mixed, _without_dropout(model):
             _refuse_engine(probe, engine)
 
 
@@ -314,7 +318,7 @@ def _refuse_engine(probe: _Probe, engine: str) -> None:
     except RuntimeError as error:
         others = " or ".join(repr(name) for name in ENGINES if name != engine)
         raise ValueError(f"engine {engine!r} cannot take this model or loss: use engine={others}") from error
-    with torch.no_grad(), exact_products():
+    with torch.no_grad(), own_products():
         norms = {name: use.measured()[0] for name, use in found.uses.items()}
     # The engine and a pass over one example round differently, and units at the bend of an activation fall on different
     # sides of it: a share of about the rounding error, which moves the gradient by about its root.
@@ -327,7 +331,7 @@ def _refuse_engine(probe: _Probe, engine: str) -> None:
             own = probe.own(probe.batch, i)
         only = torch.arange(probe.count, device=weights.device) == i
         for name, wanted in own.gradients.items():
-            with torch.no_grad(), exact_products():
+            with torch.no_grad(), own_products():
                 gradient = found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype))
             short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < _length(wanted)
             if short or not _close(gradient, wanted, own.norm, bound, probe.eps):

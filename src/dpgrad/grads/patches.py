@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpgrad.grads.precision import allows_tf32, in_tf32, tf32_margins
-from dpgrad.grads.uses import Dense, Use, ghost_squares, lost, one_by_one, select, wide, worth_forming
+from dpgrad.grads.uses import Dense, Use, ghost_squares, lengths, lost, one_by_one, select, wide, worth_forming
 
 # Patches hold a value once for every position that sees it. Few examples' at a time bound what that takes, and on a CPU
 # they stay in its cache; a GPU needs many at once.
 _VALUES_AT_ONCE = {"cpu": 1 << 21}
 _OTHERWISE = 1 << 26
-_LITTLE = 1 << 23  # values of a layer's kept matrices that are no matter
+_LITTLE = 1 << 14  # values of a kept matrix that are no matter
+_TRANSFORMS = 8  # units of rounding of a convolution by transforms, far above what was measured (2⁻²⁷ in float32)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Patches:
     dilation: tuple[int, ...]
     groups: int
     examples: int
+    tf32: bool | None = None  # whether it is measured and summed in TF32; None until it is settled
     norms: Tensor | None = None  # (examples,), where they are known
 
     @property
@@ -100,6 +102,8 @@ class Patches:
     @property
     def _in_tf32(self) -> bool:
         """Whether there are kernels for this: they know two dimensions, one group and one item an example."""
+        if self.tf32 is not None:
+            return self.tf32
         plain = len(self.kernel) == 2 and self.groups == 1 and self._items == 1
         return plain and allows_tf32(self.inputs, self.gradients, convolution=True)
 
@@ -107,11 +111,11 @@ class Patches:
         if self.norms is not None:
             return self
         if not self._in_tf32:
-            forming = worth_forming(*self._sizes, self.examples * self.groups)
+            forming = worth_forming(*self._sizes, self.inputs.device)
             return Dense(self.per_example()).settled() if forming else self
-        # Kept, the matrices are summed as they are; they may take no more memory than what they are made of, or little.
-        most = max(self.inputs.numel() + self.gradients.numel(), _LITTLE)
-        return self._formed() if self.examples * self.shape.numel() <= most else self._measured_in_tf32()
+        # Kept, a matrix is summed as it is; it may take no more memory than what it is made of, or little.
+        most = max(self.inputs.shape[1:].numel() + self.gradients.shape[1:].numel(), _LITTLE)
+        return self._formed() if self.shape.numel() <= most else self._measured_in_tf32()
 
     def measured(self) -> tuple[Tensor, Use]:
         settled = self.settled()
@@ -120,7 +124,16 @@ class Patches:
         if isinstance(settled, Patches) and settled.norms is not None:
             return settled.norms, settled
         squares = torch.cat([ghost_squares(a, g) for _, a, g in self._factors()])
-        return squares.view(self.examples, self.groups).sum(1).sqrt(), self
+        norms = squares.view(self.examples, self.groups).sum(1).sqrt()
+        return norms + self._blurred(), replace(self, tf32=False)
+
+    def _blurred(self) -> Tensor:
+        """What the sum may add although no patch meets a gradient: it may be formed by way of transforms.
+
+        The rounding of Fourier or Winograd transforms is relative to the whole input and the whole gradient.
+        """
+        x, g = (lengths(wide(each).reshape(self.examples, -1)) for each in (self.inputs, self.gradients))
+        return _TRANSFORMS * torch.finfo(x.dtype).eps * x * g
 
     def _formed(self) -> Dense:
         """The gradients themselves and their norms, in TF32."""
@@ -141,9 +154,9 @@ class Patches:
         x, g = (swapped(each.contiguous().flatten(2)) for each in (self.inputs, self.gradients))
         x = x.view(self.examples, height, width, -1)
         shape = height, width, self.gradients.shape[3], *self.kernel, *self.stride, *self.padding, *self.dilation
-        norms = ghost(x, g, *margins, lost(d, p), shape)
+        norms = ghost(x, g, *margins, lost(d, p), shape) + self._blurred()
         g = g.view(self.examples, *self.gradients.shape[2:], -1)
-        return replace(self, inputs=x.permute(0, 3, 1, 2), gradients=g.permute(0, 3, 1, 2), norms=norms)
+        return replace(self, inputs=x.permute(0, 3, 1, 2), gradients=g.permute(0, 3, 1, 2), tf32=True, norms=norms)
 
     def _weighted(self, factors: Tensor) -> Tensor:
         """The gradients times the factors of their examples."""

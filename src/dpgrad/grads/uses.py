@@ -28,7 +28,7 @@ from dpgrad.grads.sums import sum_dtype
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
 _LAMBDA = 8.0
-_LITTLE = 1 << 23  # values of a layer's kept matrices that are no matter
+_KEPT = {"cpu": 2}  # at most so many times as many values of a kept matrix as of what it is made of; otherwise once
 _SMALL = 1 << 16  # values of a matrix whose products are summed by a kernel of our own
 
 
@@ -154,7 +154,7 @@ class Outer:
 
     inputs: Tensor  # a: (examples, T, d)
     gradients: Tensor  # g: (examples, T, p)
-    exact: bool = False  # never in TF32
+    tf32: bool | None = None  # whether it is measured and summed in TF32; None until it is settled
     norms: Tensor | None = None  # (examples,), where they are known
 
     @property
@@ -163,25 +163,27 @@ class Outer:
 
     @property
     def _in_tf32(self) -> bool:
-        return not self.exact and self.inputs.shape[1] > 1 and allows_tf32(self.inputs, self.gradients)
+        if self.tf32 is None:
+            return self.inputs.shape[1] > 1 and allows_tf32(self.inputs, self.gradients)
+        return self.tf32
 
     def settled(self) -> Use:
         p, d = self.shape
         positions = self.inputs.shape[1]
         if self.norms is not None:
             return self
-        if worth_forming(positions, d, p, len(self.inputs)):
+        if worth_forming(positions, d, p, self.inputs.device):
             return Dense(self.per_example()).settled()
         if positions == 1:
             a, g = wide(self.inputs), wide(self.gradients)
-            return Outer(a, g, self.exact, lengths(a) * lengths(g))
+            return Outer(a, g, tf32=False, norms=lengths(a) * lengths(g))
         if not self._in_tf32:
             return self
         from dpgrad.kernels.products import ghost
 
         a, g = self.inputs.contiguous(), self.gradients.contiguous()
         margins = tf32_margins(d, p, positions // 16 + 1, exact=a.dtype != torch.float32)
-        return Outer(a, g, norms=ghost(a, g, *margins, lost(d, p)))
+        return Outer(a, g, tf32=True, norms=ghost(a, g, *margins, lost(d, p)))
 
     def measured(self) -> tuple[Tensor, Use]:
         settled = self.settled()
@@ -190,7 +192,7 @@ class Outer:
         if isinstance(settled, Outer) and settled.norms is not None:
             return settled.norms, settled
         a, g = wide(self.inputs), wide(self.gradients)
-        return ghost_squares(a, g).sqrt(), replace(self, inputs=a, gradients=g)
+        return ghost_squares(a, g).sqrt(), Outer(a, g, tf32=False)
 
     @property
     def sums_in_double(self) -> bool:
@@ -224,13 +226,13 @@ class Outer:
             return wide(self.gradients).mT @ wide(self.inputs)
 
     def kept(self, keep: Tensor) -> "Outer":
-        return Outer(select(keep, self.inputs), select(keep, self.gradients), self.exact)
+        return Outer(select(keep, self.inputs), select(keep, self.gradients), self.tf32)
 
     def part(self, examples: slice) -> "Outer":
-        return Outer(self.inputs[examples], self.gradients[examples], self.exact)
+        return Outer(self.inputs[examples], self.gradients[examples], self.tf32)
 
     def scaled(self, factor: float) -> "Outer":
-        return Outer(self.inputs, self.gradients * factor, self.exact)
+        return Outer(self.inputs, self.gradients * factor, self.tf32)
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ class Tied:
 
     def _exact(self) -> Outer:
         """The linear part in float64 or float32: what TF32 rounds in it may not cancel with the other part."""
-        return Outer(wide(self.outer.inputs), wide(self.outer.gradients), exact=True)
+        return Outer(wide(self.outer.inputs), wide(self.outer.gradients), tf32=False)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return self.rows.weighted_sum(factors) + self._exact().weighted_sum(factors)
@@ -366,14 +368,16 @@ def mass_of(a: Tensor, g: Tensor) -> Tensor:
     return (lengths(a, 2) * lengths(g, 2)).sum(1)
 
 
-def worth_forming(positions: int, d: int, p: int, examples: int) -> bool:
+def worth_forming(positions: int, d: int, p: int, device: torch.device) -> bool:
     """Whether to form and keep the matrix Σ_t g_t a_tᵀ, (p, d), instead of measuring it by its ghost.
 
     Kept, it is summed as it is: 2Tdp operations in all. The ghost takes 2T²(d+p), and 2Tdp more for the sum. So a kept
-    matrix is the faster of the two whenever it takes no more memory than what it is made of, or little.
+    matrix is the faster of the two whenever it takes no more memory than what it is made of, on a CPU also twice that.
+
+    Guarantee: the choice does not depend on how many examples there are. If it did, one example more would change the
+    margins of all norms.
     """
-    held = positions * (d + p)
-    return positions > 1 and (d * p <= held or (d * p <= 2 * held and examples * d * p <= _LITTLE))
+    return positions > 1 and d * p <= _KEPT.get(device.type, 1) * positions * (d + p)
 
 
 def ghost_squares(a: Tensor, g: Tensor) -> Tensor:

@@ -154,8 +154,9 @@ def _finished(norms, found, masses, tiles, blocks, gamma, sigma, TILES: tl.const
     at, of = tl.arange(0, TILES), tl.arange(0, BLOCKS)
     total = tl.sum(tl.load(found + example * tiles + at, mask=at < tiles, other=0.0))
     mass = tl.sum(tl.load(masses + example * blocks + of, mask=of < blocks, other=0.0))
-    total = tl.where(total < 0.0, 0.0, total)  # max(NaN, 0) would be 0
-    tl.store(norms + example, tl.sqrt(total + gamma * mass * mass) + sigma * mass)
+    # What cancels may come out below zero. An overflow may be of either sign: its root is not a number, and stays so.
+    total = tl.where((total < 0.0) & (total > -float("inf")), 0.0, total)
+    tl.store(norms + example, tl.sqrt(total + gamma * (mass * mass)) + sigma * mass)
 
 
 def ghost(
