@@ -1,6 +1,7 @@
 # make demo        a budget planned, then `dpgrad train` on digits at ε = 3: about two minutes on two cores
 # make test        everything: checks, tests, doctests, the built wheel in a clean environment
 # make test-fast   the tests without the slow ones
+# make test-gpu    the tests of the engines on a CUDA device, results committed (no installation; some minutes)
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
 # make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
@@ -14,6 +15,8 @@ WORKERS ?= 2
 DEMO := demo-out
 
 BIN := $(VENV)/bin
+# Where torch may have been installed for its device by other means.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
@@ -23,7 +26,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast check format pytest wheel-test bench bench-engines table-convex conformance soak clean
+.PHONY: help install demo test test-fast test-gpu check format pytest wheel-test bench bench-engines table-convex conformance soak clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -57,6 +60,9 @@ pytest: install
 
 test-fast: install
 	$(PYTEST) -m "not slow"
+
+test-gpu:
+	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m benchmarks.gpu_tests --write
 
 check: install
 	$(BIN)/ruff check .

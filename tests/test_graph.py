@@ -4,10 +4,11 @@ Tests that need a CUDA device take no arguments, so that they can be called with
 """
 
 import copy
+import inspect
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -55,6 +56,23 @@ def mechanism(sampler: str = "poisson", **given: Any) -> Mechanism:
 
 def sgd(model: nn.Module, **given: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5, **given)
+
+
+def capturable(kind: Callable[..., torch.optim.Optimizer], **given: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: kind(model.parameters(), lr=0.01, capturable=True, **given)
+
+
+# Those that divide by a root do so by no less than eps, which keeps rounding from growing where the root is small.
+CAPTURABLE: dict[str, Callable[[nn.Module], Any]] = {
+    "Adam": capturable(torch.optim.Adam, eps=1e-2),
+    "Adam, amsgrad": capturable(torch.optim.Adam, eps=1e-2, amsgrad=True),
+    "AdamW": capturable(torch.optim.AdamW, eps=1e-2, weight_decay=0.1),
+    "Adamax": capturable(torch.optim.Adamax, eps=1e-2),
+    "NAdam": capturable(torch.optim.NAdam, eps=1e-2),
+    "RAdam": capturable(torch.optim.RAdam, eps=1e-2),
+    "RMSprop": capturable(torch.optim.RMSprop, eps=1e-2, momentum=0.5),
+    "Adadelta": capturable(torch.optim.Adadelta, eps=1e-2),
+}
 
 
 def trained(
@@ -118,6 +136,77 @@ class TestRefusals:
         assert sizes[-1] >= 512 + 6 * math.sqrt(512 * (1 - 512 / 60_000))
 
 
+class TestOptimizers:
+    """Which are captured, and how those that cannot skip a step are taken back."""
+
+    PLAIN: ClassVar[dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
+        "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1, amsgrad=True),
+        "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
+        "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, centered=True),
+    }
+
+    @pytest.mark.parametrize(
+        ("kind", "given", "captured"),
+        [
+            ("Adam", {"capturable": True}, True),
+            ("NAdam", {"capturable": True}, True),
+            ("Adam", {}, False),
+            ("SGD", {}, False),
+            ("ASGD", {"capturable": True}, False),  # what its state begins with depends on the learning rate
+        ],
+    )
+    def test_which_are_captured(self, kind: str, given: dict[str, bool], captured: bool) -> None:
+        optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.zeros(2))], lr=0.1, **given)
+        assert graph._is_capturable(optimizer) is captured
+        assert not graph._is_fused(optimizer)
+
+    def test_any_whose_state_is_there(self) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.ASGD([parameter], lr=0.1, capturable=True)
+        optimizer.state[parameter]["step"] = torch.ones(())
+        assert graph._is_capturable(optimizer)
+
+    @pytest.mark.parametrize("kind", graph._BEGINS, ids=lambda kind: kind.__name__)
+    def test_what_a_state_begins_with(self, kind: Any) -> None:
+        """As torch makes it."""
+        parameter = nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.ones(2)
+        optimizer = kind([parameter], lr=0.1, **({"momentum": 0.5} if kind is torch.optim.SGD else {}))
+        lists = len(inspect.signature(optimizer._init_group).parameters) - 1
+        optimizer._init_group(optimizer.param_groups[0], *([] for _ in range(lists)))
+        for key, value in optimizer.state[parameter].items():
+            if isinstance(value, Tensor):
+                assert bool((value == graph._BEGINS[kind].get(key, 0.0)).all()), key
+
+    @pytest.mark.parametrize("kind", PLAIN)
+    def test_a_step_is_taken_or_leaves_no_trace(self, kind: str) -> None:
+        torch.manual_seed(0)
+        one, other = ([nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(()))] for _ in range(2))
+        guarded, plain = self.PLAIN[kind](one), self.PLAIN[kind](other)
+        frozen = nn.Parameter(torch.ones(1))
+        guarded.add_param_group({"params": [frozen]})
+        for step in range(4):
+            for a, b in zip(one, other, strict=True):
+                a.grad = torch.randn_like(a)
+                b.grad = a.grad.clone()
+            if step == 2:
+                kept = [parameter.grad for parameter in one]
+                for parameter in one:
+                    parameter.grad = torch.full_like(parameter, math.nan)
+                graph._step_unless(torch.ones(()), guarded)
+                for parameter, grad in zip(one, kept, strict=True):
+                    parameter.grad = grad
+            graph._step_unless(torch.zeros(()), guarded)
+            plain.step()
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b)
+            assert guarded.state[a].keys() == plain.state[b].keys()
+            for key, value in plain.state[b].items():
+                assert torch.equal(torch.as_tensor(guarded.state[a][key]), torch.as_tensor(value)), key
+        assert torch.equal(frozen, torch.ones(1))
+
+
 @on_cuda
 def test_cuda_every_sampler_and_optimizer() -> None:
     for sampler in ("poisson", "full-batch", "fixed-size", "shuffle"):
@@ -151,6 +240,66 @@ def test_cuda_adam() -> None:
     # Adam divides by the root of a mean square that rounding moves where it is small.
     assert_same_run(mechanism(), make=lambda model: adam(model, fused=True, capturable=True), tolerance=1e-4)
     assert_same_run(mechanism(), make=adam, tolerance=1e-4)
+
+
+def assert_same_optimizer_run(name: str, data: Any = None) -> None:
+    """The weights and what the optimizer remembers, with a new learning rate at every step."""
+    made: list[torch.optim.Optimizer] = []
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(CAPTURABLE[name](model))
+        return made[-1]
+
+    assert_same_run(mechanism(), data, make=make, rate=lambda step: 0.01 + 0.001 * step)
+    for found, wanted in zip(*(optimizer.state.values() for optimizer in made), strict=True):
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert float((found[key] - value).norm()) <= 1e-5 * float(value.norm()), (name, key)
+
+
+@on_cuda
+def test_cuda_capturable_optimizers_are_part_of_the_graph() -> None:
+    for name, make in CAPTURABLE.items():
+        model = network()
+        optimizer = make(model)
+        assert CapturedStep(PrivateGradient(model, loss, mechanism(), seed=5), rows(), optimizer)._optimizes, name
+        assert_same_optimizer_run(name)
+
+
+@on_cuda
+def test_cuda_capturable_optimizers_are_left_alone_by_a_stopped_step() -> None:
+    data = rows()
+    for row in (0, 17, 230):
+        data[0][row, 0, 2, 2] = math.nan
+    for name in CAPTURABLE:
+        assert_same_optimizer_run(name, data)
+
+
+@on_cuda
+def test_cuda_a_capturable_optimizer_that_waits_steps_after_the_replay() -> None:
+    """One tensor at a time, torch reads the learning rate from the device."""
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=0.01, eps=1e-2, foreach=False, capturable=True)
+
+    model = network()
+    optimizer = make(model)
+    assert not CapturedStep(PrivateGradient(model, loss, mechanism(), seed=5), rows(), optimizer)._optimizes
+    assert_same_run(mechanism(), make=make)
+
+
+@on_cuda
+def test_cuda_an_optimizer_goes_on_from_the_state_it_has() -> None:
+    def begun(model: nn.Module, kind: str) -> torch.optim.Optimizer:
+        optimizer = CAPTURABLE[kind](model) if kind in CAPTURABLE else sgd(model, fused=True)
+        random = torch.Generator().manual_seed(7)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=random).to(DEVICE) / 100
+        optimizer.step()
+        return optimizer
+
+    for kind in ("Adam", "NAdam", "fused SGD"):
+        assert_same_run(mechanism(), make=lambda model, kind=kind: begun(model, kind))
 
 
 @on_cuda

@@ -107,8 +107,7 @@ class TestUniform:
 
     def fill(self, pairs: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         uniform = np.zeros((2, pairs))
-        block = noise._Block(torch.empty(2 * pairs), 2 * pairs, 1.0, Key.from_seed(30).derive("test"))
-        noise._fill([(block, slice(0, pairs))], uniform)
+        noise._fill(*uniform, np.random.Generator(np.random.SFC64(0)), Key.from_seed(30).derive("test"))
         return uniform
 
     def test_small_ones_have_further_digits(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +130,8 @@ class TestUniform:
         lengths = np.geomspace(2.0**-106, 1 - 2.0**-53, 1000)
         angles = np.random.default_rng(31).random(1000)
 
-        def fill(blocks: Any, uniform: np.ndarray[Any, Any]) -> None:
-            uniform[:2] = lengths, angles
+        def fill(of_lengths: np.ndarray[Any, Any], of_angles: np.ndarray[Any, Any], *_: Any) -> None:
+            of_lengths[:], of_angles[:] = lengths, angles
 
         monkeypatch.setattr(noise, "_fill", fill)
         with mpmath.workdps(40):
@@ -199,29 +198,15 @@ class TestFunction:
         exact = gaussian(torch.zeros(1000, dtype=torch.float64), std, 7, 0, "w")
         assert torch.equal(gaussian(torch.zeros(1000), std, 7, 0, "w"), exact.float())
         unit = gaussian(torch.zeros(1000, dtype=torch.float64), 1.0, 7, 0, "w")
-        torch.testing.assert_close(exact, unit * std, rtol=2.0**-51, atol=0)  # products in another order
+        torch.testing.assert_close(exact, unit * std, rtol=0, atol=std * 2.0**-49)  # rounded to 2^-53 of a length
 
-    @pytest.mark.parametrize("held", [1, 9, 1000])
     @pytest.mark.parametrize("threads", [1, 2, 5])
-    def test_threads_do_not_matter(self, threads: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nor does how much is worked on at a time."""
+    def test_threads_do_not_matter(self, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(noise, "_BLOCK", 7)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         alone = draws(100)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-        monkeypatch.setattr(noise, "_HELD", held)
         assert draws(100).tolist() == alone.tolist()
-
-    def test_threads_of_torch_do_not_matter(self) -> None:
-        threads = torch.get_num_threads()
-        found = []
-        try:
-            for count in (1, 2, 3):
-                torch.set_num_threads(count)
-                found.append(draws(3 * noise._BLOCK, dtype=torch.float64).tolist())
-        finally:
-            torch.set_num_threads(threads)
-        assert found[0] == found[1] == found[2]
 
     def test_parameters_beside_it_do_not_matter(self) -> None:
         sizes = {"a": 3, "b": noise._BLOCK + 5, "c": 0, "d": 3 * noise._BLOCK, "e": 1}

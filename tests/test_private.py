@@ -19,6 +19,7 @@ from dpgrad.mechanism import Group
 from dpgrad.private import Observed, PrivateGradient
 from dpgrad.scaling import RULES, Hard, Psasc, ScaleRule
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, STEPS, DIVISOR = 24, 3, 6.0
 SAMPLERS: dict[str, tuple[Any, Relation]] = {
     "poisson": (sampling.Poisson(0.25), Relation.ADD_REMOVE),
@@ -62,8 +63,8 @@ def mechanism(name: str = "poisson", **options: Any) -> Mechanism:
 
 
 def by_hand(model: nn.Module, plan: Mechanism, step: int, key: Any, rule: ScaleRule) -> dict[str, Tensor]:
-    """The gradient that a step must write, one example at a time."""
-    inputs, targets = rows()
+    """The gradient that a step must write, one example at a time, on the device of the model."""
+    inputs, targets = (leaf.to(next(model.parameters()).device) for leaf in rows())
     names = [name for name, _ in model.named_parameters()]
     groups = {name: plan.group_of(name) if plan.groups else None for name in names}
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -76,10 +77,8 @@ def by_hand(model: nn.Module, plan: Mechanism, step: int, key: Any, rule: ScaleR
             factor = rule(norm, plan.clip_at(step, group))
             for name in own:
                 total[name] += factor * each[name]
-    return {
-        name: (total[name] + noise.gaussian(total[name], plan.std_at(step, groups[name]), key, step, name)) / DIVISOR
-        for name in names
-    }
+    drawn = noise.gaussians(total, {name: plan.std_at(step, groups[name]) for name in names}, key, step)
+    return {name: (total[name] + drawn[name]) / DIVISOR for name in names}
 
 
 def assert_written(model: nn.Module, wanted: dict[str, Tensor]) -> None:
@@ -90,7 +89,7 @@ def assert_written(model: nn.Module, wanted: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("engine", grads.ENGINES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_step_is_the_step_written_out(sampler: str, engine: str) -> None:
-    model, plan = network(), mechanism(sampler, clip=schedules.linear(0.8, STEPS), hold_noise=True)
+    model, plan = network().to(DEVICE), mechanism(sampler, clip=schedules.linear(0.8, STEPS), hold_noise=True)
     private = PrivateGradient(model, loss, plan, engine=engine, seed=5)
     for step in range(STEPS):
         private.step(rows())
@@ -102,7 +101,7 @@ def test_step_is_the_step_written_out(sampler: str, engine: str) -> None:
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
 def test_step_with_every_rule(kind: Callable[..., ScaleRule]) -> None:
     rule = kind(**({"s": 0.6} if kind is Psasc else {}))
-    model, plan = network(), mechanism()
+    model, plan = network().to(DEVICE), mechanism()
     private = PrivateGradient(model, loss, plan, rule=rule, seed=5)
     private.step(rows())
     assert_written(model, by_hand(model, plan, 0, private.key, rule))
@@ -110,7 +109,7 @@ def test_step_with_every_rule(kind: Callable[..., ScaleRule]) -> None:
 
 def test_groups_have_their_own_clip_and_noise() -> None:
     groups = (Group("0.*", clip=0.5), Group("2.weight", noise_multiplier=2.0), Group("2.bias", 0.25, 3.0))
-    model, plan = network(), mechanism(groups=groups)
+    model, plan = network().to(DEVICE), mechanism(groups=groups)
     private = PrivateGradient(model, loss, plan, seed=5)
     private.step(rows())
     assert_written(model, by_hand(model, plan, 0, private.key, Hard()))
@@ -545,6 +544,30 @@ def test_examples_of_a_dataset_are_put_together_by_collate() -> None:
         return torch.stack([x[:3] for x, _ in examples]).double(), torch.stack([y for _, y in examples]).double()
 
     PrivateGradient(network(), loss, mechanism(), collate=padded).step(Ragged())
+
+
+def test_examples_padded_to_the_longest_of_a_batch_are_refused() -> None:
+    """The number of positions decides how gradients are measured: it may not depend on who takes part."""
+
+    class Lengths(torch.utils.data.Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.randn(1 + index % 7, 3)
+
+    def padded(examples: list[Tensor]) -> Tensor:
+        return nn.utils.rnn.pad_sequence(examples, batch_first=True)
+
+    plan = Mechanism(sampling.Poisson(0.1), steps=20, noise_multiplier=1.0, expected_batch_size=4)
+    private = PrivateGradient(nn.Linear(3, 1), lambda model, x: model(x).sum((1, 2)), plan, seed=1, collate=padded)
+
+    def some_steps() -> None:
+        for _ in range(20):
+            private.step(Lengths())
+
+    with pytest.raises(ValueError, match="collate gives examples of other shapes than before: pad all"):
+        some_steps()
 
 
 def taken(private: PrivateGradient, steps: int, model: nn.Module) -> list[Tensor]:

@@ -55,7 +55,8 @@ class Stream:
     """
 
     def __init__(self, likes: Mapping[str, Tensor], key: AnyKey, device: torch.device | str) -> None:
-        secret = Key.of(key).derive("noise on cuda", *likes, size=16)
+        sizes = (str(like.numel()) for like in likes.values())
+        secret = Key.of(key).derive("noise on cuda", *likes, *sizes, size=16)
         self._key = [int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")]
         self._words = philox.constants(self._key, device)
         self.segments = _segments(likes)

@@ -14,9 +14,9 @@ True
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ from dpgrad import _validate, device_noise
 from dpgrad.keys import AnyKey, Key
 
 _BLOCK = 1 << 16  # values on the CPU that share a generator: their number is part of the function
-_HELD = 1 << 16  # pairs of values that a thread of the CPU works on at a time, in the cache of its core
 _SHORT = 2.0**-20  # uniform numbers below it are given further digits
 
 Std = float | Tensor
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tensor:
@@ -84,8 +84,7 @@ def _drawn_type(like: Tensor) -> torch.dtype:
 class _Block(NamedTuple):
     """Values on the CPU that share a generator."""
 
-    values: Tensor  # (values,), to be written
-    size: int
+    values: Array  # to be written
     std: float
     state: bytes  # of the generator
 
@@ -93,84 +92,69 @@ class _Block(NamedTuple):
 def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
     """Drawn block by block, each from a generator of its own, so that threads may share the work.
 
-    Uniform numbers are drawn in threads of this call alone: a pool that outlived it would hang a process that is
-    forked. What is computed from them is left to the threads of torch, value by value, so that the number of threads
-    does not matter.
+    The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
+    alone, since torch would start as many threads again in each.
     """
     drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like), device="cpu") for name, like in likes.items()}
+    flat = {name: values.view(-1).numpy() for name, values in drawn.items()}
     blocks = [
-        _Block(part, part.numel(), float(stds[name]), key.derive("noise", name, str(step), str(place)))
-        for name, values in drawn.items()
-        for place, part in enumerate(values.view(-1).split(_BLOCK))  # type: ignore[no-untyped-call]
+        _Block(
+            values[place * _BLOCK : (place + 1) * _BLOCK],
+            float(stds[name]),
+            key.derive("noise", name, str(step), str(place)),
+        )
+        for name, values in flat.items()
+        for place in range(-(-len(values) // _BLOCK))
     ]
-    blocks.sort(key=lambda block: block.size, reverse=True)  # threads that take every so many-th have equal work
-    threads = torch.get_num_threads()
-    pairs = max(threads * _HELD, _pairs(_BLOCK))
-    held = torch.empty(3, min(pairs, sum(_pairs(block.size) for block in blocks)), dtype=torch.float64, device="cpu")
-    with ThreadPoolExecutor(threads) as pool:  # which starts a thread when there is work for it
-        for few in _in_turn(blocks, pairs):
-            _draw(few, held, pool, threads)
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads < 2 or sum(map(len, flat.values())) < _BLOCK:
+        _draw(iter(blocks))
+        return drawn
+    waiting = iter(blocks)  # each thread takes the next
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(_draw, waiting) for _ in range(threads)]:
+            done.result()
     return drawn
 
 
-def _pairs(values: int) -> int:
-    return (values + 1) // 2
-
-
-def _in_turn(blocks: Iterable[_Block], most: int) -> Iterator[list[tuple[_Block, slice]]]:
-    """As many blocks at a time as have ``most`` pairs of values, each with its place among them."""
-    few: list[tuple[_Block, slice]] = []
-    start = 0
-    for block in blocks:
-        pairs = _pairs(block.size)
-        if start + pairs > most:
-            yield few
-            few, start = [], 0
-        few.append((block, slice(start, start + pairs)))
-        start += pairs
-    yield few
-
-
-def _draw(blocks: Sequence[tuple[_Block, slice]], held: Tensor, pool: Executor, threads: int) -> None:
+def _draw(blocks: Iterator[_Block]) -> None:
     """Two values from two uniform numbers: √(−2 ln u)·(cos 2πv, sin 2πv) (Box and Muller, 1958).
 
-    ``held``, (3, pairs), is where they are made, in float64.
+    They are cos 2πv = 2/(1 + t²) − 1 and sin 2πv = 2t/(1 + t²) with t = tan πv: one function in place of two.
     """
-    pairs = blocks[-1][1].stop if blocks else 0
-    lengths, angles, cosines = held[:, :pairs]
-    uniform = held.numpy()
-    workers = min(threads, 2 * pairs // _BLOCK)
-    if workers > 1:
-        list(pool.map(lambda first: _fill(blocks[first::workers], uniform), range(workers)))
-    else:
-        _fill(blocks, uniform)
-    lengths.log_().mul_(-2).sqrt_()
-    angles.mul_(2 * math.pi)
-    torch.cos(angles, out=cosines)
-    sines = angles.sin_()
-    for block, place in blocks:
-        length, half = lengths[place].mul_(block.std), place.stop - place.start
-        torch.mul(length, cosines[place], out=block.values[:half])
-        rest = slice(place.start, place.start + block.size - half)
-        torch.mul(lengths[rest], sines[rest], out=block.values[half:])
+    random = np.random.Generator(np.random.SFC64(0))
+    held = np.empty((3, (_BLOCK + 1) // 2))
+    for values, std, state in blocks:
+        pairs = (len(values) + 1) // 2
+        lengths, tangents, bases = held[:, :pairs]
+        _fill(lengths, tangents, random, state)
+        np.log(lengths, out=lengths)
+        np.multiply(lengths, -2, out=lengths)
+        np.sqrt(lengths, out=lengths)
+        np.multiply(lengths, std, out=lengths)
+        np.multiply(tangents, math.pi, out=tangents)
+        np.tan(tangents, out=tangents)
+        np.multiply(tangents, tangents, out=bases)
+        np.multiply(bases, 0.5, out=bases)
+        np.add(bases, 0.5, out=bases)
+        np.divide(lengths, bases, out=bases)
+        np.subtract(bases, lengths, out=values[:pairs], casting="same_kind")
+        rest = len(values) - pairs
+        np.multiply(bases[:rest], tangents[:rest], out=values[pairs:], casting="same_kind")
 
 
-def _fill(blocks: Iterable[tuple[_Block, slice]], uniform: "np.ndarray[Any, np.dtype[np.float64]]") -> None:
-    """Uniform numbers in (0, 1) for the lengths of each block's pairs, and in [0, 1) for their angles.
+def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: bytes) -> None:
+    """Uniform numbers from a state of 256 bits: in (0, 1) for the lengths of pairs, in [0, 1) for their angles.
 
     numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
     """
-    bits = np.random.SFC64(0)
-    random = np.random.Generator(bits)
-    for block, place in blocks:
-        state = np.frombuffer(block.state, "<u8").astype(np.uint64)
-        bits.state = {"bit_generator": "SFC64", "state": {"state": state}, "has_uint32": 0, "uinteger": 0}
-        lengths, angles = uniform[:2, place]
-        random.random(out=lengths)
-        random.random(out=angles)
-        if lengths.min(initial=1.0) < _SHORT:
-            short = np.flatnonzero(lengths < _SHORT)
-            lengths[short] += (1 - random.random(len(short))) * 2.0**-53
+    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64)}
+    random.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
+    random.random(out=lengths)
+    random.random(out=angles)
+    if lengths.min() < _SHORT:
+        short = np.flatnonzero(lengths < _SHORT)
+        lengths[short] += (1 - random.random(len(short))) * 2.0**-53
 
 
 def _check_std(std: Std, dtype: torch.dtype) -> None:

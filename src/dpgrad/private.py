@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -146,6 +146,7 @@ class PrivateGradient:
         self.key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
         self.observe = observe
         self._loss, self._engine_name = loss, engine
+        self._shapes: dict[str, list[torch.Size]] = {}  # of examples, by what makes them
         self._several_rows, self._augment = several_rows or augment is not None, augment
         self._inner_momentum, self._average = inner_momentum, average
         self._microbatch, self._memory_limit, self._collate = microbatch, memory_limit, collate
@@ -361,7 +362,7 @@ class PrivateGradient:
         batch = self._gathered(data, chosen)
         if self._augment is None:
             return chosen, batch
-        return chosen, augmented(self._augment, batch, chosen, self.key, step)
+        return chosen, self._alike("augment", augmented(self._augment, batch, chosen, self.key, step))
 
     def _clipped_sum(self, chosen: Tensor, batch: Batch, rows: int, step: int, scale: "_Recorded") -> ClippedSum:
         engine = self._engine
@@ -394,7 +395,8 @@ class PrivateGradient:
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 parameter.grad = None  # frozen meanwhile: an optimizer would take the last step's gradient again
-        stds = {name: self.mechanism.std_at(step, self._group_of(name)) for name in total.sums}
+        std_of = cache(partial(self.mechanism.std_at, step))  # asked once for a group, not for every parameter
+        stds = {name: std_of(self._group_of(name)) for name in total.sums}
         noisy = noise.gaussians(total.sums, stds, self.key, step)
         for name, parameter in trainable(self.model).items():
             mean = noisy[name].add_(total.sums[name]).div_(self.mechanism.divisor)
@@ -434,10 +436,24 @@ class PrivateGradient:
 
     def _gathered(self, data: Any, indices: Tensor) -> Batch:
         """The examples at ``indices``, on the model's device."""
-        return source.gathered(data, indices, self._device(), self._collate)
+        return self._alike("collate", source.gathered(data, indices, self._device(), self._collate))
+
+    def _alike(self, made_by: str, batch: Batch) -> Batch:
+        """The batch, if its examples have the shapes that examples had before.
+
+        Guarantee: shapes are the same at every step. Padded to the longest of a batch, the gradient of one example
+        would be measured otherwise where another takes part, and the factors of all would change.
+        """
+        shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
+        if shapes != self._shapes.setdefault(made_by, shapes):
+            raise ValueError(
+                f"{made_by} gives examples of other shapes than before: pad all examples to one fixed length, not to "
+                "the longest of a batch, which one example decides"
+            )
+        return batch
 
     def _device(self) -> torch.device:
-        return next(iter(trainable(self.model).values())).device
+        return next(parameter.device for parameter in self.model.parameters() if parameter.requires_grad)
 
 
 def _expanded(event: Event) -> list[Leaf]:

@@ -8,6 +8,7 @@ import dataclasses
 import dis
 import functools
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -20,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ from dpgrad.keys import Key
 _NEVER = "not comparable"
 _CHUNK = 1 << 24  # bytes hashed at a time
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_STEERING = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_")  # variables of the environment that choose kernels
+_STEERING = {  # variables of the environment that choose kernels
+    "cpu": ("MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
+    "cuda": ("NVIDIA_", "CUBLAS_", "CUDNN_", "TRITON_", "TORCH_"),
+}
 
 
 @dataclass(frozen=True)
@@ -155,15 +158,17 @@ def device_kind(device: torch.device | str) -> str:
         precision += f", {_flags(device.type)}"
     except RuntimeError:  # torch says of some settings that it cannot tell what holds
         precision = _never_again()
+    steered = sorted(
+        f"{name}={value}" for name, value in os.environ.items() if name.startswith(_STEERING.get(device.type, ()))
+    )
     if device.type == "cpu":
         computed = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-        steered = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_STEERING))
         return f"cpu, {platform.machine()}, {_processor()}, {computed}, {precision}, {steered}"
     if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled() or not os.environ.get(_CUBLAS):
         return f"{device.type}, {_never_again()}"
     name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    triton = f"Triton {version('triton')}" if kernels.available else "no Triton"
-    return f"cuda, {name}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {triton}, {os.environ[_CUBLAS]}, {precision}"
+    triton = f"Triton {importlib.import_module('triton').__version__}" if kernels.available else "no Triton"
+    return f"cuda, {name}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {triton}, {precision}, {steered}"
 
 
 def _flags(device: str) -> str:

@@ -1,6 +1,6 @@
 """The definition of the clipped sum, written without the library: plain autograd, one example at a time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,17 @@ ENGINES: dict[str, Engine] = {"bookkeeping": bookkeeping.gradients, "vmap": vmap
 # have hidden, γ‖a‖‖g‖ with γ < 10⁻¹³, whose root enters where a norm is computed as a difference. Both stay far below
 # this part of the whole sum; a gradient charged to another example, lost or counted twice moves it by far more.
 TOLERANCE = 1e-8
+
+# The kernel behind torch's weight_norm on CUDA takes its root in float32 (`sqrtf`) whatever the type, so that autograd
+# itself is off by up to 3·2⁻²⁴ there; an engine that writes the norm out is not.
+ROOT_IN_FLOAT32 = 2e-7
+
+
+def tolerance(names: Iterable[str], usual: float = TOLERANCE) -> float:
+    """By how much of the whole sum autograd's gradients of these parameters may differ from an engine's."""
+    normed = any(name.endswith(("weight.original0", "weight_g")) for name in names)
+    return max(usual, ROOT_IN_FLOAT32) if normed and DEVICE == "cuda" else usual
+
 
 # The papers' weights (Huang et al., 2024, Eqs. 1, 2, 4 and 6) at the constant that makes each bounded by clip.
 FORMULAS: dict[type[Quotient], Callable[[Any, float, float], float]] = {
@@ -136,7 +147,7 @@ def assert_equal(
     for name, each in wanted.items():
         assert found[name].shape == each.shape, name
         off = float((found[name] - each).norm()) / length
-        assert off <= TOLERANCE, f"{name}: off by {off:.1e} of the sum"
+        assert off <= tolerance(wanted), f"{name}: off by {off:.1e} of the sum"
 
 
 def assert_norms_bound(gradients: PerExample, wanted: Mapping[str, Tensor], error: float, excess: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import DEVICE
+from reference import DEVICE, tolerance
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
@@ -74,6 +74,7 @@ def one_at_a_time(model: nn.Module, loss: Loss, batch: Batch, rule: ScaleRule) -
 def assert_equal(found: ClippedSum, wanted: dict[str, Tensor], relative: float = 1e-9) -> None:
     assert found.sums.keys() == wanted.keys()
     size = math.hypot(*(float(total.norm()) for total in wanted.values()))
+    relative = tolerance(wanted, relative)
     for name, total in wanted.items():
         torch.testing.assert_close(found.sums[name], total, rtol=relative, atol=relative * size)
 

@@ -88,3 +88,25 @@ def test_a_step_lets_go_of_what_it_noted() -> None:
         assert seen[-1]() is None
     finally:
         gc.enable()
+
+
+def test_a_layer_lets_go_of_its_input_once_its_gradient_has_arrived() -> None:
+    """Long before the backward pass ends: else the inputs of all layers would stand beside all gradients."""
+    model = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 1)).to(DEVICE)
+    held: list[bool] = []
+
+    def watch(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        if inputs[0].requires_grad:
+            storage = weakref.ref(inputs[0].untyped_storage())
+            inputs[0].register_hook(lambda _: held.append(storage() is not None))
+
+    model[1].register_forward_pre_hook(watch)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)[:, 0]
+
+    batch = torch.randn(4, 3, device=DEVICE)
+    layouts = bookkeeping.find_layouts(model, loss, batch)
+    held.clear()
+    bookkeeping.gradients(model, loss, batch, torch.ones(4, device=DEVICE), layouts=layouts)
+    assert held == [False]

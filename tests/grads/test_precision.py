@@ -4,7 +4,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 import pytest
@@ -111,8 +111,9 @@ def test_one_example_moves_the_sum_by_at_most_clip(
             assert (flat(whole.sums) - flat(rest.sums)).norm() <= CLIP + others
 
 
-# Of the length of a sum; not every CPU has a mode between the other two.
-ROUNDING = {"float32": 1e-5, "bf16": 0.1} | ({"tf32": 2e-2} if DEVICE == "cuda" else {})
+# Of the length of a sum; not every CPU has a mode between the other two. On CUDA the norm of a convolution is longer by
+# what transforms may leave, 1.5e-5 of the whole input times the whole gradient.
+ROUNDING = {"bf16": 0.1} | ({"float32": 1e-4, "tf32": 2e-2} if DEVICE == "cuda" else {"float32": 1e-5})
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -246,17 +247,30 @@ def test_a_tied_use_whose_positions_cancel_adds_no_more_than_its_norm(positions:
             assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
 
 
+@pytest.mark.parametrize("values", [1 << 13, (1 << 13) + 1, 1 << 20, 3 << 20])
+def test_the_norm_of_a_long_row_is_not_short(values: int) -> None:
+    """One large value first, then small ones whose squares would vanish beside it."""
+    row = torch.full((1, values), 2.0**-13 * 0.99, device=DEVICE)
+    row[0, ::64] = 1.0
+    true = float(row.double().norm())
+    assert true * (1 - measured_error(torch.float32)) <= float(Dense(row).measured()[0]) <= true * (1 + 1e-5)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-19, 1e-10, 1.0, 1e18])
 def test_norms_survive_tiny_and_huge_entries(size: float) -> None:
-    a, g = torch.full((3, 1, 4), size), torch.full((3, 1, 4), 1 / size)
+    a, g = torch.full((3, 1, 4), size, device=DEVICE), torch.full((3, 1, 4), 1 / size, device=DEVICE)
     norms, _ = Outer(a, g).measured()
     assert (norms >= 4 * (1 - 1e-6)).all()
     assert (lengths(a) >= 2 * size * (1 - 1e-6)).all()
 
 
-def test_ghost_norms_survive_tiny_entries() -> None:
-    a, g = torch.full((2, 2, 40), 1e-21), torch.full((2, 2, 50), 1e15)
-    norms, _ = Outer(a, g).measured()
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("size", [1e-19, 1e-20, 1e-21, 1e-23])
+def test_ghost_norms_survive_tiny_entries(size: float, precision: str) -> None:
+    a, g = torch.full((2, 2, 40), size, device=DEVICE), torch.full((2, 2, 50), 1e15, device=DEVICE)
+    with computing(precision), own_products():
+        norms, summed = Outer(a, g).measured()
+    assert isinstance(summed, Outer)
     assert (norms.double() >= exactly(double(Outer(a, g))) * (1 - 1e-6)).all()
 
 
@@ -278,22 +292,23 @@ def test_exact_products_restore_what_was_set() -> None:
         assert (torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)).dtype == torch.float32
 
 
-def test_a_second_thread_is_refused() -> None:
+def test_a_second_thread_waits() -> None:
     """torch's settings are those of the process: one thread would restore them while another multiplies."""
 
-    def enter() -> str:
-        try:
-            with own_products():
-                return "entered"
-        except RuntimeError as error:
-            return str(error)
+    def enter() -> list[str]:
+        with own_products():
+            return settings()
 
-    with ThreadPoolExecutor(1) as pool, own_products():
-        assert "two private steps" in pool.submit(enter).result()
-        with own_products():  # the same thread may
-            pass
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(enter).result() == "entered"
+    with computing("tf32"), ThreadPoolExecutor(1) as pool:
+        before = settings()
+        with own_products():
+            other = pool.submit(enter)
+            with own_products():  # the same thread need not wait
+                pass
+            assert wait([other], timeout=0.2).not_done
+            assert set(settings()) == {"ieee"}
+        assert set(other.result()) == {"ieee"}
+        assert settings() == before
 
 
 def test_exact_products_are_exact() -> None:

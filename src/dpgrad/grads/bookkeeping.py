@@ -75,6 +75,7 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
     if awaited - found.keys():
         # The pass did not come by: no loss reaches the place, or what it leads to is no parameter of the model.
         layouts.every = True
+        del tape, records, found, asked, arrived
         return _gradients(model, loss, batch, weights, rows, layouts)
     lanes.join()
     with torch.no_grad(), own_products():

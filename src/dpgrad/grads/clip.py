@@ -98,7 +98,8 @@ def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
     """(1−τ)·scale(nᵢ), 0 for an example that has a norm that is not finite, and whether there is none, a 0-d tensor."""
     shrink = 1 - norm_error(norms.dtype)
     factors = scale(norms)
-    if norms.dtype == factors.dtype == torch.float32 and kernels.runs_on(norms, factors):
+    alike = factors.shape == norms.shape and factors.dtype == norms.dtype == torch.float32
+    if alike and kernels.runs_on(norms, factors):
         from dpgrad.kernels.factors import finite
 
         return finite(norms.contiguous(), factors.contiguous(), shrink)

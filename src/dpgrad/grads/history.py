@@ -38,6 +38,7 @@ from dpgrad import _validate
 from dpgrad.grads.accumulate import Engine
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.memory import available, shown_bytes
+from dpgrad.grads.precision import own_products
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.uses import Dense, combined
@@ -100,12 +101,13 @@ def _recomputed(
         examples = len(weights) // rows
         return PerExample({name: Dense.zero(parameter, examples) for name, parameter in trainable(model).items()})
     scales = momentum.weights(len(found))
-    return PerExample(
-        {
-            name: combined([one.uses[name].scaled(scale) for one, scale in zip(found, scales, strict=True)])
-            for name in found[0].uses
-        }
-    )
+    with torch.no_grad(), own_products():
+        return PerExample(
+            {
+                name: combined([one.uses[name].scaled(scale) for one, scale in zip(found, scales, strict=True)])
+                for name in found[0].uses
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _averaged(
     if bool(((done != step) & (done != step + 1)).any()):
         raise ValueError(f"every example must be averaged at every step, step {step} finds some that were not")
     found = engine(model, loss, inner, weights, rows)
-    with torch.no_grad():
+    with torch.no_grad(), own_products():
         for name, use in found.uses.items():
             new, old = use.per_example(), state.momenta[name][index]
             mixed = new if step == 0 else state.gamma * new + (1 - state.gamma) * old

@@ -76,10 +76,9 @@ _allowed: ContextVar[tuple[bool, bool]] = ContextVar("allowed", default=(False, 
 def own_products() -> Iterator[None]:
     """`exact_products`, but where `in_tf32` is entered; that is allowed as far as torch's settings allow it now.
 
-    torch's settings are those of the process: a second thread that forms products of its own is refused.
+    torch's settings are those of the process: a second thread that forms products of its own waits for the first.
     """
-    if not _alone.acquire(blocking=False):
-        raise RuntimeError("two private steps are taken at a time in threads of one process: take them in processes")
+    _alone.acquire()  # no backward pass is begun within the block, whose thread would wait for this one
     matrices, convolutions, *_ = _settings()
     token = _allowed.set((matrices.fp32_precision == "tf32", convolutions.fp32_precision == "tf32"))
     try:
@@ -133,7 +132,7 @@ def _set(precision: str, settings: list[Any]) -> Iterator[None]:
 TF32 = 2.0**-10
 
 
-def tf32_margins(d: int, p: int, blocks: int, exact: bool) -> tuple[float, float]:
+def tf32_margins(d: int, p: int, positions: int, exact: bool) -> tuple[float, float]:
     """γ and σ: a norm n that was found from rounded factors stands for at most √(n² + γ·mass²) + σ·mass.
 
     mass = Σ_t ‖a_t‖‖g_t‖ is what the norm of Σ_t g_t a_tᵀ would be without cancelling. γ: tensor cores add eight exact
@@ -142,8 +141,9 @@ def tf32_margins(d: int, p: int, blocks: int, exact: bool) -> tuple[float, float
     found from factors that are cut, the sum is made of a that is rounded in a way that is not known (unless a is
     ``exact``) and of g that is cut, multiplied by the factor and rounded to nearest.
 
-    >>> tf32_margins(768, 768, 2, exact=False)[1] < 1.6e-3
+    >>> tf32_margins(768, 768, 256, exact=False)[1] < 1.6e-3
     True
     """
+    blocks = -(-positions // 128)  # whose tables are added up, one pair after another
     gamma = ((d + p + 16) / 8 * 4 + 256 + blocks * blocks) * 2.0**-24
     return gamma, 1.01 * (TF32 / 2 + (0 if exact else TF32))

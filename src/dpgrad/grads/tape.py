@@ -244,10 +244,8 @@ class Tape:
         # Autocast computed with the input in the type of the output.
         noted = data.detach().to(out.dtype) if data.is_floating_point() else data
         others = {name: _plain(value) for name, value in arguments.items() if name not in ("g", "input")}
-        held = [(data, noted)]
 
         def uses(g: Tensor) -> list[Use]:
-            data, noted = held.pop()  # and let go: what comes after may need the memory
             if noted.untyped_storage() is data.untyped_storage() and data._version != version:
                 raise ValueError(
                     f"the input of {_name(func)} with parameter {parameters[next(iter(parameters))].names[0]} was "

@@ -28,6 +28,7 @@ from dpgrad.grads.sums import sum_dtype
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
 _LAMBDA = 8.0
+_AT_ONCE = 1 << 13  # squares that are added up one after another
 _KEPT = {"cpu": 2}  # at most so many times as many values of a kept matrix as of what it is made of; otherwise once
 _SMALL = 1 << 16  # values of a matrix whose products are summed by a kernel of our own
 
@@ -115,7 +116,7 @@ class Dense:
         if self.norms is not None:
             return self
         gradients = wide(self.gradients)
-        return Dense(gradients, torch.linalg.vector_norm(gradients.reshape(len(gradients), -1), dim=1))
+        return Dense(gradients, norm(gradients.reshape(len(gradients), -1)))
 
     def measured(self) -> tuple[Tensor, Use]:
         settled = self.settled()
@@ -182,7 +183,7 @@ class Outer:
         from dpgrad.kernels.products import ghost
 
         a, g = self.inputs.contiguous(), self.gradients.contiguous()
-        margins = tf32_margins(d, p, positions // 16 + 1, exact=a.dtype != torch.float32)
+        margins = tf32_margins(d, p, positions, exact=a.dtype != torch.float32)
         return Outer(a, g, tf32=True, norms=ghost(a, g, *margins, lost(d, p)))
 
     def measured(self) -> tuple[Tensor, Use]:
@@ -354,8 +355,25 @@ def one_by_one(use: Use, factors: Tensor) -> Tensor:
 def lengths(tensor: Tensor, dims: int = 1) -> Tensor:
     """The norm over all but the first ``dims`` dimensions, no smaller than it is: tiny entries square to zero."""
     flat = tensor.reshape(*tensor.shape[:dims], -1)
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=dims)
-    return norms + math.sqrt(flat.shape[dims] * torch.finfo(flat.dtype).tiny)
+    return norm(flat) + math.sqrt(flat.shape[dims] * torch.finfo(flat.dtype).tiny)
+
+
+def norm(rows: Tensor) -> Tensor:
+    """The norm over the last dimension, of few values at a time: squares added to a long sum would vanish in it.
+
+    >>> norm(torch.ones(2, 20_000)).square().round()
+    tensor([20000., 20000.])
+    """
+    length = rows.shape[-1]
+    whole = length // _AT_ONCE * _AT_ONCE
+    if length <= _AT_ONCE:
+        found: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+        return found
+    pieces = rows[..., :whole].reshape(*rows.shape[:-1], -1, _AT_ONCE)
+    parts = [torch.linalg.vector_norm(pieces, dim=-1)]
+    if whole < length:
+        parts.append(torch.linalg.vector_norm(rows[..., whole:], dim=-1, keepdim=True))
+    return norm(torch.cat(parts, -1))
 
 
 def lost(d: int, p: int) -> float:

@@ -111,7 +111,7 @@ def ours(
     optimizer = _descent(model, device)
     if captured:
         step = CapturedStep(private, data, optimizer)
-        return Prepared(step.step, waiting(device), partial(_sums, model, batch, engine))
+        return Prepared(step.step, waiting(device), partial(_sums, model, batch, engine, step.stream))
 
     def eager() -> None:
         private.step(data)
@@ -120,9 +120,14 @@ def ours(
     return Prepared(eager, waiting(device), partial(_sums, model, batch, engine))
 
 
-def _sums(model: nn.Module, batch: Batch, engine: str) -> Mapping[str, Tensor]:
+def _sums(model: nn.Module, batch: Batch, engine: str, stream: torch.cuda.Stream | None = None) -> Mapping[str, Tensor]:
+    """The clipped sums; on the stream of a captured step, which has scratch memory for its products already."""
     gradients = vmap.gradients if engine == "vmap" else bookkeeping.gradients
-    return clipped_sum(model, loss, batch, partial(Hard(), clip=CLIP), gradients).sums
+    with torch.cuda.stream(stream):
+        sums = clipped_sum(model, loss, batch, partial(Hard(), clip=CLIP), gradients).sums
+    if stream is not None:
+        stream.synchronize()
+    return sums
 
 
 def engines(device: str) -> dict[str, Engine]:
