@@ -254,7 +254,8 @@ def assert_same_optimizer_run(name: str, data: Any = None) -> None:
     for found, wanted in zip(*(optimizer.state.values() for optimizer in made), strict=True):
         assert found.keys() == wanted.keys()
         for key, value in wanted.items():
-            assert float((found[key] - value).norm()) <= 1e-5 * float(value.norm()), (name, key)
+            # Moments are of gradients, which cancel: their rounding is larger than that of the weights.
+            assert float((found[key] - value).norm()) <= 1e-4 * float(value.norm()), (name, key)
 
 
 @on_cuda

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.precision import _settings, exact_products, measured_error, norm_error, own_products
-from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths
+from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, worth_forming
 from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc
 
 CLIP = 0.5
@@ -177,7 +177,7 @@ def test_cancelling_products_are_never_measured_too_short(
     use = Outer(torch.cat([a, a], 1), torch.cat([g, -g * (1 - left)], 1))
     with computing(precision), own_products():
         norms, summed = use.measured()
-        assert isinstance(summed, Dense) == (sizes[1] < 60)  # both ways are among the sizes
+        assert isinstance(summed, Dense) == worth_forming(2 * positions, d, p, a.device)  # both are among the sizes
         if not isinstance(summed, Dense):  # else what was measured is itself what is summed
             # TF32 measures factors that are cut: what it adds for that covers the rounding of the factors as well.
             assert (norms.double() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
@@ -228,7 +228,8 @@ def test_a_norm_does_not_depend_on_how_many_examples_stand_beside_it(width: int,
         for use in (Outer(a, g), Patches(x, y, (1, 1), (1, 1), (0, 0), (1, 1), 1, 600)):
             many = use.measured()[0][:3]
             few = use.part(slice(0, 3)).measured()[0]
-            assert ((many / few - 1).abs() < 1e-5).all()
+            # cuBLAS may round to TF32 in another order where there are more; another form would move it by a percent.
+            assert ((many / few - 1).abs() < (2e-3 if precision == "tf32" else 1e-5)).all()
 
 
 @pytest.mark.parametrize("positions", [1, 2, 40])

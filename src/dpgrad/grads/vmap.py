@@ -3,6 +3,8 @@
 It takes any module that `torch.func.vmap` can take, and holds one gradient of the whole model per example.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,11 +29,15 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     grouped = pytree.tree_map(lambda leaf: leaf.unflatten(0, (examples, rows)), batch)
 
     def weighted(parameters: dict[str, Tensor], example: Batch, weight: Tensor) -> Tensor:
-        # The fused kernels of attention have no rule for vmap: some are run one by one, some refuse a mask.
-        with swapped(model, parameters), sdpa_kernel(SDPBackend.MATH):
+        with swapped(model, parameters):
             return (row_losses(loss, model, example, rows) * weight).sum()
 
+    # The fused kernels of attention have no rule for vmap: some are run one by one, some refuse a mask. Under autocast
+    # the plain form fails instead: it mixes types.
+    mixed = torch.is_autocast_enabled(weights.device.type)
+    attention = nullcontext() if mixed else sdpa_kernel(SDPBackend.MATH)
     live = {name: parameter.detach() for name, parameter in trainable(model).items()}
     each = torch.func.vmap(torch.func.grad(weighted), in_dims=(None, 0, 0), randomness="different")
-    found = each(live, grouped, weights.view(examples, rows))
+    with attention:
+        found = each(live, grouped, weights.view(examples, rows))
     return PerExample({name: Dense(gradient.detach()) for name, gradient in found.items()})
