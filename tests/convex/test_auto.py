@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -264,11 +265,19 @@ class TestPublicRules:
 
     def test_the_mean_is_skipped_where_its_noise_nears_the_radius(self) -> None:
         plan = auto.Plan(1000, 10, 3.0, 0.1, 2, 60, outputs=1)
-        noise = 2 * math.sqrt(10) / (1000 * 0.1 * math.sqrt(0.05))  # in units of the radius
-        assert plan.centred == (noise <= 0.7)
-        limit = math.floor((0.7 * 100 * math.sqrt(0.05) / 2) ** 2)
+        # in units of the radius the norm of the noise at 15 % of μ² is 2·√p/(n·μ·√0.15)
+        limit = math.floor((0.5 * 100 * math.sqrt(0.15) / 2) ** 2)
         assert dataclasses.replace(plan, columns=limit).centred
         assert not dataclasses.replace(plan, columns=limit + 1).centred
+
+    @pytest.mark.parametrize(("rows", "share"), [(10**6, 0.05), (801, 0.09975), (500, 0.15)])
+    def test_the_mean_gets_what_brings_its_noise_to_a_quarter(self, rows: int, share: float) -> None:
+        plan = auto.Plan(rows, 10, 3.0, 0.1, 2, 60, outputs=1)
+        assert plan.mean_share == pytest.approx(share, rel=1e-3)
+        noise = plan.mean_std * math.sqrt(10) / 3
+        assert noise == pytest.approx(0.25) or (noise < 0.25) == (share == 0.05)
+        assert noise == pytest.approx(2 * math.sqrt(10) / (rows * 0.1 * math.sqrt(plan.mean_share)))
+        assert sum(release.share for release in plan.releases(plan.mechanism(REPLACE))) == pytest.approx(1)
 
     def test_the_second_moment_is_skipped_where_its_noise_hides_it(self) -> None:
         plan = auto.Plan(10**6, 100, 3.0, 0.1, 1, 60, outputs=1)
@@ -400,6 +409,20 @@ class TestSolution:
         scores = found.scores(x)
         guess = scores.argmax(axis=1) if isinstance(loss, Softmax) else np.where(scores[:, 0] > 0, 1.0, -1.0)
         assert np.mean(guess == y) > 0.8
+
+
+def test_a_fit_holds_less_than_the_rows_beside_them() -> None:
+    """With every release and several classes."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((100_000, 54), dtype=np.float32), random.integers(0, 7, 100_000)
+    tracemalloc.start()
+    try:
+        found = fitted(x, y, Softmax(7), steps=2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found.releases) == 3
+    assert peak < x.nbytes  # together less than twice the rows
 
 
 def test_adult(data_dir: Path) -> None:

@@ -104,6 +104,18 @@ def test_much_larger_file_is_refused_unread(path: Path, refused) -> None:
             read(path, source)
 
 
+def test_a_file_of_unknown_size_and_checksum_is_read_up_to_a_limit(path: Path, tmp_path: Path, refused) -> None:
+    source = Source("toy", "toy.csv", None, None, "https://example.org")
+    with refused("no checksum known, some bytes, published at https://example.org"):
+        read_all("toy", [source], tmp_path / "nowhere", download=True)
+    path.write_bytes(TEXT)
+    assert read(path, source) == TEXT
+    with path.open("wb") as file:
+        file.truncate((1 << 30) + 1)
+    with refused("has 1073741825 bytes, at most 1073741824 expected"):
+        read(path, source)
+
+
 def test_gzip_may_differ_where_only_content_counts(tmp_path: Path, refused) -> None:
     content = Content(DIGEST, partial(gunzip, limit=len(TEXT)), "of the decompressed file")
     source = Source("toy", "toy.gz", "00" * 32, 40, "there", content=content)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpgrad import accounting
-from dpgrad.convex import Logistic, Softmax
+from dpgrad.convex import Logistic, Softmax, amp, gd
 from dpgrad.lab import convex as lab
 
 
@@ -63,6 +63,31 @@ class TestOutcome:
         found = lab.outcome(three, lab.Trial("three", "objective", 100.0, (("slope", 1.0),)))
         assert found.accuracy > 85
         assert found.auc is None
+
+    def test_an_intercept_is_a_column_of_ones(self, small: lab.Task) -> None:
+        setting = lab.SOLVERS["gd-intercept"].grid(small)[4]
+        trial = lab.Trial("small", "gd-intercept", 5.0, setting)
+        coefficients, intercept, design = lab.SOLVERS["gd-intercept"].fit(small, trial)
+        ones = np.ones((500, 1), np.float32)
+        wide = replace(small, rows=np.hstack([small.rows, ones]))
+        assert design is small.within(lab.UNBOUNDED)
+        assert coefficients.shape == (4, 1)
+        mechanism = gd.calibrated(500, 200, clip=1.0, epsilon=5.0, delta=small.delta, relation=lab.RELATION)
+        expected, _ = gd.solve(
+            wide.within(lab.UNBOUNDED), small.targets, small.loss, mechanism,
+            learning_rate=1.0, l2=lab.L2, key=trial.seed,
+        )  # fmt: skip
+        np.testing.assert_allclose(np.append(coefficients[:, 0], intercept), expected[:, 0], rtol=1e-5)
+
+    def test_the_published_ridge_is_four_times_the_least(
+        self, small: lab.Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ridges = []
+        solve = amp.solve
+        monkeypatch.setattr(amp, "solve", lambda *a, **k: (ridges.append(a[3].ridge), solve(*a, **k))[1])
+        for solver in ("amp-free", "amp-published"):
+            lab.outcome(small, lab.Trial("small", solver, 1.0))
+        assert ridges[1] == pytest.approx(4 * ridges[0])
 
     def test_a_private_solver_without_a_budget_is_refused(self, small: lab.Task) -> None:
         with pytest.raises(ValueError, match="gd needs an epsilon"):

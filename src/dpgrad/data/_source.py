@@ -10,6 +10,8 @@ from pathlib import Path
 from dpgrad.data._dataset import DataError, MissingFileError
 from dpgrad.data._fetch import fetch
 
+UNKNOWN_SIZE = 1 << 30  # the most that is read of a file whose size is not known
+
 
 @dataclass(frozen=True)
 class Content:
@@ -29,6 +31,7 @@ class Source:
     """One file of a dataset as it was published.
 
     `url` is set where the very bytes can be fetched without an account; `published` says in words where they are from.
+    `sha256` and `size` are None where nobody has published them: what the file holds is then all that is checked.
 
     >>> Source("toy", "toy.csv", "ab" * 32, 12, "https://example.org/toy").place
     'toy/toy.csv'
@@ -36,8 +39,8 @@ class Source:
 
     folder: str
     file: str
-    sha256: str
-    size: int
+    sha256: str | None
+    size: int | None
     published: str
     url: str | None = None
     content: Content | None = None
@@ -50,11 +53,21 @@ class Source:
     @property
     def checksum(self) -> str:
         """The checksum that is verified, with what it is taken of."""
-        return (
-            f"sha256 {self.sha256}"
-            if self.content is None
-            else f"sha256 {self.content.sha256} {self.content.described}"
-        )
+        if self.content is not None:
+            return f"sha256 {self.content.sha256} {self.content.described}"
+        return "no checksum known" if self.sha256 is None else f"sha256 {self.sha256}"
+
+    @property
+    def length(self) -> str:
+        """The size in words."""
+        return "some bytes" if self.size is None else f"{self.size} bytes"
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that are read: never much more than was published, whatever lies there."""
+        if self.size is None:
+            return UNKNOWN_SIZE
+        return self.size if self.content is None else 2 * self.size + 4096
 
 
 def data_folder(root: Path | None) -> Path | None:
@@ -95,7 +108,8 @@ def read(path: Path, source: Source) -> bytes:
     """The bytes of one file, or of its content, refused unless they hash to the published checksum."""
     raw = _bytes(path, source)
     if source.content is None:
-        _compare(path, raw, source.sha256, "", source)
+        if source.sha256 is not None:
+            _compare(path, raw, source.sha256, "", source)
         return raw
     content = source.content.read(raw, str(path))
     _compare(path, content, source.content.sha256, f" {source.content.described}", source)
@@ -109,16 +123,16 @@ def _bytes(path: Path, source: Source) -> bytes:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise DataError(f"{path} is {kind}: put the file {source.file} there")
         if status.st_size == 0:
-            raise DataError(f"{path} is empty, {source.size} bytes expected: fetch it again from {source.published}")
-        # Never read much more than was published, whatever lies there.
-        limit = source.size if source.content is None else 2 * source.size + 4096
-        if status.st_size > limit or (source.content is None and status.st_size != source.size):
+            raise DataError(f"{path} is empty, {source.length} expected: fetch it again from {source.published}")
+        exact = source.content is None and source.size is not None
+        if status.st_size > source.limit or (exact and status.st_size != source.size):
+            expected = f"{source.size} expected" if exact else f"at most {source.limit} expected"
             raise DataError(
-                f"{path} has {status.st_size} bytes, {source.size} expected: truncated or another version, "
+                f"{path} has {status.st_size} bytes, {expected}: truncated or another version, "
                 f"fetch it again from {source.published}"
             )
         with path.open("rb") as file:
-            return file.read(limit + 1)
+            return file.read(source.limit + 1)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
 
@@ -136,18 +150,19 @@ def _download(source: Source, folder: Path) -> None:
     def verify(path: Path) -> None:
         read(path, source)
 
-    if source.url is None:
+    if source.url is None or source.size is None:
         raise DataError(f"{source.place} has no address to fetch it from: it is published at {source.published}")
     try:
         fetch(source.url, folder / source.place, size=source.size, verify=verify)
     except DataError as error:
         # Whoever fetches it by hand instead wants the checksum too; a mismatch has named it already.
         digest = source.sha256 if source.content is None else source.content.sha256
-        raise DataError(f"{error}" if digest in str(error) else f"{error} ({source.checksum})") from None
+        named = digest is None or digest in str(error)
+        raise DataError(f"{error}" if named else f"{error} ({source.checksum})") from None
 
 
 def _missing(name: str, sources: Sequence[Source], folder: Path | None) -> str:
-    files = "; ".join(f"{s.place} ({s.checksum}, {s.size} bytes, published at {s.published})" for s in sources)
+    files = "; ".join(f"{s.place} ({s.checksum}, {s.length}, published at {s.published})" for s in sources)
     where = (
         "no data folder given: pass root or set DPGRAD_DATA to a folder and put there"
         if folder is None

@@ -1,6 +1,6 @@
 """Reuters-21578, topic money-fx: 7,770 + 3,299 documents as sparse unit rows of 8,315 words (Bottou; libsvm text).
 
-A small sparse set that stands where RCV1 and Real-sim cannot be had; it is neither of them.
+A small sparse set that stands where the files of RCV1 and Real-sim are not at hand; it is neither of them.
 """
 
 from pathlib import Path
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dpgrad.data import _libsvm
-from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset, check_preprocessing
-from dpgrad.data._prepare import OFFICIAL, SPLIT_80_20, fixed_permutation, split_80_20
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
+from dpgrad.data._prepare import OFFICIAL, SCRAMBLED, SPLIT_80_20, scrambled_80_20, split_80_20
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import bunzip2
 
@@ -62,10 +62,5 @@ got 'scramble'
     x, y = csr_array(vstack([x_train, x_test])), np.concatenate([y_train, y_test])
     if preprocessing == "shuffled":
         return Dataset("reuters", *split_80_20(x, y), CLASSES, preprocessing, SPLIT_80_20, public)
-    order = fixed_permutation(len(y))
-    shuffled = x[order]
-    scrambled = csr_array((x.data, shuffled.indices, shuffled.indptr), shape=x.shape)
-    public += (OUTSIDE + "values of one row are put into other rows (a published defect, kept for reproduction)",)
-    cut, y = int(0.8 * len(y)), y[order]
-    parts = (scrambled[:cut], y[:cut], scrambled[cut:], y[cut:])
-    return Dataset("reuters", *parts, CLASSES, preprocessing, SPLIT_80_20, public)
+    public += (SCRAMBLED,)
+    return Dataset("reuters", *scrambled_80_20(x, y), CLASSES, preprocessing, SPLIT_80_20, public)

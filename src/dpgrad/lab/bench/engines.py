@@ -84,7 +84,11 @@ def ordinary_graph(workload: Workload, device: str) -> Prepared:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return Prepared(graph.replay, waiting(device))
+
+    def replay(held: object = step) -> None:  # a graph does not hold the tensors it reads
+        graph.replay()
+
+    return Prepared(replay, waiting(device))
 
 
 def ours(

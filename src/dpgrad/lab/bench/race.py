@@ -349,7 +349,10 @@ def measured(
     memory: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """Every engine on every workload: on a CPU side by side, on CUDA each engine in its own process."""
+    """Every engine on every workload: on a CPU side by side, on CUDA each engine in its own process.
+
+    ``say`` is told what is measured, and on CUDA what came of it.
+    """
     wait = settings.limit + STARTING
     rows: list[Row] = []
     if settings.device == "cuda":
@@ -365,6 +368,8 @@ def measured(
                 if isinstance(result, Failed):
                     result = Row(workload.title, workload.batch_size, name, reason=result.reason)
                 rows.append(result)
+                took = f"{1e3 * result.median:.4g} ms, {result.mebibytes or 0:.0f} MiB" if result.seconds else ""
+                say(f"  {workload.title}: {took or result.reason}")
         return [row for workload in workloads for row in rows if row.workload == workload.title]
     for workload in workloads:
         say(workload.title)
