@@ -152,10 +152,8 @@ class Patches:
 
         positions, d, p = self._sizes
         height, width = self.inputs.shape[2:]
-        added = (
-            math.prod(self.kernel) * -(-self.shape[1] // 8) * 8
-        )  # value by value of the kernel, eight channels at once
-        margins = tf32_margins(added, p, positions // 16 + 1, exact=self.inputs.dtype != torch.float32)
+        added = math.prod(self.kernel) * -(-self.shape[1] // 8) * 8  # eight channels at a time
+        margins = tf32_margins(added, p, positions, exact=self.inputs.dtype != torch.float32)
         x, g = (swapped(each.contiguous().flatten(2)) for each in (self.inputs, self.gradients))
         x = x.view(self.examples, height, width, -1)
         shape = height, width, self.gradients.shape[3], *self.kernel, *self.stride, *self.padding, *self.dilation
