@@ -9,6 +9,7 @@ engines_cuda.
 """
 
 import argparse
+import signal
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -73,10 +74,17 @@ def main() -> int:
     verdicts = [["asked of dpgrad", "measured", "holds"]]
     names = given.workloads or USUAL[given.device]
     workloads = [WORKLOADS[name].on(given.device) for name in names]
-    rows = measured(workloads, engines(given.device) | PEERS, settings, say=partial(print, flush=True))
-    for name, here in zip(names, results.by_workload(rows), strict=True):
-        compared(here, VMAP, OURS)
-        verdicts += claims(here, TIMES.get(name) if given.device == "cuda" else None)
+    rows: list[Row] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut off"))
+    try:
+        measured(workloads, engines(given.device) | PEERS, settings, say=partial(print, flush=True), rows=rows)
+    except (KeyboardInterrupt, SystemExit) as cut:
+        print(f"benchmarks.engines: {cut or 'interrupted'}: what was measured follows", file=sys.stderr)
+    rows = [row for workload in workloads for row in rows if row.workload == workload.title]
+    for name, here in zip(names, results.by_workload(rows), strict=False):
+        if any(row.engine == OURS for row in here):
+            compared(here, VMAP, OURS)
+            verdicts += claims(here, TIMES.get(name) if given.device == "cuda" else None)
     print(environment.table(results.engine_table(rows)))
     print(environment.table(verdicts))
     if given.write:

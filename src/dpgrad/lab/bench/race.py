@@ -348,13 +348,15 @@ def measured(
     *,
     memory: bool = True,
     say: Callable[[str], None] = lambda text: None,
+    rows: list[Row] | None = None,
 ) -> list[Row]:
     """Every engine on every workload: on a CPU side by side, on CUDA each engine in its own process.
 
-    ``say`` is told what is measured, and on CUDA what came of it.
+    ``say`` is told what is measured, and on CUDA what came of it. ``rows`` is filled as they come, so that what was
+    measured is there when the rest is cut off.
     """
     wait = settings.limit + STARTING
-    rows: list[Row] = []
+    rows = [] if rows is None else rows
     if settings.device == "cuda":
         works = {name: partial(alone, name, engine, settings) for name, engine in engines.items()}
         # All are begun first: loading torch takes longer than most measurements.
