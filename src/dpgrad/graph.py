@@ -38,7 +38,7 @@ _LANES = 2  # beside the main stream
 # Optimizers whose state is made by their first step, and what it begins with where that is not zero.
 _BEGINS: dict[type[torch.optim.Optimizer], dict[str, float]] = {
     torch.optim.Adadelta: {}, torch.optim.Adam: {}, torch.optim.AdamW: {}, torch.optim.Adamax: {},
-    torch.optim.NAdam: {"mu_product": 1.0}, torch.optim.RAdam: {}, torch.optim.RMSprop: {}, torch.optim.SGD: {},
+    torch.optim.NAdam: {"mu_product": 1.0}, torch.optim.RAdam: {}, torch.optim.RMSprop: {},
 }  # fmt: skip
 
 Rates = tuple[float, ...]  # the learning rate of each of the optimizer's groups of parameters

@@ -17,7 +17,7 @@ from dpgrad.grads.uses import Dense, Use, ghost_squares, lengths, lost, one_by_o
 _VALUES_AT_ONCE = {"cpu": 1 << 21}
 _OTHERWISE = 1 << 26
 _LITTLE = 1 << 14  # values of a kept matrix that are no matter
-# Units of rounding that transforms leave: Winograd's largest was seen to leave 32; on a CPU none is used.
+# Units of rounding that transforms may leave: chosen with room to spare, not proven; on a CPU none is expected.
 _TRANSFORMS = {"cuda": 128}
 _NONE = 8
 

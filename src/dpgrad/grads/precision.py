@@ -36,8 +36,7 @@ def norm_error(dtype: torch.dtype) -> float:
 
     A term here is an example. Where a sum runs over the T positions of each example as well, its T·m roundings stay
     within the bound with overwhelming probability (the model of `dpgrad.grads.uses.rounding`), not for data that are
-    made against the order in which a device adds: against float32 sums in sequence such data reach 1.004 clip bounds
-    at 16 positions and 1.25 at 1024.
+    made against the order in which a device adds: such data can exceed it, by the more the more positions there are.
 
     Guarantee: τ does not depend on how many examples were drawn. If it did, one example more or less would change the
     factors of all others.
