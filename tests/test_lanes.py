@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,3 +95,22 @@ def test_what_a_lane_reads_is_held(name: str, holding: bool, monkeypatch: pytest
     bookkeeping.gradients(model, loss, x, torch.ones(len(x)), layouts=layouts)
     assert watched.pieces > 3
     assert bool(watched.early) != holding  # held by nobody, they would be let go: the test can tell
+
+
+def test_large_pieces_are_not_held() -> None:
+    """The main stream waits for a lane that would hold much memory; for the last piece there is nothing to wait for."""
+    waited: list[int] = []
+    main: Any = SimpleNamespace(wait_event=waited.append)
+    found = lanes._Lanes(main, [])
+    small, half, large = (
+        torch.empty(size, dtype=torch.uint8, device="meta")
+        for size in (1, lanes._HELD_BYTES // 2, 2 * lanes._HELD_BYTES)
+    )
+    held = []
+    for number, read in enumerate([small, small, small, small, half, half, half, large, small]):
+        event: Any = number
+        found.held.append((event, (read, "a record")))
+        found.settle(found.fitting())
+        held.append(len(found.held))
+        assert waited == list(range(number + 1 - held[-1]))
+    assert held == [1, 2, 3, 3, 3, 2, 2, 1, 1]

@@ -14,10 +14,13 @@ Guarantee: what a lane reads may not be let go, nor written again, before the ma
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
+from torch import Tensor
 
 _HELD = 3  # pieces of work that a lane may be behind
+_HELD_BYTES = 1 << 28  # of tensors that they read; one piece may read more
 
 
 class _Lanes:
@@ -25,7 +28,7 @@ class _Lanes:
 
     def __init__(self, main: torch.cuda.Stream, streams: list[torch.cuda.Stream]) -> None:
         self.main, self.streams = main, streams
-        self.held: deque[tuple[torch.cuda.Event, object]] = deque()
+        self.held: deque[tuple[torch.cuda.Event, tuple[object, ...]]] = deque()
 
     def settle(self, most: int) -> None:
         """Let the main stream wait for all but the last ``most`` pieces of work, and let go what they read."""
@@ -33,6 +36,16 @@ class _Lanes:
             done, _ = self.held[0]
             self.main.wait_event(done)
             self.held.popleft()
+
+    def fitting(self) -> int:
+        """How many of the last pieces of work may be held at most."""
+        count, size = 0, 0
+        for _, read in islice(reversed(self.held), _HELD):
+            size += sum(each.nbytes for each in read if isinstance(each, Tensor))
+            if count and size > _HELD_BYTES:
+                break
+            count += 1
+        return count
 
 
 _open: list[_Lanes] = []  # the backward pass runs in a thread of its own: no context variable would reach it
@@ -62,7 +75,7 @@ def beside(which: int, *read: object) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
         lanes.held.append((stream.record_event(), read))
-    lanes.settle(_HELD)
+    lanes.settle(lanes.fitting())
 
 
 def join() -> None:

@@ -1,6 +1,7 @@
 """Both engines equal the definition on whole networks and on every way of writing a model; what they cannot take is
 refused, and norms are never measured too small."""
 
+import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpgrad.grads import ClippedSum, bookkeeping, clipped_sum, vmap
 from dpgrad.grads.precision import measured_error
+from dpgrad.grads.tape import Shared, Tape
 from dpgrad.grads.uses import Outer, Rows, Tied
 from dpgrad.scaling import Automatic, Hard, Quotient
 
@@ -57,6 +59,20 @@ def test_network(name: str, engine: str, rule: Quotient, microbatch: int | None)
     clips = [float(lengths.median()), float(lengths.max()) * 2]  # some are shortened; none is
     for clip in clips:
         assert_equal(model, loss, batch, ENGINES[engine], rule, (clip,), microbatch=microbatch)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_nothing_is_left_for_the_garbage_collector(name: str) -> None:
+    """A pass that is over holds no memory: what holds itself would stand beside the passes after it."""
+    model, batch, loss = NETWORKS[name].model(), NETWORKS[name].batch(), NETWORKS[name].loss
+    gc.collect()
+    gc.disable()
+    try:
+        known = bookkeeping.find_layouts(model, loss, batch)
+        clipped_sum(model, loss, batch, partial(Hard(), clip=1.0), partial(bookkeeping.gradients, layouts=known))
+        assert not [each for each in gc.get_objects() if type(each) in (Shared, Tape)]
+    finally:
+        gc.enable()
 
 
 def example_norms(model: nn.Module, loss: Loss, batch: Any) -> list[float]:

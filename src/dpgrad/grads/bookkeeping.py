@@ -85,9 +85,8 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
         for number, of_record in enumerate(names):
             for name, use in zip(of_record, found.pop(number), strict=False):
                 uses[name].append(use)
-        # The tape and its tensors hold each other until they are collected: what it noted is let go now, and what a
-        # form was made of as soon as the form is found.
-        for noted in (records, asked, tape.made, arrived):
+        # What a form was made of is let go as soon as the form is found.
+        for noted in (records, asked, arrived):
             noted.clear()
         return PerExample(
             {
@@ -133,8 +132,12 @@ def _arriving(records: dict[int, Record], found: dict[int, Sequence[Use]], every
 
 @contextmanager
 def _watched(model: nn.Module, tape: Tape) -> Iterator[None]:
-    with known_inputs(model), swapped(model, tape.shared):
-        yield
+    """Within the block the model's parameters are on the tape, which forgets the pass at its end."""
+    try:
+        with known_inputs(model), swapped(model, tape.shared):
+            yield
+    finally:
+        tape.let_go()
 
 
 def _backward(
@@ -277,13 +280,13 @@ def _separates(model: nn.Module, loss: Loss, batch: Batch, rows: int, examples: 
         tape.recording = False
         before = _backward(losses, once, tape, parameters, tape.records, keep=True)
         after = _backward(losses, weights.repeat_interleave(rows), tape, parameters, tape.records)
-    for record, g, grown in zip(tape.records, before, after, strict=True):
-        if g is not None and grown is not None:
-            record.uses(g)  # refuses by name what has no gradient of its own for each example
-            one, many = (wide(record.layout.folded(gradient, tape.rows, examples)) for gradient in (g, grown))
-            apart = many / weights.to(many).view(-1, *[1] * (many.ndim - 1)) - one
-            off, size = (x.reshape(*x.shape[:2], -1).norm(dim=2) for x in (apart, one))  # (examples, entries)
-            # Another example's weight is another power of two; TF32 and bfloat16 round by less than a hundredth.
-            if bool((off > 0.1 * size + 1e-3 * size.max()).any()):
-                return False
+        for record, g, grown in zip(tape.records, before, after, strict=True):
+            if g is not None and grown is not None:
+                record.uses(g)  # refuses by name what has no gradient of its own for each example
+                one, many = (wide(record.layout.folded(gradient, tape.rows, examples)) for gradient in (g, grown))
+                apart = many / weights.to(many).view(-1, *[1] * (many.ndim - 1)) - one
+                off, size = (x.reshape(*x.shape[:2], -1).norm(dim=2) for x in (apart, one))  # (examples, entries)
+                # Another example's weight is another power of two; TF32 and bfloat16 round by less than a hundredth.
+                if bool((off > 0.1 * size + 1e-3 * size.max()).any()):
+                    return False
     return True

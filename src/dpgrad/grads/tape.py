@@ -97,6 +97,11 @@ class Tape:
         self._twins: dict[str, Tensor] = {}
         self.shared = {name: self._parameter(name, parameter) for name, parameter in parameters.items()}
 
+    def let_go(self) -> None:
+        """Forget the pass: the tape and its tensors hold each other, and would until garbage is collected."""
+        for noted in (self.records, self.made, self.shared, self._twins):
+            noted.clear()
+
     def _parameter(self, name: str, parameter: Tensor) -> Shared:
         plain = parameter.detach().requires_grad_()
         return self._shared(plain, (name,), lambda: self._twin(name, plain), whole=True)

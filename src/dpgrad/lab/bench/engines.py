@@ -28,6 +28,7 @@ _STEPS = 10**7  # more than are ever taken
 _WARM_UP = 3
 
 ORDINARY, GRAPH, OURS, EAGER, VMAP = "non-private", "non-private graph", "dpgrad", "dpgrad eager", "dpgrad vmap"
+COMPILED = "non-private compiled graph"
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,21 @@ def ordinary(workload: Workload, device: str) -> Prepared:
     return Prepared(_ordinary_step(model, batch, _descent(model, device)), waiting(device))
 
 
-def _ordinary_step(model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def _ordinary_step(
+    model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer, losses: Callable[..., Tensor] = loss
+) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad()
-        loss(model, batch).mean().backward()  # type: ignore[no-untyped-call]
+        losses(model, batch).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
 
 
-def ordinary_graph(workload: Workload, device: str) -> Prepared:
-    """The step without privacy as a CUDA graph."""
+def ordinary_graph(workload: Workload, device: str, *, compiled: bool = False) -> Prepared:
+    """The step without privacy as a CUDA graph, of kernels that torch.compile has made where it is ``compiled``."""
     model, batch = workload.built(device), workload.batch(device)
-    step = _ordinary_step(model, batch, _descent(model, device))
+    step = _ordinary_step(model, batch, _descent(model, device), torch.compile(loss) if compiled else loss)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -140,11 +143,11 @@ def engines(device: str) -> dict[str, Engine]:
     >>> list(engines("cpu"))
     ['non-private', 'dpgrad', 'dpgrad vmap']
     """
-    on_graphs: dict[str, Engine] = {GRAPH: ordinary_graph} if device == "cuda" else {}
+    on_graphs: dict[str, Engine] = {GRAPH: ordinary_graph, COMPILED: partial(ordinary_graph, compiled=True)}
     uncaptured: dict[str, Engine] = {EAGER: partial(ours, captured=False)} if device == "cuda" else {}
     return {
         ORDINARY: ordinary,
-        **on_graphs,
+        **(on_graphs if device == "cuda" else {}),
         OURS: partial(ours, captured=device == "cuda"),
         **uncaptured,
         VMAP: partial(ours, captured=False, engine="vmap"),
