@@ -4,6 +4,8 @@ import dataclasses
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -369,6 +371,29 @@ def killed_at(step: int) -> Callable[[Progress], None]:
     return progress
 
 
+class Behind:
+    """Stands for a captured step: the model is that of the steps taken when it is asked to be."""
+
+    def __init__(self, private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.private, self.data, self.optimizer = private, data, optimizer
+        self.waiting: list[tuple[int, list[float]]] = []
+
+    def step(self) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.waiting.append((self.private.charged(self.data), rates))
+
+    def settle(self) -> None:
+        for step, rates in self.waiting:
+            self.private.compute(self.data, step)
+            own = [group["lr"] for group in self.optimizer.param_groups]
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            self.optimizer.step()
+            for group, rate in zip(self.optimizer.param_groups, own, strict=True):
+                group["lr"] = rate
+        self.waiting = []
+
+
 class TestFolders:
     def stopped_at(self, step: int, folder: Path, **options: Any) -> Fitted:
         return fitted(folder=folder, progress=lambda seen: seen.step == step, **options)
@@ -495,11 +520,53 @@ class TestFolders:
         cost = account(ledger.event(), Relation.ZERO_OUT).epsilon(1e-3)
         assert cost == pytest.approx(done.guarantee.epsilon, rel=1e-9)
 
+    def test_a_captured_run_is_replayed_as_a_graph_or_not_at_all(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a graph rounds otherwise than single kernels would show the same noise on another sum."""
+        monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
+        for where in ("run", "other"):
+            with pytest.raises(RuntimeError, match="the process died"):
+                fitted(folder=tmp_path / where, progress=killed_at(8), checkpoint_every=3)
+        done = fitted(folder=tmp_path / "run", resume=True)
+        assert torch.equal(weights(done.model), weights(fitted(capture=False).model))
+        monkeypatch.undo()
+        with pytest.raises(ValueError, match=r"were captured .* now cannot be, .* give capture=False"):
+            fitted(folder=tmp_path / "other", resume=True)
+        done = fitted(folder=tmp_path / "other", resume=True, capture=False)
+        assert done.stopped == "budget"  # paid for a new key
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(folder=tmp_path / "third", progress=killed_at(8), checkpoint_every=3)
+        monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
+        with pytest.raises(ValueError, match=r"were not captured .* now can be, .* give capture=True"):
+            fitted(folder=tmp_path / "third", resume=True)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_cuda_a_captured_run_replays_to_the_bit(self, tmp_path: Path) -> None:
+        """In processes of their own, where cuBLAS has been told to be deterministic before it started."""
+        script = Path(__file__).with_name("captured_run.py")
+        environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+        def run(name: str, *given: str) -> list[str]:
+            command = [sys.executable, str(script), str(tmp_path / name), *given]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout.split()
+
+        whole = run("whole")
+        assert run("again") == whole
+        assert run("part", "--die", "17") == ["died", "captured"]
+        assert run("part", "--resume") == whole
+        assert whole[1:] == ["plan", "captured"]
+
     def test_refusals(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="resume needs the folder"):
             fitted(resume=True)
-        with pytest.raises(ValueError, match="a captured step is neither replayed from a folder nor observed"):
+        with pytest.raises(CannotCaptureError, match="the model is on cpu"):
             fitted(folder=tmp_path / "run", capture=True)
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(ValueError, match="a captured step is not observed: leave out capture, or diagnostics"):
+            fitted(capture=True, diagnostics=Diagnostics())
         fitted(folder=tmp_path / "run")
         with pytest.raises(ValueError, match="is finished"):
             fitted(folder=tmp_path / "run", resume=True)

@@ -371,7 +371,7 @@ def refusal(private: PrivateGradient, data: Any) -> str:
     """
     device = private._device()
     if device.type != "cuda":
-        return f"the model is on {device}: a step is captured on a CUDA device"
+        return elsewhere(device)
     if isinstance(data, Dataset):
         return "data is a Dataset: a captured step takes examples from tensors"
     if any(not isinstance(leaf, Tensor) or leaf.device != device for leaf in pytree.tree_leaves(data)):
@@ -387,6 +387,11 @@ def refusal(private: PrivateGradient, data: Any) -> str:
     if private._microbatch is not None and private._microbatch < _sizes(private.mechanism, rows)[-1]:
         return "batches are worked on in pieces of microbatch examples"
     return ""
+
+
+def elsewhere(device: torch.device) -> str:
+    """Why the step of a model on another device is not captured."""
+    return f"the model is on {device}: a step is captured on a CUDA device"
 
 
 def _sizes(mechanism: Mechanism, rows: int) -> list[int]:

@@ -37,7 +37,7 @@ from dpgrad.diagnostics import Diagnostics, Recorder
 from dpgrad.events import NOTHING, Compose, Event, Relation
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
-from dpgrad.graph import CannotCaptureError, CapturedStep
+from dpgrad.graph import CannotCaptureError, CapturedStep, elsewhere
 from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
 from dpgrad.ledger import Ledger
@@ -175,7 +175,7 @@ def fit(
     it is not added to the ledger, since whoever released it charges it there, once for all runs.
 
     On a CUDA device the step is captured as a graph where it can be (``capture``: None), must be or must not be. That
-    changes rounding, so a run with a folder, which must replay to the bit, is not captured.
+    changes rounding: a run with a folder that was captured is replayed as a graph or not at all.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
     returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
@@ -207,12 +207,14 @@ def fit(
         raise ValueError("resume needs the folder of the run that is to go on: give folder")
     if folder is not None:
         Weights(core)  # refuses, before anything is spent, a model of which not everything may be released
-    if capture and (folder is not None or diagnostics is not None):
-        raise ValueError("a captured step is neither replayed from a folder nor observed: leave out capture")
+    if capture and diagnostics is not None:
+        raise ValueError("a captured step is not observed: leave out capture, or diagnostics")
+    if capture and device.type != "cuda":  # before there is a folder
+        raise CannotCaptureError(elsewhere(device))
     settings = {
         "recipe": plan.recipe, "rate": plan.rate, "optimizer": optimizer, "averaging": averaging, "loss": goal,
         "model": core, "augment": augment, "several_rows": several_rows, "engine": engine, "collate": collate,
-        "memory_limit": memory_limit, "diagnostics": diagnostics,
+        "memory_limit": memory_limit, "diagnostics": diagnostics, "capture": capture,
     }  # fmt: skip
     options, save_every = partial(_options, settings, core), _every(checkpoint_every, "checkpoint_every", plan)
     with ExitStack() as stack:
@@ -242,14 +244,15 @@ def fit(
             )
         score = None if held_out is None else partial(session.score, judged, held_out, collate)
         session.watch = Watch(plan, _every(evaluate_every, "evaluate_every", plan), score, progress)
+        session.resume()
+        if capture is not False and diagnostics is None:
+            session.captured = _captured(private, data, stepper, required=capture is True)
         session.begin()
         session.weights = None if run is None else Weights(private.model)
         last = plan.steps if run is None else run.last
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
             ledger.add(_planned(plan, run, last), plan.mechanism.relation, plan.recipe.name, run=name)
-        if capture is not False and run is None and diagnostics is None:
-            session.captured = _captured(private, data, stepper, required=capture is True)
         with interruptible() as interruption:
             session.train(last, interruption)
         complete = private.steps_taken == last
@@ -349,6 +352,7 @@ class _Session:
 
     def state(self) -> dict[str, Any]:
         """Everything but the key; private. Refused where something changed that is not trained."""
+        self.settle()
         if self.weights is not None:
             self.weights.refuse_changed()
         return {
@@ -360,10 +364,11 @@ class _Session:
             "average": None if self.average is None else self.average.state(),
             "points": self.watch.plain_points(),
             "recorder": None if self.recorder is None else self.recorder.state(),
+            "captured": self.captured is not None,
         }
 
-    def begin(self) -> None:
-        """Go on where the run was, and store where it begins: a replay starts from there."""
+    def resume(self) -> None:
+        """Go on where the run was."""
         state = None if self.run is None else self.run.state
         if state is not None:
             self._load_model(state["model"])
@@ -380,8 +385,19 @@ class _Session:
                 self.average.restore(state["average"])
             if self.recorder is not None and state["recorder"] is not None:
                 self.recorder.restore(state["recorder"])
+
+    def begin(self) -> None:
+        """Store where the run begins: a replay starts from there, and must be captured if this is."""
+        if self.run is None:
+            return
         if not self.run.replayed:
             self.save(self.run)
+        elif self.run.state is not None and self.run.state["captured"] != (self.captured is not None):
+            raise ValueError(
+                f"the steps of this run {'were' if self.captured is None else 'were not'} captured as a CUDA graph and "
+                f"now {'cannot' if self.captured is None else 'can'} be, so that they would be rounded differently: "
+                f"give capture={self.captured is not None} to go on with a new key"
+            )
 
     def _load_model(self, state: Mapping[str, Tensor]) -> None:
         own = {name: value.shape for name, value in self.private.model.state_dict().items()}

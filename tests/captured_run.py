@@ -1,0 +1,55 @@
+"""A run with a folder on a CUDA device, for tests: prints the digest of its weights, how it ended and how it stepped.
+
+python captured_run.py FOLDER [--die STEP] [--resume]
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+
+import torch
+from torch import nn
+
+import dpgrad
+from dpgrad import train
+from dpgrad.curves import Progress
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder")
+parser.add_argument("--die", type=int)
+parser.add_argument("--resume", action="store_true")
+given = parser.parse_args()
+form = "eager"
+
+
+class Noted(train.CapturedStep):
+    """Says that the run was captured."""
+
+    def step(self) -> None:
+        global form
+        form = "captured"
+        super().step()
+
+
+def watch(seen: Progress) -> None:
+    if seen.step == given.die:
+        print("died", form, flush=True)
+        os._exit(0)  # as a process that is killed
+
+
+train.CapturedStep = Noted  # type: ignore[misc]
+torch.manual_seed(0)
+random = torch.Generator().manual_seed(1)
+images, labels = torch.randn(2000, 1, 12, 12, generator=random), torch.randint(4, (2000,), generator=random)
+images[7, 0, 0, 0] = torch.nan  # a step that meets it is taken again without the graph
+model = nn.Sequential(
+    nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 64), nn.Tanh(),
+    nn.Linear(64, 4),
+).cuda()  # fmt: skip
+done = dpgrad.fit(
+    model, (images.cuda(), labels.cuda()), "cross-entropy", steps=40, lot=200, noise_multiplier=1.0, delta=1e-5, seed=3,
+    folder=given.folder, resume=given.resume, checkpoint_every=5, progress=watch, learning_rate=0.5, momentum=0.9,
+)  # fmt: skip
+weights = b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters())
+sys.stdout.write(f"{hashlib.sha256(weights).hexdigest()} {done.stopped} {form}\n")
