@@ -7,15 +7,20 @@ import copy
 import inspect
 import itertools
 import math
+import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpgrad import graph, sampling, scaling, schedules
+from dpgrad import device_noise, graph, lanes, noise, sampling, scaling, schedules
 from dpgrad.grads.precision import exact_products
 from dpgrad.graph import CannotCaptureError, CapturedStep
 from dpgrad.mechanism import Group, Mechanism
@@ -108,7 +113,7 @@ def trained(
 def assert_equal(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) -> None:
     for (name, a), b in zip(found.named_parameters(), wanted.parameters(), strict=True):
         assert bool(a.isfinite().all()), name
-        assert float((a - b).norm() / b.norm()) < tolerance, name
+        assert float((a - b).detach().norm() / b.detach().norm()) < tolerance, name
 
 
 def assert_same_run(plan: Mechanism, data: Any = None, tolerance: float = 1e-5, **given: Any) -> None:
@@ -118,16 +123,134 @@ def assert_same_run(plan: Mechanism, data: Any = None, tolerance: float = 1e-5, 
     assert_equal(found, wanted, tolerance)
 
 
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`CapturedStep` without a device: all of it but the capture, a replay being the same body again."""
+
+    def capture_all(self: CapturedStep) -> None:
+        self._graphs = {size: SimpleNamespace(replay=partial(self._body, size)) for size in self.capacities}
+
+    monkeypatch.setattr(graph, "refusal", lambda private, data: "")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(lanes, "opened", lambda streams: nullcontext())
+    monkeypatch.setattr(CapturedStep, "_on_stream", lambda self: nullcontext())
+    monkeypatch.setattr(CapturedStep, "_capture_all", capture_all)
+    monkeypatch.setattr(noise, "_on_cpu", device_noise.gaussians)  # the noise of a device, in plain torch
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stands for a CUDA device")
+class TestOnTheCpu:
+    def made(self, **given: Any) -> tuple[nn.Module, CapturedStep, torch.optim.Optimizer]:
+        model = network()
+        optimizer = given.pop("make", sgd)(model)
+        plan = mechanism(**given)
+        return model, CapturedStep(PrivateGradient(model, loss, plan, seed=5), rows(), optimizer), optimizer
+
+    @pytest.mark.parametrize("sampler", ["poisson", "full-batch", "fixed-size", "shuffle"])
+    def test_it_takes_the_steps_of_the_private_gradient(self, sampler: str) -> None:
+        clip = schedules.piecewise([7], [1.0, 0.3])
+        assert_same_run(mechanism(sampler, clip=clip), rate=lambda step: 0.1 / (1 + step))
+
+    def test_gradients_that_someone_has_cleared(self) -> None:
+        """As every training loop does: a step would be charged and nothing trained."""
+        wanted = network()
+        private = PrivateGradient(wanted, loss, mechanism(), seed=5)
+        other = sgd(wanted)
+        model, one, optimizer = self.made()
+        for _ in range(5):
+            optimizer.zero_grad()
+            one.step()
+            private.step(rows())
+            other.step()
+        assert_equal(model, wanted)
+
+    def test_a_frozen_parameter_with_an_old_gradient_stays(self) -> None:
+        model = network()
+        loss(model, rows(9)).sum().backward()
+        model[0].requires_grad_(False)
+        before = model[0].weight.clone()
+        one = CapturedStep(PrivateGradient(model, loss, mechanism(), seed=5), rows(), sgd(model))
+        for _ in range(3):
+            one.step()
+        assert torch.equal(model[0].weight, before)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda model, optimizer: model.eval(), r"the model \(its mode"),
+            (lambda model, optimizer: model[0].requires_grad_(False), r"the model \(.* what is trained\)"),
+            (lambda model, optimizer: setattr(model[0].weight, "data", model[0].weight.clone()), "a tensor of data"),
+            (lambda model, optimizer: optimizer.param_groups[0].update(momentum=0.9), "a setting of the optimizer"),
+            (
+                lambda model, optimizer: optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]}),
+                "a setting of the optimizer",
+            ),
+        ],
+    )
+    def test_what_a_graph_would_not_notice_is_refused(self, change: Callable[..., Any], message: str) -> None:
+        model, one, optimizer = self.made()
+        one.step()
+        one._optimizes = True  # as if it had been captured with the state that it has now
+        one._captured = one._conditions()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+        one.step()
+        change(model, optimizer)
+        with pytest.raises(ValueError, match=f"^{message}.* changed since the step was captured: put it back, or"):
+            one.step()
+        assert one._private.steps_taken == 2
+
+    def test_precision_and_autocast_are_those_of_the_capture(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, one, _ = self.made()
+        with exact_products(), pytest.raises(ValueError, match=r"^the precision of products changed since"):
+            one.step()
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+        with pytest.raises(ValueError, match=r"^autocast changed since"):
+            one.step()
+
+    def test_rows_that_are_never_finite_do_not_repeat_the_steps_after_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every step is stopped: each is replayed once more at most."""
+        model = network()
+        data = rows()
+        data[0][3] = math.nan
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        one = CapturedStep(PrivateGradient(model, loss, mechanism("full-batch"), seed=5), data, optimizer)
+        one._optimizes = True
+        one._captured = one._conditions()
+        launched: list[int] = []
+        launch = CapturedStep._launch
+        monkeypatch.setattr(
+            CapturedStep, "_launch", lambda self, step, rates: (launched.append(step), launch(self, step, rates))
+        )
+        for _ in range(20):
+            one.step()
+        one.settle()
+        assert len(launched) == 2 * 20 - 1
+        wanted = network()
+        private = PrivateGradient(wanted, loss, mechanism("full-batch"), seed=5)
+        other = torch.optim.SGD(wanted.parameters(), lr=0.1)
+        for _ in range(20):
+            private.step(data)
+            other.step()
+        assert_equal(model, wanted)
+
+    def test_a_step_too_many(self) -> None:
+        _, one, _ = self.made()
+        for _ in range(STEPS):
+            one.step()
+        with pytest.raises(ValueError, match=f"all {STEPS} steps of the mechanism are taken"):
+            one.step()
+
+
 class TestRefusals:
     def test_cpu(self) -> None:
         model = nn.Linear(1, 1)
         private = PrivateGradient(model, loss, mechanism())
         with pytest.raises(CannotCaptureError, match="the model is on cpu: a step is captured on a CUDA device"):
             CapturedStep(private, torch.zeros(3, 1), sgd(model))
-
-    @pytest.mark.parametrize(("size", "even"), [(1, 1), (0, 1), (128, 128), (129, 130), (512, 512), (648, 648)])
-    def test_sizes_leave_no_rest(self, size: int, even: int) -> None:
-        assert graph._even(size) == even
 
     def test_sizes_of_a_poisson_batch(self) -> None:
         plan = Mechanism(sampling.Poisson(512 / 60_000), 10, 1.0, expected_batch_size=512)
@@ -421,3 +544,16 @@ def test_cuda_a_stopped_step_shows_no_gradient() -> None:
         assert all(bool(parameter.grad.isnan().all()) for parameter in model.parameters())
     one.settle()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+
+
+@on_cuda
+def test_cuda_random_numbers_of_the_host_are_refused() -> None:
+    """A graph would repeat for ever what was drawn at its capture."""
+    for draw in (lambda: torch.rand(()), random.random, np.random.rand):
+
+        def noisy(model: nn.Module, batch: Any, draw: Callable[[], Any] = draw) -> Tensor:
+            return loss(model, batch) + 0.0 * float(draw())
+
+        model = network()
+        with pytest.raises(CannotCaptureError, match="draws random numbers on the host, which a graph would repeat"):
+            CapturedStep(PrivateGradient(model, noisy, mechanism(), seed=5), rows(), sgd(model))

@@ -374,6 +374,8 @@ def killed_at(step: int) -> Callable[[Progress], None]:
 class Behind:
     """Stands for a captured step: the model is that of the steps taken when it is asked to be."""
 
+    form = "graphs of some rows"
+
     def __init__(self, private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer) -> None:
         self.private, self.data, self.optimizer = private, data, optimizer
         self.waiting: list[tuple[int, list[float]]] = []
@@ -531,14 +533,14 @@ class TestFolders:
         done = fitted(folder=tmp_path / "run", resume=True)
         assert torch.equal(weights(done.model), weights(fitted(capture=False).model))
         monkeypatch.undo()
-        with pytest.raises(ValueError, match=r"were captured .* now cannot be, .* give capture=False"):
+        with pytest.raises(ValueError, match=r"taken as graphs of .* as single kernels, .* give capture=False"):
             fitted(folder=tmp_path / "other", resume=True)
         done = fitted(folder=tmp_path / "other", resume=True, capture=False)
         assert done.stopped == "budget"  # paid for a new key
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(folder=tmp_path / "third", progress=killed_at(8), checkpoint_every=3)
         monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
-        with pytest.raises(ValueError, match=r"were not captured .* now can be, .* give capture=True"):
+        with pytest.raises(ValueError, match=r"taken as single kernels, .* graphs of .* give capture=True"):
             fitted(folder=tmp_path / "third", resume=True)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -136,6 +136,9 @@ def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int,
     if isinstance(sampler, sampling.Poisson):
         mask = _included_at(key, steps, rows, [sampler.rate_at(step) for step in steps], device)
         indices, counts = _placed(mask, capacity)
+    elif isinstance(sampler, sampling.FullBatch):
+        indices = torch.arange(capacity, device=device).expand(len(steps), -1)
+        counts = torch.full((len(steps),), rows, device=device)
     else:
         drawn = [sampler.draw(rows, step, key) for step in steps]
         counts = torch.tensor([len(each) for each in drawn], device=device)

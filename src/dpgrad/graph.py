@@ -7,16 +7,18 @@ batch, and each step replays the smallest that holds its rows.
 
 Guarantee: that of `PrivateGradient`. The rows, the noise and the charge of a step are the same functions of (key, step)
 as without a graph, and so is the gradient but for rounding. To leave out an example whose gradient is not finite one
-has to look for it; a graph that meets one changes nothing from then on, and the step is taken again without a graph.
+has to look for it; a graph that meets one changes no weight from then on, and the step is taken again without a graph.
 """
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -24,10 +26,10 @@ from torch.utils.data import Dataset
 
 from dpgrad import device_noise, draw, lanes, sampling, source
 from dpgrad.grads.batch import as_rows
-from dpgrad.grads.precision import SUMMED_AT_ONCE
+from dpgrad.grads.precision import precision_settings
 from dpgrad.grads.sums import sum_dtype, trainable
 from dpgrad.mechanism import Mechanism
-from dpgrad.private import PrivateGradient
+from dpgrad.private import PrivateGradient, signature
 
 _AHEAD = 1 << 22  # rows of the data times steps that are drawn at a time
 _MOST_AHEAD = 256  # steps
@@ -58,6 +60,9 @@ class CapturedStep:
 
     An optimizer with ``fused=True`` or ``capturable=True`` (both, where it has both options) is part of the graph; any
     other steps after the replay, which then has to be waited for. Learning rates may be set between steps as usual.
+    Whatever else changes of model, optimizer or torch's settings is refused by name, as far as it can be seen: numbers
+    that the model or the loss hold are those at the capture. Where steps are charged on disk to be replayed, they must
+    be replayed by a graph too, since it rounds otherwise.
 
     >>> from torch import nn
     >>> from dpgrad import Mechanism
@@ -89,15 +94,28 @@ class CapturedStep:
         self._pending: list[tuple[int, Rates]] = []
         self._draws = False
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        for parameter in private.model.parameters():
+            if not parameter.requires_grad:
+                parameter.grad = None  # an optimizer would go on with it
         self._make_state()
         try:
             self._capture_all()
         except RuntimeError as error:
             raise CannotCaptureError(f"the step cannot be captured: {str(error).partition(chr(10))[0]}") from error
+        self._held = [tensor.detach() for tensor in self._tensors()]  # a graph does not hold what it works on
+        self._captured = self._conditions()
+
+    @property
+    def form(self) -> str:
+        """What the rounding of a step depends on beside its inputs: for whoever replays it elsewhere."""
+        return f"graphs of {self.capacities} rows, the optimizer {'within' if self._optimizes else 'after'} them"
 
     def step(self) -> None:
         """Take the next step of the mechanism, the optimizer's included."""
+        self._refuse_changed()
         step = self._private.steps_taken
+        if step >= self._private.mechanism.steps:
+            self._private.charged(self._data)  # refuses it
         if not self._first <= step < self._first + len(self._counts):
             self.settle()
             self._draw_ahead(step)
@@ -113,18 +131,21 @@ class CapturedStep:
             self._launch(step, rates)
             if not self._optimizes:
                 self.settle()
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._grads[name]  # where the graphs write; someone may have set it to None
         if not self._optimizes:
             self._optimizer.step()
 
     def settle(self) -> None:
         """Wait for the steps taken so far, and take again those that a gradient that is not finite has stopped."""
-        while self._pending and bool(self._stopped):
+        if self._pending and bool(self._stopped):
             at = self._first + int(self._stopped_at)
-            self._stopped.zero_()
-            stopped, *self._pending = [(step, rates) for step, rates in self._pending if step >= at]
-            self._without_graph(*stopped)
             for step, rates in self._pending:
-                self._launch(step, rates)
+                if step > at:  # one by one: what stopped a step will often stop another
+                    self._launch(step, rates)
+                if step >= at and bool(self._stopped):
+                    self._stopped.zero_()
+                    self._without_graph(step, rates)
         self._pending = []
         self._private.computed_elsewhere()
 
@@ -155,7 +176,31 @@ class CapturedStep:
         for name, parameter in self._parameters.items():
             grad = found[name]
             assert grad is not None
-            parameter.grad = self._grads[name].copy_(grad)  # where the graphs write
+            parameter.grad = self._grads[name].copy_(grad)
+
+    def _tensors(self) -> list[Tensor]:
+        """What the graphs work on and others may exchange."""
+        model, optimizer = self._private.model, self._optimizer
+        kept = optimizer.state.values() if self._optimizes else ()
+        state = (value for each in kept for value in each.values() if isinstance(value, Tensor))
+        return [*model.parameters(), *model.buffers(), *_steered(optimizer), *state, *pytree.tree_leaves(self._data)]
+
+    def _conditions(self) -> dict[str, object]:
+        """What a graph keeps as it was at its capture, by name."""
+        names = [name for name in self._optimizer.defaults if name != "lr"]
+        settings = [[group[name] for name in names] for group in self._optimizer.param_groups]
+        return {
+            "the model (its mode, its modules or hooks, or what is trained)": signature(self._private.model),
+            "a setting of the optimizer other than lr (give it capturable=False)": self._optimizes and settings,
+            "a tensor of data, model or optimizer (write into it instead)": [t.data_ptr() for t in self._tensors()],
+            "autocast": torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+            "the precision of products": [setting.fp32_precision for setting in precision_settings()],
+        }
+
+    def _refuse_changed(self) -> None:
+        for (what, now), before in zip(self._conditions().items(), self._captured.values(), strict=True):
+            if now != before:
+                raise ValueError(f"{what} changed since the step was captured: put it back, or capture the step anew")
 
     def _make_state(self) -> None:
         """What the graphs read and write, at addresses that stay."""
@@ -188,11 +233,9 @@ class CapturedStep:
         drawn = draw.ahead(mechanism.sampler, steps, self._rows, self._private.key, self.capacities[-1], self._device)
         few, groups = slice(len(steps)), mechanism.groups or (None,)
         self._indices[few], self._drawn[few] = drawn.indices, drawn.counts
-        values = [
-            [[at(each, group) for group in groups] for each in steps] for at in (mechanism.clip_at, mechanism.std_at)
-        ]
-        for table, value in zip((self._clips, self._stds), values, strict=True):
-            table[few] = torch.tensor(value, dtype=torch.float64).to(self._device)
+        for table, values in ((self._clips, mechanism.clips), (self._stds, mechanism.stds)):
+            columns = np.stack([values(steps, group) for group in groups], 1)
+            table[few] = torch.from_numpy(columns).to(self._device)
         self._counts = drawn.counts.tolist()
         self._first, self._slot_is = step, 0
         self._slot.zero_()
@@ -212,8 +255,8 @@ class CapturedStep:
         try:
             with self._as_it_was():
                 self._capture()
-        except RuntimeError:
-            if self._fused or not self._optimizes:
+        except RuntimeError as error:
+            if self._fused or not self._optimizes or isinstance(error, torch.OutOfMemoryError):
                 raise
             self._optimizes = False  # such as one that works on one tensor after another
             self._graphs.clear()
@@ -226,12 +269,17 @@ class CapturedStep:
         # From large to small: the first leaves room for the others in the pool of memory that they share.
         for size in sorted(self.capacities, reverse=True):
             with self._on_stream(), self._with_rates(self._device_rates):
-                before = default.get_offset()
+                before, on_host = default.get_offset(), _host_randomness()
                 for turn in range(_WARM_UP):
                     self._slot.zero_()
                     with _waiting_refused(turn == _WARM_UP - 1):
                         self._body(size)
                 self._draws = self._draws or default.get_offset() != before
+                if _host_randomness() != on_host:
+                    raise CannotCaptureError(
+                        "model or loss draws random numbers on the host, which a graph would repeat: draw them on the "
+                        "device"
+                    )
             self.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with self._with_rates(self._device_rates), torch.cuda.graph(graph, pool=pool, stream=self.stream):
@@ -315,7 +363,7 @@ class CapturedStep:
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """After the block, which takes steps to warm up, model, optimizer and generators are as before it."""
-        tensors = [*self._private.model.parameters(), *self._private.model.buffers()]
+        tensors = [*self._private.model.parameters(), *self._private.model.buffers(), *_steered(self._optimizer)]
         # On the host: on the device they would stand beside the largest step.
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         state = {
@@ -345,6 +393,11 @@ class CapturedStep:
                 trained.grad = self._grads[name].zero_() if done else None
             for tensor in (self._slot, self._stopped, self._stopped_at):
                 tensor.zero_()
+
+
+def _host_randomness() -> object:
+    """The states of the generators on the host."""
+    return torch.default_generator.get_state().tolist(), random.getstate(), repr(np.random.get_state())
 
 
 @contextmanager
@@ -402,18 +455,12 @@ def _sizes(mechanism: Mechanism, rows: int) -> list[int]:
     some = range(0, mechanism.steps, max(1, mechanism.steps // 1000))
     rate = max(sampler.rate_at(step) for step in some)
     mean, deviation = rows * rate, math.sqrt(rows * rate * (1 - rate))
-    return sorted({_even(min(rows, math.ceil(mean + times * deviation))) for times in _DEVIATIONS})
-
-
-def _even(size: int) -> int:
-    """A size that is not smaller and leaves no rest where the sum is made of pieces of `SUMMED_AT_ONCE` examples."""
-    pieces = max(1, -(-size // SUMMED_AT_ONCE))
-    return max(1, -(-size // pieces) * pieces)
+    return sorted({max(1, min(rows, math.ceil(mean + times * deviation))) for times in _DEVIATIONS})
 
 
 def _step_unless(stopped: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """The optimizer's step, or none where a flag on the device is set: what the step changed is then put back."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters = [parameter for parameter in _steered(optimizer) if parameter.grad is not None]
     state = [value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
     with torch.no_grad():
         before = [tensor.clone() for tensor in (*parameters, *state)]
@@ -422,11 +469,15 @@ def _step_unless(stopped: Tensor, optimizer: torch.optim.Optimizer) -> None:
             torch.where(stopped > 0, kept, tensor, out=tensor)
 
 
+def _steered(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters of the optimizer, some of which may not be the model's."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _is_capturable(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer may be captured and taken back: it says so, and what its state begins with is known."""
-    groups = optimizer.param_groups
-    begun = all(parameter in optimizer.state for group in groups for parameter in group["params"])
-    return (begun or type(optimizer) in _BEGINS) and all(group.get("capturable") for group in groups)
+    begun = all(parameter in optimizer.state for parameter in _steered(optimizer))
+    return (begun or type(optimizer) in _BEGINS) and all(group.get("capturable") for group in optimizer.param_groups)
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

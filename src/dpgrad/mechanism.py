@@ -141,8 +141,17 @@ class Mechanism:
         0.5
         """
         self._check_step(step)
+        return float(self.clips(range(step, step + 1), group)[0])
+
+    def clips(self, steps: range, group: Group | None = None) -> Array:
+        """`clip_at` of several steps, one after another.
+
+        >>> Mechanism(sampling.FullBatch(), 3, 1.0, clip=schedules.piecewise([1], [2.0, 0.5])).clips(range(1, 3))
+        array([0.5, 0.5])
+        """
+        self._check_steps(steps)
         factor = 1.0 if (chosen := self._chosen(group)) is None else chosen.clip
-        return factor * float(schedules.values(self.clip, 1, step, "clip")[0])
+        return factor * schedules.values(self.clip, len(steps), steps.start, "clip")
 
     def std_at(self, step: int, group: Group | None = None) -> float:
         """The standard deviation of the noise added to each coordinate of the clipped sum at ``step``.
@@ -151,10 +160,23 @@ class Mechanism:
         6.0
         """
         self._check_step(step)
+        return float(self.stds(range(step, step + 1), group)[0])
+
+    def stds(self, steps: range, group: Group | None = None) -> Array:
+        """`std_at` of several steps, one after another.
+
+        >>> Mechanism(sampling.FullBatch(), 2, noise_multiplier=3.0, clip=2.0).stds(range(2))
+        array([6., 6.])
+        """
+        self._check_steps(steps)
         factor = 1.0 if (chosen := self._chosen(group)) is None else chosen.clip * chosen.noise_multiplier
-        noise = self.noise_multiplier * float(schedules.values(self.noise, 1, step, "noise")[0])
-        clip = schedules.values(self.clip, 1, 0 if self.hold_noise else step, "clip")
-        return factor * (noise * float(clip[0]))
+        noise = self.noise_multiplier * schedules.values(self.noise, len(steps), steps.start, "noise")
+        clip = (
+            schedules.values(self.clip, 1, 0, "clip")
+            if self.hold_noise
+            else schedules.values(self.clip, len(steps), steps.start, "clip")
+        )
+        return factor * (noise * clip)
 
     def multiplier_at(self, step: int) -> float:
         """The noise multiplier that is accounted at ``step``: std_at/clip_at, or what those of all groups act as.
@@ -177,6 +199,12 @@ class Mechanism:
         if self.groups:
             found = found * group_multiplier(group.noise_multiplier for group in self.groups)
         return found
+
+    def _check_steps(self, steps: range) -> None:
+        if steps.step != 1 or not steps:
+            raise ValueError(f"steps must be a range of one step after another, got {steps!r}")
+        self._check_step(steps.start)
+        self._check_step(steps.stop - 1)
 
     def _check_step(self, step: int) -> None:
         _validate.whole(step=step)

@@ -94,7 +94,8 @@ class PrivateGradient:
     ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
     data. A step is charged before its gradients are computed. Clip bound, noise and charge are read from one
     frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
-    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, that the
+    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, rounding where
+    neighbours have different numbers of rows (add-remove; `dpgrad.grads.precision.norm_error` says how much), that the
     comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors:
     one that is raised during a step may tell the size of its batch or a value of the loss, and is not to be released.
     """
@@ -320,7 +321,7 @@ class PrivateGradient:
         It is where other parameters are trained, where modules or hooks were exchanged, and where a module is in the
         other mode: BatchNorm lets examples act on each other in training mode only.
         """
-        now = _signature(self.model)
+        now = signature(self.model)
         if now == self._checked or not rows:
             return
         if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
@@ -524,7 +525,7 @@ def _refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
             raise ValueError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
 
 
-def _signature(model: nn.Module) -> list[object]:
+def signature(model: nn.Module) -> list[object]:
     """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
     found: list[object] = []
     known: set[int] = set()

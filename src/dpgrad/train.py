@@ -364,7 +364,7 @@ class _Session:
             "average": None if self.average is None else self.average.state(),
             "points": self.watch.plain_points(),
             "recorder": None if self.recorder is None else self.recorder.state(),
-            "captured": self.captured is not None,
+            "captured": self.form,
         }
 
     def resume(self) -> None:
@@ -392,12 +392,16 @@ class _Session:
             return
         if not self.run.replayed:
             self.save(self.run)
-        elif self.run.state is not None and self.run.state["captured"] != (self.captured is not None):
+        elif self.run.state is not None and self.run.state["captured"] != self.form:
             raise ValueError(
-                f"the steps of this run {'were' if self.captured is None else 'were not'} captured as a CUDA graph and "
-                f"now {'cannot' if self.captured is None else 'can'} be, so that they would be rounded differently: "
-                f"give capture={self.captured is not None} to go on with a new key"
+                f"the steps of this run were taken as {self.run.state['captured']}, and would now be as {self.form}, "
+                f"which rounds otherwise: give capture={self.captured is not None} to go on with a new key"
             )
+
+    @property
+    def form(self) -> str:
+        """How steps are taken, which their bits depend on."""
+        return "single kernels" if self.captured is None else self.captured.form
 
     def _load_model(self, state: Mapping[str, Tensor]) -> None:
         own = {name: value.shape for name, value in self.private.model.state_dict().items()}

@@ -5,6 +5,7 @@ import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,27 @@ def test_nothing_is_left_for_the_garbage_collector(name: str) -> None:
         assert not [each for each in gc.get_objects() if type(each) is Shared]
     finally:
         gc.enable()
+
+
+def test_an_autocast_around_many_passes_keeps_none_of_them() -> None:
+    """It keeps the weights that it has converted until it ends, and every pass has weights of its own."""
+    model = nn.Linear(2048, 1024, dtype=torch.float32)
+    x = torch.randn(2, 2048, dtype=torch.float32)
+    batch = x, torch.ones(2, dtype=torch.float32)
+
+    def held() -> int:
+        if x.is_cuda:
+            return torch.cuda.memory_allocated()
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+    with torch.autocast(x.device.type, torch.bfloat16):
+        known = bookkeeping.find_layouts(model, output_loss, batch)
+        before = 0
+        for turn in range(40):
+            bookkeeping.gradients(model, output_loss, batch, batch[1], layouts=known)
+            before = held() if turn == 7 else before
+    assert held() - before < 8 * 2 * model.weight.numel()  # of 32 converted weights
 
 
 def example_norms(model: nn.Module, loss: Loss, batch: Any) -> list[float]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
 from dpgrad.grads.patches import Patches
-from dpgrad.grads.precision import _settings, exact_products, measured_error, norm_error, own_products
+from dpgrad.grads.precision import exact_products, measured_error, norm_error, own_products, precision_settings
 from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, worth_forming
 from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc
 
@@ -276,7 +276,7 @@ def test_ghost_norms_survive_tiny_entries(size: float, precision: str) -> None:
 
 
 def settings() -> list[str]:
-    return [setting.fp32_precision for setting in _settings()]
+    return [setting.fp32_precision for setting in precision_settings()]
 
 
 def test_exact_products_restore_what_was_set() -> None:
@@ -333,3 +333,21 @@ def test_a_long_sum_in_bfloat16_autocast_does_not_lose_an_example() -> None:
         fewer = clipped_sum(model, lambda m, x: m(x).float()[:, 0], inputs[1:], partial(Hard(), clip=1.0))
     moved = float(found.sums["weight"] - fewer.sums["weight"])
     assert 0.99 <= moved <= 1.0
+
+
+def test_one_example_more_among_many_alike() -> None:
+    """Short sums end where they end without it: if all of them were cut otherwise, all would round otherwise."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)[:, 0]
+
+    model = nn.Linear(4, 1, bias=False)
+    layouts = bookkeeping.find_layouts(model, loss, torch.ones(2, 4))
+    engine = partial(bookkeeping.gradients, layouts=layouts)
+    for seed in (37, 62, 69):  # where cutting 65,535 rows into pieces of 127 had made a difference of 1.0006
+        row = 1.5 + torch.rand(4, generator=torch.Generator().manual_seed(seed))
+        more, fewer = (
+            clipped_sum(model, loss, row.repeat(count, 1), partial(Hard(), clip=1.0), engine).sums["weight"].double()
+            for count in (65_536, 65_535)
+        )
+        assert float((more - fewer).norm()) <= 1.0

@@ -138,6 +138,7 @@ def _watched(model: nn.Module, tape: Tape) -> Iterator[None]:
             yield
     finally:
         tape.let_go()
+        torch.clear_autocast_cache()  # of parameters that were this pass's own; an outer block would keep every pass's
 
 
 def _backward(

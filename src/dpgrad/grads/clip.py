@@ -112,11 +112,13 @@ def _weighted(uses: Mapping[str, Use], factors: Tensor, groups: Groups | None) -
 
 
 def _summed(use: Use, factors: Tensor) -> Tensor:
-    """Σ fᵢ Gᵢ, few terms at a time; τ accounts for the rounding of a short sum, and float64 needs no account."""
+    """Σ fᵢ Gᵢ, few terms at a time; τ accounts for the rounding of a short sum, and float64 needs no account.
+
+    Guarantee: where a short sum ends does not depend on how many terms there are, or one more would change them all.
+    """
     if len(factors) <= SUMMED_AT_ONCE or (isinstance(use, Dense | Outer) and use.sums_in_double):
         return use.weighted_sum(factors)
-    pieces = -(-len(factors) // SUMMED_AT_ONCE)
-    each = len(factors) // pieces
+    pieces, each = len(factors) // SUMMED_AT_ONCE, SUMMED_AT_ONCE
     several = max(1, _HELD // max(1, use.shape.numel()))
     total = torch.zeros(use.shape, dtype=torch.float64, device=factors.device)
     for start in range(0, pieces, several):

@@ -34,9 +34,15 @@ def norm_error(dtype: torch.dtype) -> float:
     are added in float64. One τ holds for every precision of the model: what TF32 adds is added to the norms of the
     layers where it is used (`tf32_margins`), and all else is formed in ``dtype`` (float32 for bfloat16).
 
-    A term here is an example. Where a sum runs over the T positions of each example as well, its T·m roundings stay
-    within the bound with overwhelming probability (the model of `dpgrad.grads.uses.rounding`), not for data that are
-    made against the order in which a device adds: such data can exceed it, by the more the more positions there are.
+    A term here is an example, and the two sums have the same number of rows: so it is for neighbours by zero-out and by
+    replace-one. Not covered, in any precision:
+
+    - sums over the T positions of each example as well. Their T·m roundings are within τ as long as they average out;
+      for data made against the order in which a device adds they do not, nor on tensor cores, which round towards
+      zero: then they grow with T.
+    - neighbours by add-remove. With one row more, those behind it move to other short sums, each of which may round by
+      its share, and a library may choose a kernel that rounds the gradients of all rows otherwise: by about 1e-7 each
+      in float32, up to 1e-3 in TF32 and 1e-2 in bfloat16.
 
     Guarantee: τ does not depend on how many examples were drawn. If it did, one example more or less would change the
     factors of all others.
@@ -47,7 +53,7 @@ def norm_error(dtype: torch.dtype) -> float:
     return _RELATIVE[dtype] + SUMMED_AT_ONCE**2 * torch.finfo(dtype).eps / 2
 
 
-def _settings() -> list[Any]:
+def precision_settings() -> list[Any]:
     """Where torch keeps how exactly products of float32 tensors are computed."""
     backends: Any = torch.backends
     return [
@@ -59,7 +65,7 @@ def _settings() -> list[Any]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Matrix products and convolutions in the precision of their operands: no TF32, no bfloat16, no autocast."""
-    with _set("ieee", _settings()), ExitStack() as stack:
+    with _set("ieee", precision_settings()), ExitStack() as stack:
         for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
@@ -78,7 +84,7 @@ def own_products() -> Iterator[None]:
     torch's settings are those of the process: a second thread that forms products of its own waits for the first.
     """
     _alone.acquire()  # no backward pass is begun within the block, whose thread would wait for this one
-    matrices, convolutions, *_ = _settings()
+    matrices, convolutions, *_ = precision_settings()
     token = _allowed.set((matrices.fp32_precision == "tf32", convolutions.fp32_precision == "tf32"))
     try:
         with exact_products():
@@ -105,13 +111,17 @@ def tf32_is_allowed(device: torch.device) -> bool:
     >>> tf32_is_allowed(torch.device("cpu"))
     False
     """
-    return device.type == "cuda" and kernels.available and any(s.fp32_precision == "tf32" for s in _settings()[:2])
+    return (
+        device.type == "cuda"
+        and kernels.available
+        and any(s.fp32_precision == "tf32" for s in precision_settings()[:2])
+    )
 
 
 @contextmanager
 def in_tf32() -> Iterator[None]:
     """Products of float32 matrices and convolutions on a CUDA device are formed in TF32."""
-    with _set("tf32", _settings()[:2]):
+    with _set("tf32", precision_settings()[:2]):
         yield
 
 

@@ -4,10 +4,16 @@ Triton comes with torch for CUDA devices. Where it is missing, callers take the 
 are imported only where `runs_on` holds.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 available = find_spec("triton") is not None and torch.cuda.is_available()
 
@@ -19,3 +25,14 @@ def runs_on(*tensors: Tensor) -> bool:
     False
     """
     return available and all(tensor.is_cuda for tensor in tensors)
+
+
+def on_its_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """The function with the device of its first argument as the current one, on which Triton launches."""
+
+    @wraps(launch)
+    def launched(tensor: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.cuda.device_of(tensor):
+            return launch(tensor, *args, **kwargs)
+
+    return launched

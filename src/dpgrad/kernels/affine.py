@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpgrad.kernels import on_its_device
+
 
 @triton.jit
 def _group(scale, shift, x, g, eps, channels, space, C: tl.constexpr, S: tl.constexpr):
@@ -23,6 +25,7 @@ def _group(scale, shift, x, g, eps, channels, space, C: tl.constexpr, S: tl.cons
     tl.store(shift + place, tl.sum(gradient, axis=1), mask=rows < channels)
 
 
+@on_its_device
 def group_norm(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """The gradients of scale and shift, (items, C) each, for contiguous x and g (items, C, space)."""
     items, channels, space = x.shape
@@ -52,6 +55,7 @@ def _layer(scale, shift, x, g, eps, positions, width, parts, ROWS: tl.constexpr,
     tl.store(shift + at, of_shift, mask=known)
 
 
+@on_its_device
 def layer_norm(x: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The gradients of scale and shift, (examples, width) each, for contiguous x and g (examples, positions, width)."""
     examples, positions, width = x.shape

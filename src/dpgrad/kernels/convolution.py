@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpgrad.kernels import on_its_device
+
 
 @triton.jit
 def _formed(
@@ -39,6 +41,7 @@ def _formed(
     tl.store(found + example * tiles + tile, tl.sum(total * total))
 
 
+@on_its_device
 def formed(
     x: Tensor,
     g: Tensor,

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpgrad.kernels import on_its_device
+
 
 @triton.jit
 def _together(out, parts, many, examples, lost, PARTS: tl.constexpr, BLOCK: tl.constexpr):
@@ -20,6 +22,7 @@ def _together(out, parts, many, examples, lost, PARTS: tl.constexpr, BLOCK: tl.c
     tl.store(out + at, tl.sqrt(total) + lost, mask=known)
 
 
+@on_its_device
 def together(parts: Tensor, lost: float) -> Tensor:
     """The norm of each example, (examples,), from those of its parts, contiguous (parts, examples), and ``lost``."""
     many, examples = parts.shape
@@ -43,6 +46,7 @@ def _quotient(out, norms, bounds, denominators, examples, each, BLOCK: tl.conste
     tl.store(out + group * examples + at, tl.where(usable, factor, 0.0), mask=known)
 
 
+@on_its_device
 def quotient(norms: Tensor, bound: Tensor, denominator: Tensor) -> Tensor:
     """The factors of `dpgrad.scaling.Quotient`: norms float32, bound and denominator float64.
 
@@ -73,6 +77,7 @@ def _finite(out, flag, norms, factors, groups, examples, shrink, BLOCK: tl.const
     tl.store(flag, bad == 0)
 
 
+@on_its_device
 def finite(norms: Tensor, factors: Tensor, shrink: float) -> tuple[Tensor, Tensor]:
     """factors·shrink, with 0 for each example that has a norm that is not finite, and whether there is none.
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpgrad.kernels import on_its_device
+
 _TURN = tl.constexpr(2 * math.pi)
 
 
@@ -56,6 +58,7 @@ def _below(out, words, steps, lasts, rows, BLOCK: tl.constexpr):
     tl.store(line + row + 3, c3 <= last, mask=row + 3 < rows)
 
 
+@on_its_device
 def below(words: Tensor, steps: Tensor, lasts: Tensor, rows: int) -> Tensor:
     """Whether the word of each row at each step is at most the step's last, (steps, rows) bool."""
     out = torch.empty(len(steps), rows, dtype=torch.bool, device=steps.device)
@@ -93,6 +96,7 @@ def _noisy(out, total, std, divisor, stopped, words, steps, first, count, EACH: 
     tl.store(out + at, value.to(out.dtype.element_ty), mask=known)
 
 
+@on_its_device
 def noisy(
     out: Tensor,
     words: Tensor,

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpgrad.kernels import on_its_device
+
 
 @triton.jit
 def _cut(x):
@@ -34,6 +36,7 @@ def _scaled(out, x, factors, each, BLOCK: tl.constexpr):
     tl.store(out + example * each + at, _nearest(_cut(value) * tl.load(factors + example)), mask=known)
 
 
+@on_its_device
 def scaled(x: Tensor, factors: Tensor) -> Tensor:
     """f_i·x_i for contiguous x (examples, ...), in TF32: x is cut towards zero, and the product is rounded."""
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
@@ -52,6 +55,7 @@ def _swapped(out, x, rows, columns, BLOCK: tl.constexpr):
     tl.store(out + item + column[:, None] * rows + row[None, :], tl.trans(value), mask=tl.trans(known))
 
 
+@on_its_device
 def swapped(x: Tensor) -> Tensor:
     """Contiguous x (items, rows, columns) stored as (items, columns, rows)."""
     items, rows, columns = x.shape
@@ -159,6 +163,7 @@ def _finished(norms, found, masses, tiles, blocks, gamma, sigma, TILES: tl.const
     tl.store(norms + example, tl.sqrt(total + gamma * (mass * mass)) + sigma * mass)
 
 
+@on_its_device
 def ghost(
     a: Tensor, g: Tensor, gamma: float, sigma: float, lost: float, shape: tuple[int, ...] | None = None
 ) -> Tensor:
@@ -224,6 +229,7 @@ def _weighted(out, x, factors, examples, width, BE: tl.constexpr, BW: tl.constex
     tl.store(out + at, tl.sum(total, axis=0), mask=at < width)
 
 
+@on_its_device
 def weighted(x: Tensor, factors: Tensor) -> Tensor:
     """Σ f_i x_i in float64 for contiguous x (examples, width) and factors (examples,)."""
     examples, width = x.shape
@@ -253,6 +259,7 @@ def _weighted_outer(
     tl.store(out + ps[:, None] * d + ds[None, :], total, mask=(ps[:, None] < p) & (ds[None, :] < d))
 
 
+@on_its_device
 def weighted_outer(a: Tensor, g: Tensor, factors: Tensor, at_once: int) -> Tensor:
     """Σ f_i g_i a_iᵀ, (p, d) in float64, for contiguous float32 a (examples, d) and g (examples, p).
 
