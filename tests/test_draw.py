@@ -172,6 +172,14 @@ def test_batches_hold_what_the_sampler_draws(sampler: Sampler, capacity: int) ->
         assert_places(drawn, sampler.draw(53, step, 6).tolist(), capacity)
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_rows_are_chosen_as_the_sampler_draws(sampler: Sampler) -> None:
+    for step in range(8):
+        chosen = draw.chosen(sampler, 53, step, Key.from_seed(6), "cpu")
+        assert chosen.dtype == torch.int64
+        assert chosen.tolist() == sampler.draw(53, step, 6).tolist()
+
+
 class TestCapacity:
     @given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 10))
     def test_bounds(self, rows: int, rate: float, sds: float) -> None:
@@ -216,6 +224,20 @@ def test_cuda_draws_are_those_of_numpy() -> None:
             assert_places(drawn, Poisson(rate).draw(60_000, 7, 3).tolist(), capacity)
     for sampler in SAMPLERS:
         assert_places(draw.batches(sampler, 53, 2, 3, 7, "cuda"), sampler.draw(53, 2, 3).tolist(), 7)
+
+
+@on_cuda
+def test_cuda_rows_are_chosen_without_waiting() -> None:
+    """Beyond half a million rows the device draws them, and is waited for."""
+    many = draw._HOST_ROWS + 5
+    assert draw.chosen(Poisson(0.01), many, 3, 6, "cuda").tolist() == Poisson(0.01).draw(many, 3, 6).tolist()
+    for sampler in SAMPLERS:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            chosen = draw.chosen(sampler, 53, 2, 6, "cuda")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert chosen.tolist() == sampler.draw(53, 2, 6).tolist()
 
 
 @on_cuda

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpgrad import noise, sampling
+from dpgrad import device_noise, noise, sampling
 from dpgrad.keys import Key
 from dpgrad.noise import gaussian
 
@@ -217,6 +217,13 @@ class TestFunction:
         for name, like in likes.items():
             assert torch.equal(drawn[name], gaussian(like, stds[name], 7, 2, name))
 
+    def test_means_are_sums_and_noise_over_the_divisor(self) -> None:
+        totals = {"a": torch.randn(3, 4), "b": torch.randn(5, dtype=torch.float64)}
+        stds = {"a": 0.5, "b": 2.0}
+        drawn, means = noise.gaussians(totals, stds, 7, 2), noise.noisy_means(totals, stds, 7, 2, 3.0)
+        for name, total in totals.items():
+            assert torch.equal(means[name], (drawn[name] + total) / 3.0)
+
     def test_blocks_are_independent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also normal: the values of many blocks of a few values each."""
         monkeypatch.setattr(noise, "_BLOCK", 4)
@@ -329,6 +336,36 @@ def test_cuda_parameters_are_drawn_together() -> None:
     assert torch.equal(again["1"], drawn["1"])
     later = noise.gaussians(likes, stds, 35, 5)
     assert_uncorrelated(*(each["1"].double().cpu().numpy() / 2 for each in (drawn, later)))
+
+
+def assert_means(device: str, types: tuple[torch.dtype, ...]) -> None:
+    """(total + noise) / divisor in float64, rounded once; small ones are one segment, of one type or of several."""
+    sizes = (3, 70_000, 0, 9)
+    torch.manual_seed(0)
+    totals = {f"{i}": torch.randn(size, 1, device=device) for i, size in enumerate(sizes)}
+    totals = {name: total.to(dtype) for (name, total), dtype in zip(totals.items(), types, strict=True)}
+    totals["1"] = totals["1"].reshape(7, -1).mT  # not contiguous
+    stds = {"0": 1.0, "1": 2.0, "2": 2.0, "3": 0.5}
+    likes = {name: total.double() for name, total in totals.items()}
+    exact = device_noise.gaussians(likes, stds, 35, 4)
+    means = device_noise.gaussians(totals, stds, 35, 4, divisor=7.0)
+    for name, total in totals.items():
+        wanted = ((total.double() + exact[name]) / 7.0).to(total.dtype)
+        # A kernel may contract a product and a sum: half a unit in the last place of float64 before it is rounded.
+        assert torch.allclose(means[name], wanted, rtol=2 * torch.finfo(total.dtype).eps, atol=1e-15)
+        assert means[name].shape == total.shape
+        assert means[name].dtype == total.dtype
+
+
+def test_means_where_a_device_draws_them() -> None:
+    assert_means("cpu", (torch.float32,) * 4)
+    assert_means("cpu", (torch.float64, torch.float32, torch.float32, torch.float64))
+
+
+@on_cuda
+def test_cuda_means() -> None:
+    assert_means("cuda", (torch.float32,) * 4)
+    assert_means("cuda", (torch.float64, torch.float32, torch.float32, torch.float64))
 
 
 @on_cuda

@@ -40,6 +40,11 @@ class Segment:
         parts = torch.split(flat, [likes[name].numel() for name in self.names])
         return {name: part.view(likes[name].shape) for name, part in zip(self.names, parts, strict=True)}
 
+    def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The parameters' tensors one after another, flat."""
+        flat = [tensors[name].reshape(-1) for name in self.names]
+        return torch.cat(flat) if len(flat) > 1 else flat[0].contiguous()
+
 
 class Stream:
     """The noise of a run on one device; ``likes`` are the parameters by name.
@@ -125,9 +130,15 @@ def _segments(likes: Mapping[str, Tensor]) -> tuple[Segment, ...]:
 
 
 def gaussians(
-    likes: Mapping[str, Tensor], stds: Mapping[str, float | Tensor], key: AnyKey, step: int
+    likes: Mapping[str, Tensor],
+    stds: Mapping[str, float | Tensor],
+    key: AnyKey,
+    step: int,
+    divisor: float | None = None,
 ) -> dict[str, Tensor]:
     """The noise of ``step`` for every parameter by name, each with its own standard deviation: float32, or float64.
+
+    With a ``divisor`` it is (like + noise) / divisor, formed in float64 and rounded once.
 
     >>> drawn = gaussians({"bias": torch.zeros(5)}, {"bias": 2.0}, key=7, step=0)
     >>> drawn["bias"].shape
@@ -136,12 +147,16 @@ def gaussians(
     device = next(iter(likes.values())).device
     stream = Stream(likes, key, device)
     at = torch.full((1,), step, device=device)
+    shared = {std: _on_device(std, device) for std in stds.values()}
+    own = {name: shared[std] for name, std in stds.items()}
+    by = None if divisor is None else _on_device(divisor, device)
     drawn: dict[str, Tensor] = {}
     for segment in stream.segments:
         types = {name: torch.promote_types(likes[name].dtype, torch.float32) for name in segment.names}
         dtype = types[segment.names[0]] if len(set(types.values())) == 1 else torch.float64
         out = torch.empty(segment.values, dtype=dtype, device=device)
-        stream.write(segment, out, at, spread(segment, likes, stds))
+        total = None if divisor is None else segment.joined(likes)
+        stream.write(segment, out, at, spread(segment, likes, own), total, by)
         for name, part in segment.split(out, likes).items():
             drawn[name] = part.to(types[name])
     return {name: drawn[name] for name in likes}
@@ -156,14 +171,14 @@ def spread(segment: Segment, likes: Mapping[str, Tensor], stds: Mapping[str, flo
     """
     device = likes[segment.names[0]].device
     own = [stds[name] for name in segment.names]
-
-    def on_device(std: float | Tensor) -> Tensor:
-        return (
-            std.to(device, torch.float64)
-            if isinstance(std, Tensor)
-            else torch.full((), std, dtype=torch.float64, device=device)
-        )
-
     if all(each is own[0] or (not isinstance(each, Tensor) and each == own[0]) for each in own):
-        return on_device(own[0])
-    return torch.cat([on_device(std).expand(likes[name].numel()) for std, name in zip(own, segment.names, strict=True)])
+        return _on_device(own[0], device)
+    each = [_on_device(std, device) for std in own]
+    return torch.cat([std.expand(likes[name].numel()) for std, name in zip(each, segment.names, strict=True)])
+
+
+def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
+    """A number in float64."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)

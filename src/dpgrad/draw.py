@@ -73,6 +73,19 @@ def capacity(rows: int, rate: float, sds: float = 6.0) -> int:
     return max(1, min(rows, -(-size // 8) * 8))
 
 
+def chosen(sampler: Sampler, rows: int, step: int, key: AnyKey, device: Device) -> Tensor:
+    """What ``sampler`` draws at ``step``, rising, (count,) int64 on ``device``. Secret.
+
+    Beyond half a million rows a CUDA device draws Poisson's itself, and is waited for; the rows are the same.
+
+    >>> chosen(sampling.FullBatch(), rows=3, step=0, key=7, device="cpu")
+    tensor([0, 1, 2])
+    """
+    if isinstance(sampler, sampling.Poisson) and torch.device(device).type == "cuda" and rows > _HOST_ROWS:
+        return included(key, step, rows, sampler.rate_at(step), device).nonzero()[:, 0]
+    return _sent(torch.from_numpy(sampler.draw(rows, step, key)).long(), device)
+
+
 def batches(sampler: Sampler, rows: int, step: int, key: AnyKey, capacity: int, device: Device) -> Draw:
     """What ``sampler`` draws at ``step``, in as many physical batches as it takes; none where no row is drawn.
 
@@ -210,11 +223,15 @@ def _padded(rows: Indices, capacity: int, device: Device) -> Draw:
     shape = -(-count // capacity), capacity
     indices = torch.zeros(math.prod(shape), dtype=torch.int64)
     indices[:count] = torch.from_numpy(rows)
-    if torch.device(device).type == "cuda":
-        indices = indices.pin_memory()  # so that the copy need not wait for the device
     filled = torch.arange(len(indices), device=device) < count
     total = torch.full((), count, device=device)
-    return Draw(indices.to(device, non_blocking=True).view(shape), filled.view(shape), total)
+    return Draw(_sent(indices, device).view(shape), filled.view(shape), total)
+
+
+def _sent(indices: Tensor, device: Device) -> Tensor:
+    if torch.device(device).type == "cuda":
+        indices = indices.pin_memory()  # so that the copy need not wait for the device
+    return indices.to(device, non_blocking=True)
 
 
 def words(key: AnyKey, step: int | Tensor, start: int, count: int, device: Device) -> Tensor:

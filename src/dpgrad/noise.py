@@ -67,14 +67,36 @@ def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey,
     >>> bool((drawn["weight"] == gaussian(likes["weight"], 2.0, key=7, step=0, name="weight")).all())
     True
     """
+    _check(likes, stds, step)
+    if not any(like.is_cuda for like in likes.values()):
+        return _on_cpu(likes, stds, Key.of(key), step)
+    return device_noise.gaussians(likes, stds, key, step)
+
+
+def noisy_means(
+    totals: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey, step: int, divisor: float
+) -> dict[str, Tensor]:
+    """(total + noise) / divisor for every parameter by name, with the noise of `gaussians`.
+
+    >>> import torch
+    >>> totals, stds = {"bias": torch.ones(3)}, {"bias": 2.0}
+    >>> drawn = gaussians(totals, stds, key=7, step=0)["bias"]
+    >>> bool((noisy_means(totals, stds, key=7, step=0, divisor=4)["bias"] == (1 + drawn) / 4).all())
+    True
+    """
+    if any(total.is_cuda for total in totals.values()):
+        _check(totals, stds, step)
+        return device_noise.gaussians(totals, stds, key, step, divisor)
+    drawn = gaussians(totals, stds, key, step)
+    return {name: values.add_(totals[name]).div_(divisor) for name, values in drawn.items()}
+
+
+def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> None:
     _validate.whole(most=_validate.MOST_STEPS, step=step)
     for name, like in likes.items():
         if not like.is_floating_point():
             raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
         _check_std(stds[name], _drawn_type(like))
-    if not any(like.is_cuda for like in likes.values()):
-        return _on_cpu(likes, stds, Key.of(key), step)
-    return device_noise.gaussians(likes, stds, key, step)
 
 
 def _drawn_type(like: Tensor) -> torch.dtype:

@@ -356,8 +356,7 @@ class PrivateGradient:
 
     def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
         """The examples of this step: their indices, and the batch where there are any."""
-        drawn = draw.batches(self.mechanism.sampler, rows, step, self.key, max(rows, 1), self._device())
-        chosen = drawn.indices[drawn.mask]
+        chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
         if self._engine is None or not len(chosen):
             return chosen[:0], None
         batch = self._gathered(data, chosen)
@@ -393,15 +392,12 @@ class PrivateGradient:
 
     def _write(self, total: ClippedSum, step: int) -> dict[str, Tensor]:
         """Add noise, divide, and write the mean to ``.grad``; the mean before it is rounded to the parameter's type."""
-        for parameter in self.model.parameters():
-            if not parameter.requires_grad:
-                parameter.grad = None  # frozen meanwhile: an optimizer would take the last step's gradient again
         std_of = cache(partial(self.mechanism.std_at, step))  # asked once for a group, not for every parameter
         stds = {name: std_of(self._group_of(name)) for name in total.sums}
-        noisy = noise.gaussians(total.sums, stds, self.key, step)
-        for name, parameter in trainable(self.model).items():
-            mean = noisy[name].add_(total.sums[name]).div_(self.mechanism.divisor)
-            parameter.grad = mean.to(parameter.dtype)
+        noisy = noise.noisy_means(total.sums, stds, self.key, step, self.mechanism.divisor)
+        for name, parameter in self.model.named_parameters():
+            # One that was frozen meanwhile gets none: an optimizer would take the last step's gradient again.
+            parameter.grad = noisy[name].to(parameter.dtype) if parameter.requires_grad else None
         return noisy
 
     def _observed(

@@ -293,6 +293,15 @@ def test_exact_products_restore_what_was_set() -> None:
         assert (torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)).dtype == torch.float32
 
 
+def test_exact_products_restore_autocast() -> None:
+    for enabled in (True, False):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=enabled):
+            with own_products(), own_products():
+                assert not torch.is_autocast_enabled(DEVICE)
+            assert torch.is_autocast_enabled(DEVICE) == enabled
+            assert torch.get_autocast_dtype(DEVICE) == torch.bfloat16
+
+
 def test_a_second_thread_waits() -> None:
     """torch's settings are those of the process: one thread would restore them while another multiplies."""
 

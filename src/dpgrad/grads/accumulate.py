@@ -106,7 +106,7 @@ def row_weights(model: nn.Module, batch: Batch, mask: Tensor | None, several_row
                 f"{sorted(shapes)}"
             )
     shape = first.shape[:2] if several_rows else (len(first), 1)
-    dtype = sum_dtype(next(iter(trainable(model).values())).dtype)
+    dtype = sum_dtype(next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad))
     if mask is None:
         return torch.full(shape, 1 / shape[1], dtype=dtype, device=first.device)
     given: object = mask  # a caller may ignore types

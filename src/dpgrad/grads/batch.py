@@ -55,9 +55,11 @@ def as_rows(batch: Batch) -> Batch:
 
 def on_device_of(model: nn.Module, batch: Batch) -> None:
     """Refuse a batch that lies on another device than the model."""
-    devices = {parameter.device for parameter in model.parameters()}
     for leaf in leaves(batch):
-        if devices and leaf.device not in devices:
+        if any(parameter.device == leaf.device for parameter in model.parameters()):
+            continue
+        devices = {parameter.device for parameter in model.parameters()}
+        if devices:
             where = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"batch lies on {leaf.device} and the model on {where}: move one with .to(device)")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
@@ -154,9 +154,7 @@ def _backward(
     if not losses.requires_grad:
         return [None] * len(places)
     names = [*(made.names[0] for made in tape.made), *parameters]
-    with torch._C.DisableTorchFunctionSubclass():
-        hidden = [get_gradient_edge(tensor) for tensor in (*tape.made, *parameters.values())]
-    found = _grad(losses, [*places, *hidden], weights, keep)  # a checkpointed block calls torch functions again
+    found = _grad(losses, [*places, *tape.made, *parameters.values()], weights, keep)
     for name, g in zip(names, found[len(places) :], strict=True):
         if g is not None:
             raise ValueError(
@@ -167,10 +165,15 @@ def _backward(
     return [None if g is None else g.reshape(record.shape) for record, g in arrived]
 
 
-def _grad(losses: Tensor, places: list[Tensor | GradientEdge], weights: Tensor, keep: bool) -> list[Tensor | None]:
-    # Places of both kinds may stand in one list; the signature does not say so.
-    every: Any = places
-    return list(torch.autograd.grad(losses, every, weights.to(losses.dtype), retain_graph=keep, allow_unused=True))
+def _grad(losses: Tensor, places: list[Tensor | GradientEdge], weights: Tensor, keep: bool) -> Sequence[Tensor | None]:
+    """`torch.autograd.grad` without its turn to ``__torch_function__``: tensors on the tape are places like others.
+
+    It cannot be turned off around the pass instead: a checkpointed block calls torch functions again.
+    """
+    create, unused = False, True
+    return _engine_run_backward(
+        (losses,), (weights.to(losses.dtype),), keep, create, tuple(places), unused, accumulate_grad=False
+    )
 
 
 class _Picked(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -108,7 +108,8 @@ def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
 
 
 def _weighted(uses: Mapping[str, Use], factors: Tensor, groups: Groups | None) -> ClippedSum:
-    return ClippedSum({name: _summed(use, factors[_group(groups, name)]) for name, use in uses.items()})
+    of_group = factors.unbind()
+    return ClippedSum({name: _summed(use, of_group[_group(groups, name)]) for name, use in uses.items()})
 
 
 def _summed(use: Use, factors: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Layout:
     def folded(self, tensor: Tensor, rows: int, examples: int) -> Tensor:
         """The tensor as (examples, entries of all rows of one example, ...)."""
         if not self.dim and not self.apart:
-            return tensor.reshape(examples, len(tensor) // examples, *tensor.shape[1:])
+            return tensor.reshape(examples, tensor.shape[0] // examples, *tensor.shape[1:])
         opened, dim = self.opened(tensor, rows)
         moved = opened.movedim((dim, self.dim if self.apart else self.dim + 1), (0, 1))
         return moved.reshape(examples, rows // examples * moved.shape[1], *moved.shape[2:])

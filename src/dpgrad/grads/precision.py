@@ -1,8 +1,9 @@
 """How exactly norms and sums are computed, and by how much factors are shortened for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import cache
 from threading import RLock
 from typing import Any
 
@@ -53,22 +54,27 @@ def norm_error(dtype: torch.dtype) -> float:
     return _RELATIVE[dtype] + SUMMED_AT_ONCE**2 * torch.finfo(dtype).eps / 2
 
 
-def precision_settings() -> list[Any]:
+@cache
+def precision_settings() -> tuple[Any, ...]:
     """Where torch keeps how exactly products of float32 tensors are computed."""
     backends: Any = torch.backends
-    return [
+    return (
         backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn,
         backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn,
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """Matrix products and convolutions in the precision of their operands: no TF32, no bfloat16, no autocast."""
-    with _set("ieee", precision_settings()), ExitStack() as stack:
-        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+def exact_products() -> Iterator[tuple[bool, bool]]:
+    """Matrix products and convolutions in the precision of their operands: no TF32, no bfloat16, no autocast.
+
+    Yields whether products of matrices and of convolutions were formed in TF32 before.
+    """
+    with _set("ieee", precision_settings()) as (matrices, convolutions, *_), ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield matrices == "tf32", convolutions == "tf32"
 
 
 _alone = RLock()
@@ -83,15 +89,13 @@ def own_products() -> Iterator[None]:
 
     torch's settings are those of the process: a second thread that forms products of its own waits for the first.
     """
-    _alone.acquire()  # no backward pass is begun within the block, whose thread would wait for this one
-    matrices, convolutions, *_ = precision_settings()
-    token = _allowed.set((matrices.fp32_precision == "tf32", convolutions.fp32_precision == "tf32"))
-    try:
-        with exact_products():
+    # No backward pass is begun within the block, whose thread would wait for this one.
+    with _alone, exact_products() as before:
+        token = _allowed.set(before)
+        try:
             yield
-    finally:
-        _allowed.reset(token)
-        _alone.release()
+        finally:
+            _allowed.reset(token)
 
 
 def allows_tf32(a: Tensor, g: Tensor, convolution: bool = False) -> bool:
@@ -126,14 +130,16 @@ def in_tf32() -> Iterator[None]:
 
 
 @contextmanager
-def _set(precision: str, settings: list[Any]) -> Iterator[None]:
+def _set(precision: str, settings: Sequence[Any]) -> Iterator[list[str]]:
+    """Within the block settings that have another value have this one; yields the values before."""
     before = [setting.fp32_precision for setting in settings]
+    changed = [(setting, value) for setting, value in zip(settings, before, strict=True) if value != precision]
     try:
-        for setting in settings:
+        for setting, _ in changed:
             setting.fp32_precision = precision
-        yield
+        yield before
     finally:
-        for setting, value in zip(settings, before, strict=True):
+        for setting, value in changed:
             setting.fp32_precision = value
 
 

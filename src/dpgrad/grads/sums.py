@@ -6,6 +6,7 @@ one person's records) whose mean gradient is scaled once.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+@cache
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which gradients of ``dtype`` are measured and summed: float32, or float64 for float64.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -47,13 +48,14 @@ def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     tensor([[3.]])
     """
     wanted = {id(parameter): tensors[name] for name, parameter in trainable(model).items() if name in tensors}
+    modules = list(model.modules())
     places = [
         (module, slot, parameter)
-        for module in model.modules()
+        for module in modules
         for slot, parameter in module._parameters.items()
         if id(parameter) in wanted
     ]
-    held = [(owner, dict(owner)) for module in model.modules() for owner in (module.__dict__, module._buffers)]
+    held = [(owner, dict(owner)) for module in modules for owner in (module.__dict__, module._buffers)]
     try:
         for module, slot, parameter in places:
             # The dictionary itself: setting the attribute would refuse a tensor that is no Parameter.
@@ -67,6 +69,8 @@ def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def _take_back(now: dict[str, Any], before: dict[str, Any]) -> None:
+    if [*now] == [*before] and all(map(is_, now.values(), before.values())):
+        return
     for slot in now.keys() | before.keys():
         pair = now.get(slot), before.get(slot)
         if pair[0] is not pair[1] and any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(pair)):

@@ -29,7 +29,12 @@ _FLIPS = (torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignor
 
 _AUGMENTED = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _CHANGING = {"__setitem__", "__set__", *(f"__i{operator}__" for operator in _AUGMENTED.split())}  # in place
-_SIGNATURES = {func: inspect.signature(rule) for func, rule in RULES.items()}
+_PARAMETERS = {func: [*inspect.signature(rule).parameters.values()][1:] for func, rule in RULES.items()}
+_DEFAULTS = {func: {each.name: each.default for each in parameters} for func, parameters in _PARAMETERS.items()}
+_POSITIONAL = {
+    func: [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    for func, parameters in _PARAMETERS.items()
+}
 
 
 class UnseenError(Exception):
@@ -53,6 +58,14 @@ class Shared(Tensor):
         kwargs = kwargs or {}
         shared = next(value for value in _given(args, kwargs) if isinstance(value, Shared))
         return shared.tape.call(func, args, kwargs)
+
+
+def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by the names that the rule of ``func`` has for them; None where it has others."""
+    positional = dict(zip(_POSITIONAL[func], args, strict=False))
+    bound = {**_DEFAULTS[func], **positional, **kwargs}
+    fits = len(positional) == len(args) and len(bound) == len(_DEFAULTS[func]) and positional.keys().isdisjoint(kwargs)
+    return bound if fits and all(value is not inspect.Parameter.empty for value in bound.values()) else None
 
 
 def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -114,7 +127,7 @@ class Tape:
         whole: bool = False,
         flipped: bool = False,
     ) -> Shared:
-        made: Shared = Tensor._make_subclass(Shared, plain.detach(), plain.is_floating_point())
+        made: Shared = Tensor._make_subclass(Shared, plain, plain.is_floating_point())
         made.tape, made.plain, made.names, made.whole, made.flipped = self, plain, names, whole, flipped
         made.make_twin = make_twin
         if self.recording and plain.is_floating_point():
@@ -198,16 +211,14 @@ class Tape:
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Any] | None:
         """The arguments of a rule, where the data are no parameter and the parameters are whole; None elsewhere."""
-        try:
-            bound = _SIGNATURES[func].bind(None, *args, **kwargs)
-        except TypeError:  # other names than the rule has
+        bound = _bound(func, args, kwargs)
+        if bound is None:
             return None
-        bound.apply_defaults()
-        data = bound.arguments["input"]
-        others = [value for name, value in bound.arguments.items() if name != "input" and isinstance(value, Shared)]
+        data = bound["input"]
+        others = [value for name, value in bound.items() if name != "input" and isinstance(value, Shared)]
         simple = isinstance(data, Tensor) and not isinstance(data, Shared) and all(other.whole for other in others)
-        product = "other" not in bound.arguments or _plain(bound.arguments["other"]).ndim <= 2  # not one of batches
-        return bound.arguments if simple and product else None
+        product = "other" not in bound or _plain(bound["other"]).ndim <= 2  # not one of batches
+        return bound if simple and product else None
 
     def _by_rule(
         self,

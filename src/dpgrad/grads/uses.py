@@ -82,7 +82,8 @@ def rounding(terms: int, dtype: torch.dtype) -> float:
 
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in the type in which it is measured and summed."""
-    return tensor.to(sum_dtype(tensor.dtype))
+    dtype = sum_dtype(tensor.dtype)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def select(keep: Tensor, tensor: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class Dense:
         if self.norms is not None:
             return self
         gradients = wide(self.gradients)
-        return Dense(gradients, norm(gradients.reshape(len(gradients), -1)))
+        return Dense(gradients, norm(gradients.reshape(gradients.shape[0], -1)))
 
     def measured(self) -> tuple[Tensor, Use]:
         settled = self.settled()
@@ -124,7 +125,7 @@ class Dense:
         return settled.norms, settled
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        flat = wide(self.gradients).reshape(len(self.gradients), -1)
+        flat = wide(self.gradients).reshape(self.gradients.shape[0], -1)
         if self.sums_in_double:
             from dpgrad.kernels.products import weighted
 
