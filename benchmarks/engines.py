@@ -20,7 +20,7 @@ from benchmarks import environment
 from benchmarks.peers import ENGINES as PEERS
 from dpgrad.lab.bench import results
 from dpgrad.lab.bench.engines import ORDINARY, OURS, VMAP, engines
-from dpgrad.lab.bench.race import Row, Settings, compared, longer, measured, reference
+from dpgrad.lab.bench.race import SMALL_SHARE, Row, Settings, compared, longer, measured, quartiles, reference
 from dpgrad.lab.bench.workloads import USUAL, WORKLOADS
 
 TIMES = {"mnist-cnn": 1.2, "resnet9": 1.3, "bert": 1.15}  # at most so many times the step without privacy, on CUDA
@@ -34,30 +34,45 @@ def claims(rows: list[Row], most: float | None) -> list[list[str]]:
     On CUDA ``most`` bounds its time in steps without privacy; elsewhere it is compared with Opacus alone.
     """
     own = next(row for row in rows if row.engine == OURS)
-    asked: list[tuple[str, float | None, float, str]] = []
+    if not own.seconds:
+        return [[f"{own.workload}: a step", own.reason, "**no**"]]
+    said: list[list[str] | None] = []
     plain, eager = reference(rows), next(row for row in rows if row.engine == ORDINARY)
     if most is not None and plain is not None:
-        asked += [
-            (f"time at most {most:g} × {plain.engine}", longer(own, plain), most, ""),
-            (f"memory at most {MEMORY:g} × {eager.engine}", _larger(own, eager), MEMORY, ""),
+        said += [
+            _time(f"time at most {most:g} × {plain.engine}", own, plain, most),
+            _memory(f"memory at most {MEMORY:g} × {eager.engine}", own, eager, MEMORY),
         ]
     if (peer := results.best_peer(rows)) is not None:
-        bound = 1.0 if most is None else 1 / FASTER
-        asked.append((f"time at most {bound:.2f} × fastest Opacus", longer(own, peer), bound, f" ({peer.engine})"))
-        asked.append(("memory at most that of it", _larger(own, peer), 1.0, f" ({peer.engine})"))
-    return [
-        [
-            f"{own.workload}: {words}",
-            f"{ratio:.2f}{beside}",
-            "yes" if ratio <= bound else f"**no**, {ratio / bound:.2f} ×",
+        bound, beside = 1.0 if most is None else 1 / FASTER, f" ({peer.engine})"
+        said += [
+            _time(f"time at most {bound:.2f} × fastest Opacus", own, peer, bound, beside),
+            _memory("memory at most that of it", own, peer, 1.0, beside),
         ]
-        for words, ratio, bound, beside in asked
-        if ratio is not None
-    ]
+    return [line for line in said if line is not None]
 
 
-def _larger(row: Row, than: Row) -> float | None:
-    return row.mebibytes / than.mebibytes if row.mebibytes and than.mebibytes else None
+def _time(asked: str, own: Row, other: Row, bound: float, beside: str = "") -> list[str] | None:
+    ratio, spread = longer(own, other), quartiles(own, other)
+    if ratio is None:
+        return None
+    between, holds = "", _holds(ratio, bound)
+    if spread is not None:
+        low, high = spread
+        between = f" ({low:.2f} to {high:.2f})"
+        holds += ", within the noise of the rounds" if low <= bound < high else ""
+    return [f"{own.workload}: {asked}", f"{ratio:.2f}{between}{beside}", holds]
+
+
+def _memory(asked: str, own: Row, other: Row, bound: float, beside: str = "") -> list[str] | None:
+    if not own.mebibytes or not other.mebibytes:
+        return None
+    ratio = own.mebibytes / other.mebibytes
+    return [f"{own.workload}: {asked}", f"{ratio:.2f}{beside}", _holds(ratio, bound)]
+
+
+def _holds(ratio: float, bound: float) -> str:
+    return "yes" if ratio <= bound else f"**no**, {ratio / bound:.2f} ×"
 
 
 def main() -> int:
@@ -83,18 +98,26 @@ def main() -> int:
     rows = [row for workload in workloads for row in rows if row.workload == workload.title]
     for name, here in zip(names, results.by_workload(rows), strict=False):
         if any(row.engine == OURS for row in here):
-            compared(here, VMAP, OURS)
+            compared(here, VMAP, OURS, settings.tolerance)
             verdicts += claims(here, TIMES.get(name) if given.device == "cuda" else None)
     print(environment.table(results.engine_table(rows)))
     print(environment.table(verdicts))
     if given.write:
+        tf32 = "on" if settings.tf32 and given.device == "cuda" else "off"
         note = (
             f"Milliseconds are medians over {given.repeat} rounds on {given.threads} threads ({given.device}, TF32 "
-            f"{'on' if settings.tf32 else 'off'}). A step is forward, backward, clipping, noise and the update by SGD. "
-            "On a CPU engines take turns in each round and ratios of time are medians over rounds; on CUDA each engine "
-            "has a process of its own. Peak memory is what model, batch and a step take. The best mode of Opacus is "
-            "its fastest. The clipped sums of all engines were compared: `apart` is the largest relative difference of "
-            "a parameter from the definition, estimated from projections."
+            f"{tf32}). A step is forward, backward, clipping, noise and the update by SGD. "
+            "On a CPU engines take turns in each round; on CUDA each engine has a process of its own, and a round is a "
+            "block of steps, of captured steps that are short so many that it pays for tables filled many steps "
+            "ahead. Ratios of time are medians over rounds, and in brackets quartiles over rounds: a bound between "
+            "them is within the noise. Peak memory is what model, batch and a step take. The best mode of Opacus is "
+            "its fastest. What is compared is what the first step summed in the form that is timed, TF32 where "
+            "that is on: for dpgrad its gradient times the batch size less its noise, which the seed tells, for "
+            "Opacus the sum it adds noise to, for JAX the change of the weights by the compiled step with the noise at "
+            "0 and the rate at -1. `apart` is the largest relative difference of a parameter from the definition, "
+            "estimated from projections; the definition is the sum of the clipped gradients of single examples, formed "
+            f"by vmap, always without TF32. A parameter whose sum is less than {SMALL_SHARE:g} of the whole is "
+            f"compared with that share, and an engine that is more than {settings.tolerance:g} apart is not timed."
         )
         data = {
             "environment": where,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpgrad.grads.sums import trainable
 from dpgrad.lab.bench.engines import CLIP, LEARNING_RATE, NOISE, Engine, Prepared, waiting
-from dpgrad.lab.bench.workloads import Workload
+from dpgrad.lab.bench.workloads import EncoderLayer, Residual, Transformer, Workload
 
 MODES = ("hooks", "functorch", "ew", "ghost")
 
@@ -57,7 +57,7 @@ def opacus(workload: Workload, device: str, *, mode: str) -> Prepared:
 
 
 def jax(workload: Workload, device: str) -> Prepared:
-    """Gradients of single examples by ``vmap(grad)``, the whole step compiled by ``jit``; for sequences of layers."""
+    """Gradients of single examples by ``vmap(grad)``, the whole step compiled by ``jit``."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
     from jax import numpy as jnp
@@ -66,15 +66,12 @@ def jax(workload: Workload, device: str) -> Prepared:
         jax.config.update("jax_default_matmul_precision", "highest")
     place = jax.devices("gpu" if device == "cuda" else "cpu")[0]
     model, (inputs, labels) = workload.built("cpu"), workload.batch("cpu")
-    if not isinstance(model, nn.Sequential):
-        raise ValueError("written for sequences of layers only")
-    forward = partial(jax_forward, list(model))
-    weights = {name: jax.device_put(value.detach().numpy(), place) for name, value in model.named_parameters()}
-    x, y = (jax.device_put(part.numpy(), place) for part in (inputs, labels.int()))
+    first = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    x, y = (jax.device_put((p if p.is_floating_point() else p.int()).numpy(), place) for p in (inputs, labels))
     key = jax.device_put(jax.random.key(0), place)
 
     def loss(weights: Any, example: Any, label: Any) -> Any:
-        return -jax.nn.log_softmax(forward(weights, example[None])[0])[label]
+        return -jax.nn.log_softmax(jax_forward(model, weights, example[None])[0])[label]
 
     def summed(weights: Any, x: Any, y: Any) -> Any:
         grads = jax.vmap(jax.grad(loss), (None, 0, 0))(weights, x, y)
@@ -83,21 +80,22 @@ def jax(workload: Workload, device: str) -> Prepared:
         return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), grads)
 
     @partial(jax.jit, donate_argnums=0)
-    def update(weights: Any, key: Any, x: Any, y: Any) -> Any:
+    def update(weights: Any, key: Any, x: Any, y: Any, std: float, rate: float) -> Any:
         keys = jax.random.split(key, len(weights) + 1)
         sums = summed(weights, x, y)
-        noise = {name: CLIP * NOISE * jax.random.normal(keys[i], sums[name].shape) for i, name in enumerate(sums)}
-        return {name: weights[name] - LEARNING_RATE / len(y) * (sums[name] + noise[name]) for name in weights}, keys[-1]
+        noise = {name: std * jax.random.normal(keys[i], sums[name].shape) for i, name in enumerate(sums)}
+        return {name: weights[name] - rate * (sums[name] + noise[name]) for name in weights}, keys[-1]
 
-    state = [weights, key]
+    state = [jax.device_put(first, place), key]
 
     def step() -> None:
-        state[:] = update(*state, x, y)
+        state[:] = update(*state, x, y, CLIP * NOISE, LEARNING_RATE / len(y))
 
     def sums() -> Mapping[str, Tensor]:
-        with jax.default_matmul_precision("highest"):
-            found = jax.jit(summed)(state[0], x, y)
-        return {name: torch.tensor(jax.device_get(value)).to(device) for name, value in found.items()}
+        """The compiled step with other numbers: without noise and at rate -1 it adds the sums to the weights."""
+        moved = jax.device_get(update(*state, x, y, 0.0, -1.0)[0])
+        state[:] = [jax.device_put(first, place), key]
+        return {name: torch.tensor(moved[name] - first[name]).to(device) for name in first}
 
     def peak() -> int:
         return int(place.memory_stats()["peak_bytes_in_use"])
@@ -105,29 +103,59 @@ def jax(workload: Workload, device: str) -> Prepared:
     return Prepared(step, lambda: jax.block_until_ready(state[0]), sums, peak if device == "cuda" else None)
 
 
-def jax_forward(layers: list[nn.Module], weights: Mapping[str, Any], x: Any) -> Any:
-    """What the layers make of a batch; ``weights`` are theirs by the names torch gives them."""
+def jax_forward(module: nn.Module, weights: Mapping[str, Any], x: Any, prefix: str = "") -> Any:
+    """What a module makes of a batch; ``weights`` are the model's by their names in torch, ``prefix`` is the module's.
+
+    Where the largest of several is equal, JAX may choose another than torch: after a ReLU, zeros, whose gradient is 0.
+    """
     from jax import lax
+    from jax import nn as functions
     from jax import numpy as jnp
 
-    for place, layer in enumerate(layers):
-        weight, bias = weights.get(f"{place}.weight"), weights.get(f"{place}.bias")
-        match layer:
-            case nn.Conv2d():
-                padding = [(size, size) for size in layer.padding]
-                x = lax.conv_general_dilated(x, weight, layer.stride, padding) + bias[:, None, None]
-            case nn.MaxPool2d():
-                sides = (1, 1, layer.kernel_size, layer.kernel_size), (1, 1, layer.stride, layer.stride)
-                x = lax.reduce_window(x, -jnp.inf, lax.max, *sides, "VALID")
-            case nn.Tanh():
-                x = jnp.tanh(x)
-            case nn.Flatten():
-                x = x.reshape(len(x), -1)
-            case nn.Linear():
-                x = x @ weight.T + bias
-            case _:
-                raise ValueError(f"{type(layer).__name__} is not written in JAX here")
-    return x
+    def inner(name: str, x: Any) -> Any:
+        return jax_forward(module.get_submodule(name), weights, x, f"{prefix}{name}.")
+
+    weight, bias = weights.get(f"{prefix}weight"), weights.get(f"{prefix}bias")
+    match module:
+        case nn.Sequential() | nn.ModuleList():
+            for name, _ in module.named_children():
+                x = inner(name, x)
+            return x
+        case Residual():
+            return x + inner("inner", x)
+        case Transformer():
+            x = inner("words", x) + inner("places", jnp.arange(x.shape[1]))
+            return inner("head", inner("normal", inner("layers", x)[:, 0]))
+        case EncoderLayer():
+            normal, split = inner("before", x), (*x.shape[:2], module.heads, -1)
+            query, key, value = (inner(part, normal).reshape(split) for part in ("query", "key", "value"))
+            x = x + inner("out", functions.dot_product_attention(query, key, value).reshape(x.shape))
+            return x + inner("down", functions.gelu(inner("up", inner("between", x)), approximate=False))
+        case nn.Conv2d():
+            padding = [(size, size) for size in module.padding]
+            return lax.conv_general_dilated(x, weight, module.stride, padding) + bias[:, None, None]
+        case nn.MaxPool2d():
+            sides = (1, 1, module.kernel_size, module.kernel_size), (1, 1, module.stride, module.stride)
+            return lax.reduce_window(x, -jnp.inf, lax.max, *sides, "VALID")
+        case nn.AdaptiveMaxPool2d(output_size=1):
+            return x.max((2, 3), keepdims=True)
+        case nn.GroupNorm():
+            grouped = functions.standardize(x.reshape(len(x), module.num_groups, -1), epsilon=module.eps)
+            return grouped.reshape(x.shape) * weight[:, None, None] + bias[:, None, None]
+        case nn.LayerNorm():
+            return functions.standardize(x, epsilon=module.eps) * weight + bias
+        case nn.Embedding():
+            return weight[x]
+        case nn.Linear():
+            return x @ weight.T + bias
+        case nn.Flatten():
+            return x.reshape(len(x), -1)
+        case nn.Tanh():
+            return jnp.tanh(x)
+        case nn.ReLU():
+            return functions.relu(x)
+        case _:
+            raise ValueError(f"{type(module).__name__} is not written in JAX here")
 
 
 ENGINES: dict[str, Engine | Callable[..., Prepared]] = {

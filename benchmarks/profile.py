@@ -2,13 +2,15 @@
 
     python -m benchmarks.profile [--workloads mnist-cnn resnet9 bert] [--kernels 20]
 
-Steps are timed one after another without waiting between them, as training takes them; memory is the most that was
-allocated, capture and warm-up included. Where kernels run side by side their times add up to more than the step's.
+Steps are timed one after another without waiting between them, as training takes them, in five blocks of 0.05 s or
+more: of short steps so many that each block pays for the tables that are filled for many steps ahead. Memory is the
+most that was allocated, capture and warm-up included. Where kernels run side by side their times add up to more than
+the step's.
 """
 
 import argparse
+import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -16,23 +18,18 @@ from functools import partial
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpgrad.lab.bench.engines import GRAPH, OURS, ordinary_graph, ours
+from dpgrad.lab.bench.engines import GRAPH, OURS, Prepared, ordinary_graph, ours
+from dpgrad.lab.bench.race import paced, timed
 from dpgrad.lab.bench.workloads import WORKLOADS
 
-STEPS = 20
+BLOCKS = 5
 PROFILED = 3
 
 
-def seconds(step: Callable[[], object]) -> float:
-    """Of one step among several."""
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / STEPS
+def seconds(prepared: Prepared) -> float:
+    """Of one step: the mean over blocks."""
+    many = paced(prepared, "cuda")
+    return statistics.fmean(timed(prepared, many) for _ in range(BLOCKS))
 
 
 def kernels(step: Callable[[], object]) -> tuple[Counter[str], Counter[str]]:
@@ -64,14 +61,14 @@ def main() -> int:
         for label, make in ((GRAPH, ordinary_graph), (OURS, partial(ours, captured=True))):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            step = make(WORKLOADS[name], "cuda").step
-            took, most = 1e3 * seconds(step), torch.cuda.max_memory_allocated() / 2**20
-            count, micros = kernels(step)
+            prepared = make(WORKLOADS[name], "cuda")
+            took, most = 1e3 * seconds(prepared), torch.cuda.max_memory_allocated() / 2**20
+            count, micros = kernels(prepared.step)
             many, total = sum(count.values()) / PROFILED, sum(micros.values()) / PROFILED / 1e3
             print(f"{name}, {label}: {took:.3f} ms, {most:.0f} MiB; {many:.0f} kernels of {total:.3f} ms together")
             for kernel, each in micros.most_common(given.kernels):
                 print(f"  {count[kernel] / PROFILED:6.1f} × {each / PROFILED:9.1f} µs  {kernel[:100]}")
-            del step
+            del prepared
     return 0
 
 

@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from dpgrad import cli
-from dpgrad.lab.bench.engines import Prepared
+from dpgrad.lab.bench.engines import Prepared, ordinary
+from dpgrad.lab.bench.race import Failed, Settings
 from dpgrad.lab.bench.workloads import Workload
 
 QUICK = "bench --device cpu --threads 1 --repeat 1 --no-memory --workloads mlp --batch-size 4"
@@ -45,9 +46,12 @@ class TestEngines:
     def test_one_table_with_the_reason_of_an_engine_that_fails(self, run: Callable[[str], str], peers: str) -> None:
         out = run(f"{QUICK} --peers {peers}")
         lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
-        assert [line[1] for line in lines[2:]] == ["non-private", "dpgrad", "dpgrad vmap", "opacus hooks"]
+        assert [line[1] for line in lines[2:6]] == ["non-private", "dpgrad", "dpgrad vmap", "opacus hooks"]
         assert lines[2][3] == "1.00"
         assert lines[5][2] == "RuntimeError: not today"
+        assert out.endswith(
+            "\n\nLeft out or cut short:\n\n- MLP, one hidden layer, opacus hooks: RuntimeError: not today\n"
+        )
 
     def test_json_has_where_how_and_what(self, run: Callable[[str], str], peers: str, tmp_path: Path) -> None:
         file = tmp_path / "results.json"
@@ -58,10 +62,12 @@ class TestEngines:
         assert {"date", "command", "processor", "versions"} <= found["environment"].keys()
         assert found["settings"] == {"device": "cpu", "repeat": 1, "threads": 1, "tf32": False, "limit": 60.0}
         assert [row["engine"] for row in found["engines"]] == ["non-private", "dpgrad"]
+        assert found["left_out"] == []
         fields = {"workload", "batch_size", "engine", "seconds", "mebibytes", "apart", "reason"}
         assert all(row.keys() == fields and len(row["seconds"]) == 1 for row in found["engines"])
         text = file.with_suffix(".md").read_text("utf-8")
         assert "TF32 off" in text
+        assert "Left out" not in text
         assert "| dpgrad" in text
 
 
@@ -76,9 +82,37 @@ class TestCurves:
         assert run(f"bench --plot-from {file}") == f"The curves are drawn in {tmp_path / 'curves.svg'}.\n"
         assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")
 
+    def test_a_curve_that_is_left_out_is_recorded(
+        self, run: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lost(settings: Settings, points: list[int], name: str) -> Failed:
+            return Failed("the process ended with status -9")
+
+        monkeypatch.setattr("dpgrad.lab.bench.curves.curve", lost)
+        file = tmp_path / "curves.json"
+        said = "how cost grows with batch: the process ended with status -9"
+        assert run(f"{QUICK} --peers none --scale batch --out {file}").endswith(f"- {said}\n")
+        found = json.loads(file.read_text("utf-8"))
+        assert (found["curves"], found["left_out"]) == ([], [said])
+        assert f"Left out or cut short:\n\n- {said}\n" in file.with_suffix(".md").read_text("utf-8")
+
+    def test_a_point_that_is_left_out_is_recorded(
+        self, run: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def small_only(workload: Workload, device: str) -> Prepared:
+            return broken(workload, device) if workload.batch_size > 2 else ordinary(workload, device)
+
+        monkeypatch.setattr("dpgrad.lab.bench.curves.ordinary", small_only)
+        file = tmp_path / "curves.json"
+        run(f"{QUICK} --peers none --scale batch --points 2 4 --out {file}")
+        found = json.loads(file.read_text("utf-8"))
+        assert found["left_out"] == ["batch size, non-private at 4: RuntimeError: not today"]
+        assert found["left_out"][0] in file.with_suffix(".md").read_text("utf-8")
+        assert found["curves"][0]["seconds"]["non-private"][1] is None
+
     def test_costs_and_poisson_in_one_run(self, run: Callable[[str], str]) -> None:
         found = json.loads(run(f"{QUICK} --peers none --costs --poisson --lots 2 --json"))
-        assert found.keys() == {"environment", "settings", "rules", "additions", "poisson"}
+        assert found.keys() == {"environment", "settings", "rules", "additions", "poisson", "left_out"}
 
 
 class TestRefusals:

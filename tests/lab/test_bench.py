@@ -1,35 +1,56 @@
 """The harness of `dpgrad bench`: what it times, compares and fits, on a network that takes no time."""
 
 import importlib
+import json
 import math
 import os
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from dpgrad import graph
 from dpgrad.grads import clipped_sum, vmap
+from dpgrad.grads.sums import ClippedSum
 from dpgrad.lab.bench import costs, curves, results, where
-from dpgrad.lab.bench.engines import CLIP, ORDINARY, OURS, VMAP, Prepared, engines, ordinary, ours
+from dpgrad.lab.bench.engines import CLIP, EAGER, ORDINARY, OURS, VMAP, Prepared, definition, engines, ordinary, ours
 from dpgrad.lab.bench.race import (
+    SMALL_SHARE,
+    TF32_TOLERANCE,
     TOLERANCE,
     Failed,
     Row,
     Settings,
-    _paced,
     compared,
     conditions,
     difference,
     longer,
     measured,
+    paced,
+    quartiles,
     raced,
     reference,
     sketched,
     streamed,
+    timed,
 )
-from dpgrad.lab.bench.workloads import USUAL, WORKLOADS, Transformer, Workload, loss, stack
+from dpgrad.lab.bench.workloads import (
+    USUAL,
+    WORKLOADS,
+    Residual,
+    Transformer,
+    Workload,
+    loss,
+    resnet9,
+    stack,
+    transformer,
+)
+from dpgrad.mechanism import Group
+from dpgrad.private import PrivateGradient
 from dpgrad.scaling import Hard
 
 ONCE = Settings("cpu", repeat=1, threads=1)
@@ -46,17 +67,19 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.steps = 0
+        self.each = 1 / 128
+        self.tables = 0.0  # what every 256th step takes longer
 
     def perf_counter(self) -> float:
         return self.now
 
     def engine(self, workload: Workload, device: str) -> Prepared:
         """Steps of 1/128 s, which adds up without rounding."""
-        return Prepared(self.step, lambda: None)
+        return Prepared(self.step, lambda: None, period=256 if self.tables else 1)
 
     def step(self) -> None:
+        self.now += self.each + (0.0 if self.steps % 256 else self.tables)
         self.steps += 1
-        self.now += 1 / 128
 
 
 @pytest.fixture
@@ -76,7 +99,7 @@ class TestRace:
         rows = raced(TINY, engines("cpu"), ONCE)
         assert [row.engine for row in rows] == [ORDINARY, OURS, VMAP]
         assert all(len(row.seconds) == 1 and row.seconds[0] > 0 and not row.reason for row in rows)
-        compared(rows, VMAP, OURS)
+        compared(rows, VMAP, OURS, TOLERANCE)
         assert rows[0].apart is None  # it clips nothing
         assert rows[1].apart is not None
         assert rows[1].apart < TOLERANCE
@@ -100,15 +123,52 @@ class TestRace:
 
     def test_a_device_is_timed_in_blocks_after_it_is_warm(self, clock: Clock) -> None:
         prepared = clock.engine(TINY, "cuda")
-        assert _paced(prepared, "cuda", 2, 1) == 3  # 20 ms of steps of 7.8 ms
+        assert paced(prepared, "cuda", 2, 1) == 6  # 0.05 s of steps of 7.8 ms
         assert clock.steps == 27  # one, then 0.2 s
-        assert _paced(prepared, "cuda", 2, 100) == 100
-        assert _paced(prepared, "cpu", 2, 1) == 1
+        assert paced(prepared, "cuda", 2, 100) == 100
+        assert paced(prepared, "cpu", 2, 1) == 1
+
+    def test_every_block_of_short_steps_pays_for_the_tables(self, clock: Clock) -> None:
+        """Of 1/2048 s, and every 256th of 1/64 s more: however the blocks fall, each of 256 holds one of these."""
+        clock.each, clock.tables = 1 / 2048, 1 / 64
+        prepared = clock.engine(TINY, "cuda")
+        assert paced(prepared, "cuda") == 256
+        assert {timed(prepared, 256) for _ in range(5)} == {1 / 2048 + 1 / 64 / 256}
+
+    @pytest.mark.parametrize(("each", "many"), [(1 / 512, 256), (1 / 256, 13)])
+    def test_a_block_holds_a_whole_period_while_that_is_half_a_second(
+        self, clock: Clock, each: float, many: int
+    ) -> None:
+        clock.each, clock.tables = each, 1 / 64
+        assert paced(clock.engine(TINY, "cuda"), "cuda") == many
+
+    def test_one_slow_step_does_not_decide_how_many_are_timed(self, clock: Clock) -> None:
+        """The step that fills tables ends the 0.2 s of warming up more often than any other."""
+        clock.each, clock.tables, clock.steps = 1 / 2048, 1.0, 200
+        prepared = Prepared(clock.step, lambda: None)
+        assert paced(prepared, "cuda") == 102  # 0.05 s, none of it a second
+        assert clock.steps == 257
+
+    def test_the_captured_step_tells_its_period(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = []
+
+        class Fake:
+            def __init__(self, private: PrivateGradient, data: object, optimizer: object) -> None:
+                made.append(private)
+
+            step = settle = staticmethod(lambda: None)
+
+        monkeypatch.setattr("dpgrad.lab.bench.engines.CapturedStep", Fake)
+        assert ours(TINY, "cpu", captured=True).period == graph._MOST_AHEAD
+        assert ours(TINY, "cpu", captured=False).period == 1
+        assert len(made) == 1
 
     def test_ratios_are_medians_within_rounds(self) -> None:
         one, other = Row("w", 1, "a", [2.0, 30.0, 4.0]), Row("w", 1, "b", [1.0, 10.0, 2.0])
         assert longer(one, other) == 2.0
         assert longer(one, Row("w", 1, "c")) is None
+        assert quartiles(one, other) == (2.0, 2.5)
+        assert quartiles(Row("w", 1, "a", [2.0]), other) is None
 
     def test_the_graph_is_the_reference_where_it_ran(self) -> None:
         plain, graph = Row("w", 1, "non-private", [2.0]), Row("w", 1, "non-private graph", [1.0])
@@ -136,13 +196,122 @@ class TestComparison:
     def test_other_parameters_are_infinitely_far(self) -> None:
         assert difference(sketched({"a": torch.ones(1)}), sketched({"b": torch.ones(1)})) == math.inf
 
+    def test_a_parameter_without_gradient_is_compared_with_a_share_of_the_whole(self) -> None:
+        """What TF32 leaves of zero passes, and so does what noise of length √p leaves; a wrong value does not."""
+        whole = torch.full((100,), 1.0)  # of norm 10
+        truth = sketched({"all": whole, "keys": torch.zeros(10_000)})
+        random = torch.Generator().manual_seed(0)
+        for error, passes in ((3e-8, True), (1e-6, True), (1e-4, False)):
+            keys = torch.randn(10_000, generator=random) * error
+            apart = difference(sketched({"all": whole, "keys": keys}), truth)
+            assert 0.5 < apart / (error * 100 / (SMALL_SHARE * 10)) < 2
+            assert (apart <= TF32_TOLERANCE) == passes
+
+    def test_what_is_not_finite_is_infinitely_far(self) -> None:
+        truth = sketched({"a": torch.ones(3), "b": torch.ones(3)})
+        rows = [
+            Row("w", 1, name, [1.0], sketch=sketched({"a": torch.ones(3), "b": torch.full((3,), value)}))
+            for name, value in ((VMAP, 1.0), ("peer", math.nan), ("other peer", math.inf))
+        ]
+        rows[0].definition = truth
+        compared(rows, VMAP, OURS, TOLERANCE)
+        assert [row.seconds for row in rows] == [[1.0], [], []]
+        assert [row.apart for row in rows] == [0.0, None, None]
+        assert rows[2].reason == "its clipped sums are inf from the definition's"
+        json.dumps(rows[1].fields(), allow_nan=False)
+
+    def test_tolerance_is_larger_in_tf32_only(self) -> None:
+        assert Settings("cuda").tolerance == TF32_TOLERANCE
+        assert Settings("cuda", tf32=False).tolerance == Settings("cpu").tolerance == TOLERANCE
+
+    def test_tf32_is_within_its_tolerance(self) -> None:
+        """Ten layers whose factors are cut to the 10 bits of TF32, forward and backward, clipped example by example."""
+        cut, exact = (self._clipped_by_hand(rounded) for rounded in (True, False))
+        assert 1e-4 < difference(sketched(cut), sketched(exact)) < TF32_TOLERANCE / 2
+
+    @staticmethod
+    def _clipped_by_hand(rounded: bool) -> dict[str, torch.Tensor]:
+        def kept(x: torch.Tensor) -> torch.Tensor:
+            return (x.detach().contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32) if rounded else x
+
+        class Product(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+                ctx.save_for_backward(x, weight)
+                return kept(x) @ kept(weight).T
+
+            @staticmethod
+            def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                x, weight = ctx.saved_tensors
+                return kept(grads[0]) @ kept(weight), kept(grads[0]).T @ kept(x)
+
+        random = torch.Generator().manual_seed(0)
+        weights = [torch.randn(32, 32, generator=random) / 32**0.5 for _ in range(10)]
+        inputs, labels = torch.randn(8, 32, generator=random), torch.arange(8)
+        sums = {str(place): torch.zeros(32, 32) for place in range(10)}
+        for x, label in zip(inputs, labels, strict=True):
+            leaves = [weight.clone().requires_grad_() for weight in weights]
+            y = x[None]
+            for leaf in leaves:
+                y = Product.apply(y, leaf).tanh()  # type: ignore[no-untyped-call]
+            grads = torch.autograd.grad(torch.nn.functional.cross_entropy(y, label[None]), leaves)
+            factor = min(1.0, CLIP / math.hypot(*(float(grad.norm()) for grad in grads)))
+            for place, grad in enumerate(grads):
+                sums[str(place)] += factor * grad
+        return sums
+
+    def test_sums_are_formed_as_timed_and_the_definition_exactly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen = {}
+        found = {"a": torch.ones(3)}
+
+        def sums(*arguments: object) -> dict[str, torch.Tensor]:
+            seen["sums"] = torch.backends.cuda.matmul.fp32_precision
+            return found
+
+        def exactly(*arguments: object) -> ClippedSum:
+            seen["definition"] = torch.backends.cuda.matmul.fp32_precision
+            return ClippedSum(found)
+
+        monkeypatch.setattr("dpgrad.lab.bench.engines.clipped_sum", exactly)
+
+        def engine(workload: Workload, device: str) -> Prepared:
+            return Prepared(lambda: None, lambda: None, sums, definition=partial(definition, workload, device))
+
+        (row,) = raced(TINY, {VMAP: engine}, ONCE)
+        assert seen == {"sums": "tf32", "definition": "ieee"}
+        assert row.sketch == row.definition == sketched(found)
+
+    def test_a_step_that_computes_something_else_is_found(self) -> None:
+        """The sums are those of the step that is timed, not of one beside it: another rule shows in them."""
+        other = partial(ours, captured=False, rule=lambda norms, clip: Hard()(norms, clip=clip) / 2)
+        rows = raced(TINY, {OURS: partial(ours, captured=False), "other": other, VMAP: engines("cpu")[VMAP]}, ONCE)
+        compared(rows, VMAP, OURS, TOLERANCE)
+        assert [bool(row.seconds) for row in rows] == [True, False, True]
+
+    def test_sums_of_groups_and_later_steps(self) -> None:
+        """Noise differs by group and step: at the third step, where weights have moved, sums are still without it."""
+        workload = WORKLOADS["mlp"].of(3)
+        groups = (Group("1.*", noise_multiplier=2.0), Group("3.*", clip=0.5))
+        prepared = ours(workload, "cpu", captured=False, groups=groups)
+        for _ in range(2):
+            prepared.step()
+        assert prepared.sums is not None
+        for value in prepared.sums().values():
+            assert float(value.norm()) < 1.001 * 3 * CLIP  # noise of 4,096 values is 64 long
+
     def test_an_engine_that_computes_something_else_is_not_timed(self) -> None:
-        right = Row("w", 1, VMAP, [1.0], sketch=sketched({"a": torch.ones(9)}))
+        ones = sketched({"a": torch.ones(9)})
+        right = Row("w", 1, VMAP, [1.0], sketch=ones, definition=ones)
         wrong = Row("w", 1, "peer", [1.0], sketch=sketched({"a": torch.zeros(9)}))
-        compared([right, wrong], VMAP, OURS)
+        compared([right, wrong], VMAP, OURS, TOLERANCE)
         assert right.seconds == [1.0]
         assert wrong.seconds == []
         assert wrong.reason.startswith("its clipped sums are ")
+
+    def test_without_the_definition_others_are_compared_with_ours(self) -> None:
+        own, peer = (Row("w", 1, name, [1.0], sketch=sketched({"a": torch.ones(9)})) for name in (OURS, "peer"))
+        compared([Row("w", 1, VMAP, reason="out of memory"), own, peer], VMAP, OURS, TOLERANCE)
+        assert (own.apart, peer.apart) == (None, 0.0)
 
     def test_sums_are_those_of_the_definition(self) -> None:
         prepared = ours(TINY, "cpu", captured=False)
@@ -151,6 +320,18 @@ class TestComparison:
         truth = clipped_sum(model, loss, batch, partial(Hard(), clip=CLIP), vmap.gradients).sums
         for name, value in prepared.sums().items():
             torch.testing.assert_close(value, truth[name], rtol=1e-4, atol=1e-6)
+
+
+def small_resnet() -> nn.Module:
+    """All kinds of layers of ResNet-9, on images of 8 × 8."""
+
+    def block(before: int, after: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(2, after), nn.ReLU())
+
+    return nn.Sequential(
+        nn.Sequential(*block(3, 4), nn.MaxPool2d(2)), Residual(block(4, 4), block(4, 4)),
+        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(4, 10),
+    )  # fmt: skip
 
 
 def square_or_die(number: int) -> int:
@@ -194,20 +375,40 @@ class TestPeers:
         peers = importlib.import_module("benchmarks.peers")
         modes = {name: engine for name, engine in peers.ENGINES.items() if name.startswith("opacus")}
         rows = raced(TINY, engines("cpu") | modes, ONCE)
-        compared(rows, VMAP, OURS)
+        compared(rows, VMAP, OURS, TOLERANCE)
         assert not [row.reason for row in rows if row.reason]
         assert len(modes) == 4
         assert all(0 < (row.apart or 0) < TOLERANCE for row in rows if row.engine in modes)
         assert results.best_peer(rows) in rows[3:]
 
-    @pytest.mark.parametrize("name", ["mlp", "mnist-cnn"])
+    @pytest.mark.parametrize("name", ["mlp", "mnist-cnn", "resnet", "transformer"])
     def test_jax_clips_alike(self, name: str) -> None:
         pytest.importorskip("jax")
         peers = importlib.import_module("benchmarks.peers")
-        rows = raced(WORKLOADS[name].of(4), {VMAP: engines("cpu")[VMAP], "jax": peers.ENGINES["jax vmap+jit"]}, ONCE)
-        compared(rows, VMAP, OURS)
+        workload = {
+            "resnet": Workload("residual", small_resnet, (3, 8, 8), 3, 3),
+            "transformer": transformer(128, 1, 6, 3),  # two heads
+        }.get(name) or WORKLOADS[name].of(4)
+        rows = raced(workload, {VMAP: engines("cpu")[VMAP], "jax": peers.ENGINES["jax vmap+jit"]}, ONCE)
+        compared(rows, VMAP, OURS, TOLERANCE)
         assert rows[1].reason == ""
-        assert 0 < (rows[1].apart or 0) < TOLERANCE
+        assert 0 < (rows[1].apart or 0) < 4e-3  # dpgrad shortens factors by 1.1e-3
+
+    def test_jax_takes_the_kinds_of_layers_there_are(self) -> None:
+        """The small network of the test above has every kind of layer of ResNet-9."""
+        kinds = ({type(module) for module in make().modules()} for make in (resnet9, small_resnet))
+        assert len(set(map(frozenset, kinds))) == 1
+
+    def test_jax_says_what_it_is_not_written_for(self) -> None:
+        pytest.importorskip("jax")
+        peers = importlib.import_module("benchmarks.peers")
+        (row,) = raced(WORKLOADS["lstm"].of(2), {"jax": peers.ENGINES["jax vmap+jit"]}, ONCE)
+        assert row.reason == "ValueError: Recurrent is not written in JAX here"
+
+    def test_profile_pays_for_the_tables(self, clock: Clock) -> None:
+        profile = importlib.import_module("benchmarks.profile")
+        clock.each, clock.tables = 1 / 2048, 1 / 64
+        assert profile.seconds(clock.engine(TINY, "cuda")) == 1 / 2048 + 1 / 64 / 256
 
     def test_verdicts(self) -> None:
         claims = importlib.import_module("benchmarks.engines").claims
@@ -225,6 +426,23 @@ class TestPeers:
             ["W: memory at most that of it", "2.00 (opacus ghost)", "**no**, 2.00 ×"],
         ]
         assert [line[2] for line in claims(rows, None)] == ["yes", "**no**, 2.00 ×"]
+        rows[2].seconds, rows[2].reason = [], "its clipped sums are 0.7 from the definition's"
+        assert claims(rows, None) == [["W: a step", rows[2].reason, "**no**"]]
+
+    @pytest.mark.parametrize(
+        ("seconds", "measured", "holds"),
+        [
+            ([0.5, 0.75, 0.75], "0.75 (0.62 to 0.75)", "yes"),
+            ([0.875, 0.75, 1.25, 1.5, 1.0], "1.00 (0.88 to 1.25)", "yes, within the noise of the rounds"),
+            ([0.875, 0.75, 1.25, 1.5, 1.125], "1.12 (0.88 to 1.25)", "**no**, 1.12 ×, within the noise of the rounds"),
+            ([1.5, 1.25, 2.0], "1.50 (1.38 to 1.75)", "**no**, 1.50 ×"),
+        ],
+    )
+    def test_a_verdict_tells_the_spread_of_the_rounds(self, seconds: list[float], measured: str, holds: str) -> None:
+        claims = importlib.import_module("benchmarks.engines").claims
+        rows = [Row("W", 1, ORDINARY, [1.0]), Row("W", 1, OURS, seconds), Row("W", 1, "opacus ew", [1.0] * 5)]
+        asked = "W: time at most 1.00 × fastest Opacus"
+        assert claims(rows, None) == [[asked, f"{measured} (opacus ew)", holds]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -232,9 +450,22 @@ class TestCuda:
     def test_every_engine_in_its_own_process_has_time_and_memory(self) -> None:
         settings = Settings("cuda", repeat=2)
         rows = measured([WORKLOADS["mlp"], WORKLOADS["mnist-cnn"].of(64)], engines("cuda"), settings)
-        assert len(rows) == 10
+        assert len(rows) == 2 * len(engines("cuda"))
+        for here in results.by_workload(rows):
+            compared(here, VMAP, OURS, settings.tolerance)
+            assert {row.engine for row in here if row.apart is not None} == {OURS, EAGER, VMAP}
         assert [row.reason for row in rows if row.reason] == []
         assert all(len(row.seconds) == 2 and row.mebibytes for row in rows)
+
+    @pytest.mark.parametrize("workload", [TINY, WORKLOADS["mnist-cnn"].of(64)], ids=["mlp", "cnn"])
+    def test_sums_of_the_captured_step_are_those_of_the_definition(self, workload: Workload) -> None:
+        """In float32: noise of about 1 is taken off again, which leaves an error of 1e-7."""
+        with conditions(Settings("cuda", tf32=False)):
+            prepared = ours(workload, "cuda", captured=True)
+            assert prepared.sums is not None
+            found, truth = prepared.sums(), definition(workload, "cuda")
+        for name, value in truth.items():
+            torch.testing.assert_close(found[name], value, rtol=5e-3, atol=1e-5)
 
 
 class TestCurves:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _RACES = 16  # engines times points that one curve may have
 PEERS = "benchmarks.peers"  # of the source tree
 Part = tuple[str, list[dict[str, Any]], list[list[list[str]]]]  # its name in the JSON, its rows, its tables
+Each = Callable[[Callable[[Any], Any], Sequence[Any], str], Iterator[Any]]  # the work, its items, what it is called
 SCALES = ("batch", "width", "length", "depth", "groups", "history")
 
 
@@ -92,12 +93,19 @@ def _answer(args: argparse.Namespace) -> str:
         raise ValueError("--points are those of one --scale: name one")
     from dpgrad.lab.bench.where import environment, markdown
 
-    special = _scales(args, settings) + _costs(args, settings, workloads) + _poisson(args, settings, workloads)
+    left_out: list[str] = []
+    each = partial(_each, settings, left_out)
+    special = _scales(args, settings, each)
+    special += _costs(args, settings, workloads, each) + _poisson(args, settings, workloads, each)
     found = special or [_side_by_side(args, settings, workloads, known)]
     parts = {name: rows for name, rows, _ in found}
+    left_out += _reasons(parts)
     where = environment(shlex.join(["dpgrad", *sys.argv[1:]]))
     report: dict[str, Any] = {"environment": {**where, **_gpu(settings.device)}, "settings": asdict(settings), **parts}
+    report["left_out"] = left_out
     text = "\n\n".join(markdown(table) for _, _, tables in found for table in tables)
+    if left_out:
+        text += "\n\nLeft out or cut short:\n\n" + "\n".join(f"- {line}" for line in left_out)
     if args.out is not None:
         args.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", "utf-8")
         args.out.with_suffix(".md").write_text(f"{_heading(report)}\n\n{text}\n", "utf-8")
@@ -164,20 +172,20 @@ def _side_by_side(
 
     rows = measured(workloads, engines, settings, memory=not args.no_memory, say=_say)
     for here in results.by_workload(rows):
-        compared(here, VMAP, OURS)
+        compared(here, VMAP, OURS, settings.tolerance)
     return "engines", _fields(rows), [results.engine_table(rows)]
 
 
-def _scales(args: argparse.Namespace, settings: "Settings") -> list[Part]:
+def _scales(args: argparse.Namespace, settings: "Settings", each: Each) -> list[Part]:
     from dpgrad.lab.bench import curves, results
 
     if not args.scale:
         return []
-    found = list(_each(partial(curves.curve, settings, args.points), args.scale, settings, "how cost grows with"))
+    found = list(each(partial(curves.curve, settings, args.points), args.scale, "how cost grows with"))
     return [("curves", [asdict(one) for one in found], [results.curve_table(one) for one in found])]
 
 
-def _costs(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]") -> list[Part]:
+def _costs(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]", each: Each) -> list[Part]:
     from dpgrad.lab.bench import costs, results
 
     if not args.costs:
@@ -185,23 +193,28 @@ def _costs(args: argparse.Namespace, settings: "Settings", workloads: "list[Work
     parts = []
     form = "captured" if settings.device == "cuda" else "eager"
     for name, work, how in (("rules", costs.rules, form), ("additions", costs.additions, "eager")):
-        rows = [row for here in _each(partial(work, settings), workloads, settings, f"{name} on") for row in here]
+        rows = [row for here in each(partial(work, settings), workloads, f"{name} on") for row in here]
         parts.append((name, _fields(rows), [results.cost_table(rows, how)]))
     return parts
 
 
-def _poisson(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]") -> list[Part]:
+def _poisson(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]", each: Each) -> list[Part]:
     from dpgrad.lab.bench import costs, results
 
     if not args.poisson:
         return []
     work = partial(costs.poisson, settings, args.lots)
-    rows = [row for here in _each(work, workloads, settings, "Poisson batches on") for row in here]
+    rows = [row for here in each(work, workloads, "Poisson batches on") for row in here]
     return [("poisson", _fields(rows), [results.poisson_table(rows)])]
 
 
-def _each(work: Callable[[Any], Any], items: Sequence[Any], settings: "Settings", what: str) -> Iterator[Any]:
-    """``work`` of each item: here on a CPU, and on CUDA in a process, which another replaces where it dies."""
+def _each(
+    settings: "Settings", left_out: list[str], work: Callable[[Any], Any], items: Sequence[Any], what: str
+) -> Iterator[Any]:
+    """``work`` of each item: here on a CPU, and on CUDA in a process, which another replaces where it dies.
+
+    An item without a result is added to ``left_out``, with the reason.
+    """
     from dpgrad.lab.bench.race import STARTING, Failed, streamed
     from dpgrad.lab.bench.workloads import Workload
 
@@ -209,12 +222,24 @@ def _each(work: Callable[[Any], Any], items: Sequence[Any], settings: "Settings"
     seconds = STARTING + _RACES * settings.limit
     results = streamed(work, items, seconds) if cuda else map(work, items)
     for item in items:
-        _say(f"{what} {item.title if isinstance(item, Workload) else item}")
+        named = f"{what} {item.title if isinstance(item, Workload) else item}"
+        _say(named)
         result = next(results)
         if isinstance(result, Failed):
+            left_out.append(f"{named}: {result.reason}")
             _say(f"left out: {result.reason}")
         else:
             yield result
+
+
+def _reasons(parts: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Why engines, and points of curves, were left out or cut short."""
+    curves = parts.get("curves", [])
+    rows = [row for name, rows in parts.items() if name != "curves" for row in rows]
+    return [
+        *(f"{curve['label']}, {reason}" for curve in curves for reason in curve["reasons"]),
+        *(f"{row['workload']}, {row['engine']}: {row['reason']}" for row in rows if row["reason"]),
+    ]
 
 
 def _fields(rows: "Sequence[Row]") -> list[dict[str, Any]]:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpgrad import sampling
+from dpgrad import noise, sampling
 from dpgrad.diagnostics import Diagnostics, Recorder
-from dpgrad.grads import bookkeeping, clipped_sum, vmap
-from dpgrad.graph import CapturedStep
+from dpgrad.grads import clipped_sum, vmap
+from dpgrad.grads.precision import exact_products
+from dpgrad.grads.sums import trainable
+from dpgrad.graph import _MOST_AHEAD, CapturedStep
 from dpgrad.lab.bench.workloads import Batch, Workload, loss
 from dpgrad.mechanism import Group, Mechanism
 from dpgrad.private import PrivateGradient
@@ -29,20 +31,25 @@ _WARM_UP = 3
 
 ORDINARY, GRAPH, OURS, EAGER, VMAP = "non-private", "non-private graph", "dpgrad", "dpgrad eager", "dpgrad vmap"
 COMPILED = "non-private compiled graph"
+Sums = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A step that can be taken again and again, and how to wait until those taken are done.
 
-    ``sums`` computes the clipped sum of the batch by name of parameter, at the weights at the beginning and before
-    noise; None where nothing is clipped. ``peak`` tells the most bytes held, where torch does not know them.
+    ``sums`` takes the first step, in the form that is timed, and returns what it summed before noise, by name of
+    parameter; None where nothing is clipped. ``definition`` computes exactly what it should be, on a model of its own.
+    ``peak`` tells the most bytes held, where torch does not know them. A cost that comes back after ``period`` steps,
+    such as that of tables filled ahead, is paid by every block of as many.
     """
 
     step: Callable[[], object]
     wait: Callable[[], object]
-    sums: Callable[[], Mapping[str, Tensor]] | None = None
+    sums: Callable[[], Sums] | None = None
     peak: Callable[[], int] | None = None
+    definition: Callable[[], Sums] | None = None
+    period: int = 1
 
 
 Engine = Callable[[Workload, str], Prepared]  # the workload, and "cpu" or "cuda"
@@ -118,23 +125,37 @@ def ours(
     optimizer = _descent(model, device)
     if captured:
         step = CapturedStep(private, data, optimizer)
-        return Prepared(step.step, waiting(device), partial(_sums, model, batch, engine, step.stream))
+        summed = partial(_sums, private, step.step, step.settle)
+        return Prepared(step.step, waiting(device), summed, period=_MOST_AHEAD)
 
     def eager() -> None:
         private.step(data)
         optimizer.step()
 
-    return Prepared(eager, waiting(device), partial(_sums, model, batch, engine))
+    defined = partial(definition, workload, device) if engine == "vmap" else None
+    return Prepared(eager, waiting(device), partial(_sums, private, eager, waiting(device)), definition=defined)
 
 
-def _sums(model: nn.Module, batch: Batch, engine: str, stream: torch.cuda.Stream | None = None) -> Mapping[str, Tensor]:
-    """The clipped sums; on the stream of a captured step, which has scratch memory for its products already."""
-    gradients = vmap.gradients if engine == "vmap" else bookkeeping.gradients
-    with torch.cuda.stream(stream):
-        sums = clipped_sum(model, loss, batch, partial(Hard(), clip=CLIP), gradients).sums
-    if stream is not None:
-        stream.synchronize()
-    return sums
+def _sums(private: PrivateGradient, step: Callable[[], object], wait: Callable[[], object]) -> Sums:
+    """What the next step sums: its gradient is (sum + noise) / divisor, and the noise of a known seed is known."""
+    at, mechanism, parameters = private.steps_taken, private.mechanism, trainable(private.model)
+    step()
+    wait()
+    stds = {name: mechanism.std_at(at, private._group_of(name)) for name in parameters}
+    drawn = noise.gaussians(parameters, stds, private.key, at)
+    return {name: _gradient(parameters[name]) * mechanism.divisor - drawn[name] for name in parameters}
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None  # a private step writes all of them
+    return parameter.grad
+
+
+def definition(workload: Workload, device: str) -> Sums:
+    """The sum of the clipped gradients of single examples, which vmap forms one by one, without TF32."""
+    scale = partial(Hard(), clip=CLIP)
+    with exact_products():
+        return clipped_sum(workload.built(device), loss, workload.batch(device), scale, vmap.gradients).sums
 
 
 def engines(device: str) -> dict[str, Engine]:
