@@ -89,10 +89,11 @@ def main() -> int:
     verdicts = [["asked of dpgrad", "measured", "holds"]]
     names = given.workloads or USUAL[given.device]
     workloads = [WORKLOADS[name].on(given.device) for name in names]
+    known = engines(given.device) | PEERS
     rows: list[Row] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut off"))
     try:
-        measured(workloads, engines(given.device) | PEERS, settings, say=partial(print, flush=True), rows=rows)
+        measured(workloads, known, settings, say=partial(print, flush=True), rows=rows)
     except (KeyboardInterrupt, SystemExit) as cut:
         print(f"benchmarks.engines: {cut or 'interrupted'}: what was measured follows", file=sys.stderr)
     rows = [row for workload in workloads for row in rows if row.workload == workload.title]
@@ -119,10 +120,16 @@ def main() -> int:
             f"by vmap, always without TF32. A parameter whose sum is less than {SMALL_SHARE:g} of the whole is "
             f"compared with that share, and an engine that is more than {settings.tolerance:g} apart is not timed."
         )
+        there = {(row.workload, row.engine) for row in rows}
+        asked = ((workload.title, name) for workload in workloads for name in known)
+        missing = [", ".join(pair) for pair in asked if pair not in there]
+        if missing:
+            note += f"\n\nThe run was cut off before: {'; '.join(missing)}."
         data = {
             "environment": where,
             "settings": asdict(settings),
             "claims": verdicts[1:],
+            "missing": missing,
             "rows": [row.fields() for row in rows],
         }
         text = [environment.table(verdicts), environment.table(results.engine_table(rows)), note]

@@ -465,7 +465,7 @@ class TestCuda:
             assert prepared.sums is not None
             found, truth = prepared.sums(), definition(workload, "cuda")
         for name, value in truth.items():
-            torch.testing.assert_close(found[name], value, rtol=5e-3, atol=1e-5)
+            torch.testing.assert_close(found[name].double(), value.double(), rtol=5e-3, atol=1e-5)
 
 
 class TestCurves:

@@ -1,6 +1,5 @@
 """The tables of `dpgrad bench`."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 
 from dpgrad.lab.bench.costs import POISSON
@@ -82,19 +81,16 @@ def cost_table(rows: Iterable[Row], form: str) -> Table:
 
 
 def poisson_table(rows: Iterable[Row]) -> Table:
-    """Batches that vary in size beside fixed ones, per example that is expected in them.
-
-    These are means over steps, not medians: rows are drawn for many steps ahead, at the cost of one step in many.
-    """
+    """Batches that vary in size beside fixed ones, per example that is expected in them."""
     table = [["workload (expected batch)", "step", "ms", "µs per expected example", "× non-private", "× fixed"]]
     for here in by_workload(rows):
-        means = [statistics.fmean(row.seconds) if row.seconds else None for row in here]
-        for row, mean in zip(here, means, strict=True):
+        medians = [row.median if row.seconds else None for row in here]
+        for row, median in zip(here, medians, strict=True):
             start = [f"{row.workload} ({row.batch_size})", row.engine]
-            if mean is None:
+            if median is None:
                 table.append([*start, row.reason[:100], "", "", ""])
                 continue
-            ratios = [_shown(None if other is None else mean / other) for other in means[:2]]
-            each = f"{1e6 * mean / row.batch_size:.3g}"
-            table.append([*start, _milliseconds(mean), each, ratios[0], ratios[1] if row.engine == POISSON else ""])
+            ratios = [_shown(None if other is None else median / other) for other in medians[:2]]
+            each = f"{1e6 * median / row.batch_size:.3g}"
+            table.append([*start, _milliseconds(median), each, ratios[0], ratios[1] if row.engine == POISSON else ""])
     return table
