@@ -307,7 +307,10 @@ def values(schedule: float | Schedule, steps: int, start: int = 0, name: str = "
     ValueError: clip at step 1 must be positive and finite, got 0.0
     """
     _validate.whole(steps=steps, start=start)
-    found = _at(as_schedule(schedule, name), np.arange(start, start + steps, dtype=np.float64), name)
+    known = as_schedule(schedule, name)
+    if not callable(schedule):
+        return np.full(steps, schedule, dtype=np.float64)
+    found = _at(known, np.arange(start, start + steps, dtype=np.float64), name)
     good = np.isfinite(found) & ((found >= 0) if zero else (found > 0))
     if not good.all():
         first = int(np.argmin(good))

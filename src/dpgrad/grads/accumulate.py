@@ -69,7 +69,7 @@ def clipped_sum(
         batch = _without_padding(batch, weights)
 
     def piece(start: int, stop: int) -> ClippedSum:
-        few = part(batch, start, stop)
+        few = batch if stop - start == examples else part(batch, start, stop)
         rows = as_rows(few) if several_rows else few
         return engine(model, loss, rows, weights[start:stop].flatten(), weights.shape[1]).clipped(scale, groups)
 

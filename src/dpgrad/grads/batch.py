@@ -15,20 +15,25 @@ _TYPES = re.compile(
 
 def leaves(batch: Batch) -> list[Tensor]:
     """The tensors of a batch; anything else in it is refused."""
-    found = []
-    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
-        if not isinstance(leaf, Tensor):
-            place = f" at {pytree.keystr(path)}" if path else ""
-            raise ValueError(
-                f"batch must be a tensor, or a tuple, list or dict of tensors, got a {type(leaf).__name__}{place}: "
-                "convert it with torch.as_tensor or dict(...)"
-            )
-        if not leaf.ndim:
-            raise ValueError("batch must hold tensors with a first dimension of examples, got a 0-dimensional tensor")
-        found.append(leaf)
+    found = pytree.tree_leaves(batch)
+    if not all(isinstance(leaf, Tensor) for leaf in found):
+        raise ValueError(_strange(batch))
+    if not all(leaf.ndim for leaf in found):
+        raise ValueError("batch must hold tensors with a first dimension of examples, got a 0-dimensional tensor")
     if not found:
         raise ValueError(f"batch must hold a tensor, got {shown(batch)}")
     return found
+
+
+def _strange(batch: Batch) -> str:
+    """What to say of a batch that holds something else than tensors."""
+    found = pytree.tree_flatten_with_path(batch)[0]
+    path, leaf = next((path, leaf) for path, leaf in found if not isinstance(leaf, Tensor))
+    place = f" at {pytree.keystr(path)}" if path else ""
+    return (
+        f"batch must be a tensor, or a tuple, list or dict of tensors, got a {type(leaf).__name__}{place}: "
+        "convert it with torch.as_tensor or dict(...)"
+    )
 
 
 def size(batch: Batch) -> int:

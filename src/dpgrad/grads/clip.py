@@ -121,10 +121,13 @@ def _summed(use: Use, factors: Tensor) -> Tensor:
         return use.weighted_sum(factors)
     pieces, each = len(factors) // SUMMED_AT_ONCE, SUMMED_AT_ONCE
     several = max(1, _HELD // max(1, use.shape.numel()))
-    total = torch.zeros(use.shape, dtype=torch.float64, device=factors.device)
+    total: Tensor | None = None
     for start in range(0, pieces, several):
         few = slice(start * each, min(start + several, pieces) * each)
-        total += use.part(few).weighted_sums(factors[few].view(-1, each)).sum(0, dtype=torch.float64)
+        some = use if few == slice(0, len(factors)) else use.part(few)
+        found = some.weighted_sums(factors[few].view(-1, each)).sum(0, dtype=torch.float64)
+        total = found if total is None else total.add_(found)
+    assert total is not None  # more than one piece
     rest = slice(pieces * each, len(factors))
     return total + _summed(use.part(rest), factors[rest]) if rest.start < rest.stop else total
 
