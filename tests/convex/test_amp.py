@@ -50,6 +50,18 @@ def test_the_curvature_is_that_of_the_loss() -> None:
     assert huber.ridge / plain.ridge == pytest.approx(5 / 0.25)
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 50.0])
+def test_rows_in_other_units_give_the_same_fit(unit: float) -> None:
+    """Coefficients in units of 1/unit: also the noise on them, by a tolerance in units of the gradient."""
+    rows = np.random.default_rng(4).standard_normal((500, 3))
+    targets = np.sign(rows[:, 0])
+    found = []
+    for scale in (1.0, unit):
+        plan = amp.tuning_free(500, Logistic(), radius=scale, unit=scale, epsilon=1.0, delta=1e-6, relation=REPLACE_ONE)
+        found.append(scale * amp.solve(Design(scale * rows, radius=scale), targets, Logistic(), plan, key=7)[0])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
 def test_a_larger_ridge_is_taken_and_a_smaller_one_is_not() -> None:
     least = amp.calibrated(ROWS, Logistic(), noise_share=0.9, **KIND)
     authors = amp.tuning_free(ROWS, Logistic(), ridge=4 * amp.tuning_free(ROWS, Logistic(), **KIND).ridge, **KIND)

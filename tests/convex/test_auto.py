@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import sparse, stats
+from scipy.special import log_expit, log_softmax
 
 from dpgrad import data
 from dpgrad.accounting import account, exact
 from dpgrad.convex import auto, gd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.weighted import Weighted
 from dpgrad.events import Compose, Gaussian, Pinned, Relation, Repeat
 from dpgrad.keys import Key
 
@@ -473,7 +475,7 @@ class TestRefusals:
     def test_rows_that_are_not_finite(self, bad: float, form: Any) -> None:
         x = self.X.copy()
         x[3, 1] = bad
-        with pytest.raises(ValueError, match=r"rows must hold finite numbers and no row longer than 1e\+18$"):
+        with pytest.raises(ValueError, match=r"^rows must hold finite numbers only$"):
             fitted(form(x), self.Y, Logistic())
 
     def test_shapes_and_labels(self) -> None:
@@ -493,9 +495,46 @@ class TestRefusals:
         with pytest.raises(ValueError, match="targets must be -1 or"):
             fitted(self.X, np.zeros(50), Logistic(), epsilon=8.0)
 
-    @pytest.mark.parametrize("x", [np.zeros((50, 3)), np.full((50, 3), 1e17), np.full((50, 3), 1e-300)])
-    def test_odd_rows_are_fitted(self, x: Array) -> None:
+    @pytest.mark.parametrize("value", [0.0, 1e17, 1e300, 1e-300])
+    def test_odd_rows_are_fitted(self, value: float) -> None:
+        x = np.full((50, 3), value)
         for epsilon in (1e-3, 8.0):
             found = fitted(x, self.Y, Logistic(), epsilon=epsilon)
             assert np.isfinite(found.coef).all()
             assert np.isfinite(found.scores(x)).all()
+
+
+class TestFittedChances:
+    @pytest.mark.parametrize("loss", [Logistic(), Softmax(2), Softmax(3), Softmax(10)], ids=repr)
+    def test_clipped_gradients_have_mean_zero(self, loss: Any) -> None:
+        """Σ p_k·clip(q − e_k) = 0, by the clipping that `gd.clipped_sum` does to each class in turn."""
+        random = np.random.default_rng(41)
+        for _ in range(50):
+            row = random.standard_normal((1, 4)) * random.uniform(0.2, 5)
+            weights = random.standard_normal((4, loss.outputs))
+            clip = random.uniform(0.05, 1.0) * np.linalg.norm(row)
+            design = Design(row, radius=100.0)
+            scores = design.scores(weights)
+            log_q = (
+                np.column_stack([log_expit(-scores), log_expit(scores)])
+                if loss.outputs == 1
+                else log_softmax(scores, axis=1)
+            )
+            p = np.exp(auto.unclipped(log_q, float(design.norms[0] / clip), loss.outputs))[0]
+            labels = [-1.0, 1.0] if loss.outputs == 1 else range(loss.outputs)
+            parts = [gd.clipped_sum(design, np.array([label]), loss, weights, clip) for label in labels]
+            mean = sum(chance * part for chance, part in zip(p, parts, strict=True))
+            assert p.sum() == pytest.approx(1)
+            assert np.abs(mean).max() < 1e-5 * clip
+            assert np.argmax(p + 1e-9 * np.exp(log_q[0])) == np.argmax(log_q[0])
+
+    def test_it_is_there_where_the_descent_is_preconditioned(self) -> None:
+        random = np.random.default_rng(42)
+        rows = random.standard_normal((3000, 3))
+        targets = np.sign(rows[:, 0])
+        many, few = fitted(rows, targets, Logistic(), epsilon=4.0), fitted(rows[:40], targets[:40], Logistic())
+        assert many.cut == pytest.approx(math.hypot(1, 0.3) / 0.5)
+        assert few.cut is None
+        assert fitted(rows, targets, HuberSvm(), epsilon=4.0).cut is None
+        assert fitted(rows, targets, Weighted(Logistic(), (1.0, 0.5)), epsilon=4.0).cut is None
+        assert fitted(rows, targets, Logistic(0.5), epsilon=4.0).cut is None

@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -166,6 +167,31 @@ class TestBounds:
         np.testing.assert_allclose(design.scores(np.eye(2)), [[0, 0], [0.6, 0.8], [0.6, 0.8]], rtol=1e-6)
         np.testing.assert_allclose(design.gathered(np.ones((3, 1))), [[1.2], [1.6]], rtol=1e-6)
 
+    @pytest.mark.parametrize("rule", ["clip", "normalise"])
+    @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+    @pytest.mark.parametrize(("dtype", "most"), [(np.float32, 3.4e38), (np.float64, 1.7e308)])
+    def test_finite_rows_are_never_too_long(self, dtype: type, most: float, form: Any, rule: Any) -> None:
+        """An error would tell of a row what a guarantee says is hidden; directions are kept, the caller's rows too."""
+        rows = matrix(dtype)
+        rows[3] = [most, 0, -most, most / 4, 0, 0, most / 2, 1, most]
+        rows[40] = np.where(np.arange(COLUMNS) == 5, 2e18, 0)
+        before = rows.copy()
+        given = form(rows)
+        with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+            warnings.simplefilter("error")
+            design = Design(given, radius=2.0, rule=rule, intercept=1.0, centre=CENTRE)
+            scores = design.scores(np.full((COLUMNS + 1, 1), 1e3))
+            total = design.gathered(np.ones((ROWS, 1)))
+        unit = rows.copy()
+        unit[3] = np.array([1, 0, -1, 0.25, 0, 0, 0.5, 0, 1]) * 100
+        unit[40] = rows[40] / 1e18
+        other = Design(form(unit), radius=2.0, rule=rule, intercept=1.0, centre=CENTRE)
+        np.testing.assert_allclose(scores, other.scores(np.full((COLUMNS + 1, 1), 1e3)), rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(total, other.gathered(np.ones((ROWS, 1))), atol=1e-5)
+        np.testing.assert_allclose(design.norms, other.norms, rtol=1e-6)
+        np.testing.assert_array_equal(rows, before)
+        np.testing.assert_array_equal(given.toarray() if sparse.issparse(given) else given, before)
+
 
 @contextmanager
 def peak() -> Iterator[list[int]]:
@@ -215,18 +241,14 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"^radius is required: a bound on the norm of every row, chosen without"):
             Design(rows)
 
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e19])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
-    def test_numbers_that_no_product_survives(self, form: Any, dtype: type, bad: float) -> None:
+    def test_numbers_that_are_not_finite(self, form: Any, dtype: type, bad: float) -> None:
         rows = matrix(dtype)
         rows[11, 3] = bad
-        with pytest.raises(ValueError, match=r"^rows must hold finite numbers and no row longer than 1e\+18$"):
+        with pytest.raises(ValueError, match=r"^rows must hold finite numbers only$"):
             Design(form(rows), radius=1.0)
-
-    def test_squares_that_overflow(self) -> None:
-        with pytest.raises(ValueError, match="no row longer than"):
-            Design(np.array([[1e200, 0.0]]), radius=1.0)
 
     @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
     def test_nothing(self, shape: tuple[int, int]) -> None:

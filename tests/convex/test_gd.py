@@ -379,3 +379,26 @@ def test_adult_as_published(data_dir: Path) -> None:
         right.append(np.mean((test.scores(w)[:, 0] > 0) == adult.y_test))
     assert n == 36_176
     assert np.mean(right) > 0.80
+
+
+@pytest.mark.parametrize("size", [1.0, 1e8, 1e14])
+def test_zeroing_a_row_moves_the_sum_by_the_clip_bound_in_float32(size: float) -> None:
+    """With scores that cancel; taking a row out moves others within blocks, so that only float64 keeps the bound."""
+    random = np.random.default_rng(51)
+    for place in range(8):
+        weights = size * random.standard_normal((7, 1))
+        rows = random.standard_normal((2001, 7))
+        rows = (rows - (rows @ weights) * weights.T / (weights.T @ weights)).astype(np.float32)
+        targets = random.choice([-1.0, 1.0], 2001)
+        design = Design(rows, radius=1.0)
+        zeroed = rows.copy()
+        zeroed[place] = 0
+        whole = gd.clipped_sum(design, targets, Logistic(), weights, 1.0)
+        moved = whole - gd.clipped_sum(Design(zeroed, radius=1.0), targets, Logistic(), weights, 1.0)
+        assert np.linalg.norm(moved) <= 1
+        kept = np.delete(np.arange(2001), place)
+        precise = design.precise()
+        moved = gd.clipped_sum(precise, targets, Logistic(), weights, 1.0) - gd.clipped_sum(
+            precise.taken(kept), targets[kept], Logistic(), weights, 1.0
+        )
+        assert np.linalg.norm(moved) <= 1

@@ -50,12 +50,14 @@ def calibrated(
     output_share: float = 0.01,
     ridge: float = 0.0,
     models: int = 1,
+    unit: float = 1.0,
 ) -> Perturbation:
     """The perturbation at given shares: ε₂ = output_share·ε, δ₂ = output_share·δ, ε₃ = noise_share·ε₁.
 
     The paper tunes noise_share over .9, .95, .98, .99, output_share over .001, .01, .1, .5 and radius over .1, 1, 10.
     ``radius`` is ``design.bound``; ``rows`` as for `gd.calibrated`. Λ is the least that the precondition allows, or
-    ``ridge`` if that is larger. ``models`` such fits on the same rows get ε and δ divided by their number.
+    ``ridge`` if that is larger. ``models`` such fits on the same rows get ε and δ divided by their number. ``unit`` is
+    what the length of rows is measured in: γ = unit/n², so that rows and radius in other units give the same fit.
 
     Guarantee: 0 < ε₁ − ε₃ < 1 and Λ ≥ r·β/(ε₁ − ε₃) are enforced, and so is μ ≤ 2.
 
@@ -68,7 +70,7 @@ def calibrated(
     """
     checked = perturbed.curved(loss, "amp")
     _validate.whole(least=1, models=models)
-    _validate.positive(epsilon=epsilon)
+    _validate.positive(epsilon=epsilon, unit=unit)
     _validate.non_negative(ridge=ridge)
     _validate.open_unit(noise_share=noise_share, output_share=output_share)
     gd.check_delta(delta, rows)
@@ -89,7 +91,7 @@ def calibrated(
     lam = max(m * checked.smoothness(radius) / (first - noise), ridge)
     lipschitz = checked.lipschitz(radius)
     std = m * lipschitz * (1 + tail) / noise
-    gamma = max(1 / rows, perturbed.tolerance(rows, lipschitz, std))
+    gamma = max(unit / rows, perturbed.tolerance(rows, lipschitz, std))
     return perturbed.approximate(
         checked, radius, rows, relation,
         ridge=lam, std=std, tolerance=gamma, first=(first, first_delta), output=(output_epsilon, output_delta),
@@ -106,6 +108,7 @@ def tuning_free(
     relation: Relation,
     ridge: float = 0.0,
     models: int = 1,
+    unit: float = 1.0,
 ) -> Perturbation:
     """The perturbation without tuning (AMP-NT): output_share .01 and the noise share that the authors fitted to ε.
 
@@ -124,4 +127,5 @@ def tuning_free(
     return calibrated(
         rows, loss,
         radius=radius, epsilon=epsilon, delta=delta, relation=relation, noise_share=share, ridge=ridge, models=models,
+        unit=unit,
     )  # fmt: skip

@@ -19,6 +19,12 @@ Before the descent two releases may be made, each where public numbers (n, p, μ
   second-order method of Ganesh et al., "Faster Differentially Private Convex Optimization via Second-Order Methods"
   (2023), but released once.
 
+**Clipped gradients are biased.** The clip bound cuts what rows on the wrong side of the boundary say, at any ε and n:
+the descent does not end at the minimiser of the loss. Where the boundary lies hardly changes, but scores are too large,
+by a third to two thirds where rows follow a logistic model. Accuracy gains by it, since the noise is that of the clip
+bound. `fitted_chances` gives probabilities that allow for it. For the coefficients of a logistic model take `gd`, which
+can do without clipping.
+
 All releases are Gaussian, so that together they are exactly μ-GDP with μ² the sum of theirs (Dong, Roth and Su 2019):
 nothing is lost by there being several.
 
@@ -40,6 +46,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import logsumexp
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
@@ -59,7 +66,9 @@ from dpgrad.sampling import FullBatch
 # samples of 300 to 2,000. Momentum, intercept, other shares and the spread started from values that earlier trials had
 # found with an eye on test accuracy on these three. On samples of 455 and 1,500 training rows of the three, κ = 1 is
 # within the error of the best κ or second to 1/2, which wins where the noise leaves nothing but the majority to be
-# learned.
+# learned. Where `fitted_chances` applies was seen in the log loss of test rows of Adult, Covertype, MNIST, Reuters and
+# digits, and is the same on a held-out fifth of their training rows at ε from 0.1 to 1: 0.003 to 0.03 less where the
+# descent is preconditioned (Covertype, Adult from ε = 1 on), up to 0.24 more on most where it is not.
 MOMENTUM = 0.8
 INTERCEPT = 0.3  # the constant column, in units of the radius
 LEAST_MEAN_SHARE, MOST_MEAN_SHARE, SECOND_SHARE = 0.05, 0.15, 0.1  # of μ²
@@ -68,6 +77,7 @@ MOST_FLOOR = 3.0  # the floor of the eigenvalues, in units of their mean R²/p
 MOST_COLUMNS = 2000  # a second moment of more is not worth its p³
 SPREAD = 0.1  # the largest eigenvalue of the rows' covariance where it is not known, in units of R²
 STABLE = 2.0  # the learning rate times the largest curvature; heavy-ball descent is stable up to 2(1+β) = 3.6
+KEPT = 0.01  # of the probabilities by the scores, which keeps their order strict
 SECOND_MOMENT = "second moment"
 KNOWN = (Logistic, HuberSvm, Softmax, Joint, Weighted)
 _CHUNK = 64  # columns of the second moment that are summed at once
@@ -100,7 +110,10 @@ class Release:
 class Solution:
     """Coefficients (columns, outputs) and intercept (outputs,) for rows as the public rule leaves them, and the price.
 
-    ``rule`` and ``radius`` say what is done to a row before the coefficients apply: `scores` does it.
+    ``rule`` and ``radius`` say what is done to a row before the coefficients apply: `scores` does it. ``cut`` is
+    the length of a typical row in units of the clip bound, by which `fitted_chances` corrects probabilities. It is set
+    where the descent was preconditioned: only then it reaches its end in every direction, and scores are too large by
+    what clipping did. Elsewhere they may be too small as well, by what is left of the way.
 
     >>> one = Solution(np.array([[2.0]]), np.array([0.5]), 1.0, "clip", Compose(()), ())
     >>> one.scores([[0.25], [9.0]]).round(6).tolist()
@@ -113,6 +126,7 @@ class Solution:
     rule: Rule
     event: Event
     releases: tuple[Release, ...]
+    cut: float | None = None
 
     def scores(self, rows: ArrayLike | Matrix) -> Array:
         """The scores (n, outputs) of raw rows, which are first clipped or normalised as those of the fit were."""
@@ -279,7 +293,47 @@ def solve(
     design = Design(rows, radius=reach, rule=rule, intercept=constant, centre=centre, linear_map=linear_map)
     rate = plan.learning_rate(kappa, max(spread, constant**2))
     coefficients, _ = gd.solve(design, checked, loss, mechanism, learning_rate=rate, momentum=MOMENTUM, key=secret)
-    return Solution(*_folded(coefficients, constant, centre, linear_map), reach, rule, event, releases)
+    scored = loss == Logistic() or isinstance(loss, Softmax)
+    cut = math.hypot(reach, constant) / plan.clip if plan.preconditioned and scored else None
+    return Solution(*_folded(coefficients, constant, centre, linear_map), reach, rule, event, releases, cut)
+
+
+def unclipped(log_chances: Array, length: float, outputs: int) -> Array:
+    """The logarithms (n, classes) of the probabilities at which clipped gradients have mean zero.
+
+    Let q be the probabilities of the classes by the scores of a row, d_k the norm of the residual of class k (‖q − e_k‖
+    for a softmax, 1 − q_k for one score), and c what residuals are clipped to: 1/``length``, that of the row in units
+    of the clip bound. The clipped gradients of a row whose class is k with probability p_k have mean zero where
+
+        p_k ∝ q_k·max(1, d_k/c),
+
+    and nowhere else: Σ p_k·min(1, c/d_k)·(q − e_k) = 0 says that p_k·min(1, c/d_k) is proportional to q_k. The descent
+    ends where they have mean zero over the rows, so p and not q are the probabilities that it fitted. Of two classes
+    the one with the larger q never has the smaller p.
+
+    >>> np.exp(unclipped(np.log([[0.2, 0.8]]), 2.0, outputs=1)).round(3).tolist()
+    [[0.286, 0.714]]
+    """
+    chances = np.exp(log_chances)
+    residuals = 1 - chances
+    if outputs > 1:
+        residuals = np.sqrt(np.sum(chances**2, axis=1, keepdims=True) - chances**2 + residuals**2)
+    found = log_chances + np.log(np.maximum(1, residuals * length))
+    return np.asarray(found - logsumexp(found, axis=1, keepdims=True))
+
+
+def fitted_chances(log_chances: Array, cut: float, outputs: int) -> Array:
+    """The logarithms of the probabilities that a descent with clipped gradients fitted, given those by its scores.
+
+    `unclipped` for a row of typical length, the same for all, so that their order stays that of the scores. Two classes
+    may come out equally probable over a range of scores: a hundredth of the probabilities by the scores keeps order.
+
+    Guarantee: a function of public numbers and of what has been released.
+
+    >>> np.exp(fitted_chances(np.log([[0.4, 0.6]]), 4.0, outputs=1)).round(3).tolist()
+    [[0.499, 0.501]]
+    """
+    return np.logaddexp(math.log1p(-KEPT) + unclipped(log_chances, cut, outputs), math.log(KEPT) + log_chances)
 
 
 def _moved(relation: Relation) -> int:

@@ -65,8 +65,9 @@ class Design:
     """Rows of norm at most ``radius`` by a public rule, with an optional centre, linear map and intercept.
 
     ``rows`` is a dense array of float32 or float64, or a CSR matrix of them. The rule ``"clip"`` scales longer rows to
-    the radius, ``"normalise"`` scales every row to it; a row shorter than 1e-18 counts as zero. ``intercept`` is the
-    constant b of a last column, 0 for none. Coefficients have shape (features, outputs), the intercept last.
+    the radius, ``"normalise"`` scales every row to it, where a row shorter than 1e-18 counts as zero. By either rule a
+    row longer than 1e18 counts as one of that length (`shortened`). ``intercept`` is the constant b of a last column, 0
+    for none. Coefficients have shape (features, outputs), the intercept last.
 
     Scores run in the precision of the matrix over blocks of rows. Sums run in float64 whatever the matrix holds, since
     in float32 what one row adds decides how all others are rounded.
@@ -97,14 +98,13 @@ class Design:
         _validate.non_negative(intercept=intercept)
         if rule not in get_args(Rule):
             raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {_validate.shown(rule)}")
-        self._matrix = _matrix(rows)
+        self._matrix, lengths = shortened(_matrix(rows))
         self._dtype = self._matrix.dtype  # of products
         columns = self._matrix.shape[1]
         self.radius, self.intercept = float(radius), float(intercept)
         self._centre = None if centre is None else _finite("centre", centre, (columns,))
         self._map = None if linear_map is None else _finite("linear_map", linear_map, (columns, None))
-        lengths = _lengths(self._matrix)
-        self._factors = _factors(lengths, self.radius, rule)
+        self._factors = factors(lengths, self.radius, rule)
         self._blocks = tuple(blocks(self._matrix))
         self.norms = np.hypot(self._mapped_norms(lengths * self._factors), self.intercept)
 
@@ -341,14 +341,49 @@ def _width(matrix: Matrix) -> int:
     return int(matrix.nnz // max(1, matrix.shape[0]) if sparse.issparse(matrix) else matrix.shape[1])
 
 
+def shortened(matrix: Matrix) -> tuple[Matrix, Array]:
+    """The rows, each one longer than 1e18 scaled to that length, and the lengths of all, in float64.
+
+    They are the caller's unless one is so long; then they are a copy. What happens to a row depends on that row alone.
+    No row of finite numbers is refused, since an error would tell of it.
+
+    >>> rows, lengths = shortened(np.array([[3.0, 4.0], [3e300, -4e300]]))
+    >>> rows.tolist(), lengths.tolist()
+    ([[3.0, 4.0], [6e+17, -8e+17]], [5.0, 1e+18])
+    """
+    lengths = _lengths(matrix)
+    long = ~(lengths <= _MOST)  # NaN is not
+    if not long.any():
+        return matrix, lengths
+    copied = matrix.copy()
+    for (place, block), (_, target) in zip(blocks(matrix), blocks(copied), strict=True):
+        if long[place].any():
+            _shorten(block, target, long[place])
+    return copied, _lengths(copied)
+
+
+def _shorten(block: Matrix, target: Matrix, long: NDArray[np.bool_]) -> None:
+    """Write the long rows of a block to its copy, scaled: first by a power of two, so that nothing overflows."""
+    counts = np.diff(block.indptr) if sparse.issparse(block) else np.full(len(block), block.shape[1])
+    source, goal = (part.data if sparse.issparse(part) else part for part in (block, target))
+    here = np.repeat(long, counts) if sparse.issparse(block) else long
+    values, ends = source[here].astype(np.float64).reshape(-1), np.cumsum(counts[long])
+    starts = ends - counts[long]
+    largest = np.maximum.reduceat(np.abs(values), starts)
+    if not np.isfinite(largest).all():
+        raise ValueError("rows must hold finite numbers only")
+    values = np.ldexp(values, np.repeat(-np.frexp(largest)[1], counts[long]))
+    lengths = np.sqrt(np.add.reduceat(values**2, starts))
+    values *= np.repeat(_MOST / lengths, counts[long])
+    goal[here] = values.reshape(goal[here].shape)
+
+
 def _lengths(matrix: Matrix) -> Array:
-    """The norms of the rows in float64; rows that no product survives are refused."""
+    """The norms of the rows in float64: infinite where squares overflow, NaN where a number is."""
     found = np.empty(matrix.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
         for place, block in blocks(matrix):
             found[place] = np.sqrt(_squares(block))
-    if not (found <= _MOST).all():  # NaN is not
-        raise ValueError(f"rows must hold finite numbers and no row longer than {_MOST:g}")
     return found
 
 
@@ -361,8 +396,12 @@ def _squares(block: Matrix) -> Array:
     return np.asarray(sparse.csr_array((squares, block.indices, block.indptr), shape=block.shape) @ ones)
 
 
-def _factors(lengths: Array, radius: float, rule: Rule) -> Array:
-    """What multiplies each row so that its norm is at most the radius."""
+def factors(lengths: Array, radius: float, rule: Rule) -> Array:
+    """What multiplies each row so that its norm is at most the radius; 0 where a row to be normalised is too short.
+
+    >>> factors(np.array([4.0, 0.5, 1e-20]), 2.0, "clip").round(6).tolist()
+    [0.5, 1.0, 1.0]
+    """
     most = radius * _SHRINK
     long_enough = lengths > (most if rule == "clip" else _LEAST)
     shorter = np.ones_like(lengths) if rule == "clip" else np.zeros_like(lengths)

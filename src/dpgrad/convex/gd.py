@@ -146,9 +146,10 @@ def _batch_sum(
 def clipped_sum(design: Design, targets: Targets, loss: Loss, coefficients: Array, clip: float) -> Array:
     """The sum of the gradients of all rows, each clipped to norm ``clip``: (features, outputs), before any noise.
 
-    Guarantee: leaving out a row moves it by at most ``clip``, exchanging one by at most twice that, as it is computed:
-    clipped and summed in float64, whatever the precision of the rows. A row whose gradient is not finite counts as
-    absent.
+    Guarantee: setting a row to zero moves it by at most ``clip``, exchanging one by at most twice that, as it is
+    computed: clipped and summed in float64, whatever the precision of the rows. Taking a row out altogether moves
+    others to other places of a block, where their float32 scores may round otherwise: that bound is for
+    ``design.precise()``. A row whose gradient is not finite counts as absent.
 
     >>> from dpgrad.convex.losses import Squared
     >>> design = Design(np.array([[1.0], [3.0]]), radius=3.0)

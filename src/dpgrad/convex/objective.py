@@ -71,7 +71,9 @@ __all__ = ["approximate", "calibrated", "pure", "solve"]
 
 OUTPUT_SHARE = 0.01  # of μ², or of ε and δ, for the noise that covers the numerical solution
 _LEAST_NOISE, _MOST_NOISE = 0.01, 1e9
-_MOST_SHIFT = 100.0  # of the loss, by the determinants
+_MOST_SHIFT = (
+    20.0  # of the loss, by the determinants; from about 30 on it depends on the rows whether Newton's method ends
+)
 
 
 def calibrated(
@@ -115,6 +117,11 @@ def calibrated(
     def price(multiplier: float) -> float:
         return exact.account(Repeat(event_of(multiplier), models), relation).epsilon(delta)
 
+    if price(_MOST_NOISE) > epsilon:
+        raise ValueError(
+            f"objective cannot divide epsilon {epsilon!r} among {models:,} models at delta {delta:g}: use auto or gd, "
+            "which have all scores in one model"
+        )
     multiplier = least(price, epsilon, low=_LEAST_NOISE, high=_MOST_NOISE)
     lipschitz = loss.lipschitz(radius)
     std = lipschitz * multiplier / math.sqrt(1 - OUTPUT_SHARE)
@@ -204,13 +211,14 @@ def pure(
 def _ridge(loss: Loss, radius: float, epsilon: float, ridge: float, share: float) -> tuple[float, float]:
     """λ and what the determinants take of ε at it."""
     beta = loss.smoothness(radius)
-    if share * epsilon > _MOST_SHIFT:
+    lam = max(beta / math.expm1(min(share * epsilon, 100.0)), ridge)
+    shift = math.log1p(beta / lam)
+    if shift > _MOST_SHIFT:
         raise ValueError(
-            f"epsilon must be at most {_MOST_SHIFT / share:g} for each model, got {epsilon!r}: "
-            "beyond it no ridge is left, and nothing is private"
+            f"epsilon must be at most {_MOST_SHIFT / share:g} for each model, got {epsilon!r}: beyond it hardly any "
+            f"ridge is left; or give a ridge (l2 times the rows) of at least {beta / math.expm1(_MOST_SHIFT):.3g}"
         )
-    lam = max(beta / math.expm1(share * epsilon), ridge)
-    return lam, math.log1p(beta / lam)
+    return lam, shift
 
 
 def _check(rows: int, epsilon: float, models: int, share: float, ridge: float, relation: Relation) -> None:

@@ -190,7 +190,7 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
         step = _conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
         found = found + _length(precise, targets, loss, ridge, linear, found, scores, step) * step
     raise ValueError(
-        f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge"
+        f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge (l2)"
     )
 
 

@@ -60,6 +60,9 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
 def test_a_ledger_in_memory_is_not_sent_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a ledger in memory cannot be sent to another process.*Ledger\(path\)"):
         pickle.dumps(model(Ledger()))
+    with pytest.raises(pickle.PicklingError, match="Could not pickle the task") as refused:
+        GridSearchCV(model(Ledger()), {"kappa": [0.5, 1.0]}, cv=2, n_jobs=2).fit(X, Y)
+    assert "Ledger(path)" in str(refused.value.__cause__)  # where a traceback shows it
     kept = Ledger(tmp_path / "spent.jsonl")
     pickle.loads(pickle.dumps(model(kept))).fit(X, Y)
     assert len(kept.entries()) == 1

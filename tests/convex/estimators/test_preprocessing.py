@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import warnings
+from fractions import Fraction
 from typing import Any
 
 import mpmath
@@ -43,15 +45,41 @@ class TestNormalizer:
 
     @pytest.mark.parametrize(
         ("options", "message"),
-        [({"norm": 0}, "norm must be positive"), ({"rule": "max"}, "rule must be one of normalize, clip, got 'max'")],
+        [
+            ({"norm": 0}, "norm must be positive"),
+            ({"norm": 1e200}, r"norm must lie between 1e-12 and 1e\+12, got 1e\+200: scale the columns"),
+            ({"rule": "max"}, "rule must be one of normalize, clip, got 'max'"),
+            ({"rule": ["clip"]}, "rule must be one of normalize, clip, got"),
+        ],
     )
     def test_bad_arguments(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             RowNormalizer(**options).fit(X)
 
-    def test_rows_beyond_measure(self) -> None:
-        with pytest.raises(ValueError, match="too long to be measured"):
-            RowNormalizer().fit_transform([[1e200, 1.0]])
+    @pytest.mark.parametrize("make", [np.array, sparse.csr_array], ids=["dense", "sparse"])
+    @pytest.mark.parametrize("rule", ["normalize", "clip"])
+    def test_the_longest_rows_are_scaled_like_any_other(self, rule: str, make: Any) -> None:
+        long = make(np.array([[3e300, 4e300], [1.7e308, 0.0], [2e18, -2e18]]))
+        with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+            warnings.simplefilter("error")
+            found = RowNormalizer(2.0, rule=rule).fit_transform(long)
+        dense = found.toarray() if sparse.issparse(found) else found
+        np.testing.assert_allclose(dense, [[1.2, 1.6], [2, 0], [2**0.5, -(2**0.5)]], rtol=1e-9)
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    @pytest.mark.parametrize("make", [np.array, sparse.csr_array], ids=["dense", "sparse"])
+    def test_no_row_is_longer_than_the_norm(self, make: Any, dtype: Any) -> None:
+        """In exact arithmetic, of ordinary rows and of those whose squares are denormal."""
+        rows = np.random.default_rng(31).standard_normal((300, 7)) * 10.0 ** np.arange(300)[:, None] ** 0.2
+        edge = np.full((1, 7), 1.5e-162)
+        edge[0, 3] = 2.4e-162
+        for most in (1.0, 0.3):
+            found = RowNormalizer(most).fit_transform(make(np.vstack([rows, edge]).astype(dtype)))
+            dense = found.toarray() if sparse.issparse(found) else found
+            squares = [sum(Fraction(float(value)) ** 2 for value in row) for row in dense]
+            assert max(squares) <= Fraction(most) ** 2
+            assert min(squares[:-1]) > Fraction(most * (1 - 1e-6)) ** 2
+            assert squares[-1] == 0  # shorter than 1e-18
 
 
 class TestSensitivity:
@@ -158,6 +186,12 @@ class TestScaler:
             ({"bounds": (1.0, 1.0)}, "bounds must be finite, each low below its high"),
             ({"bounds": (-1.0, float("inf"))}, "bounds must be finite"),
             ({"bounds": ([0.0] * 4, [1.0] * 4)}, r"arrays of 3, one for each column, got shapes \(4,\) and \(4,\)"),
+            (
+                {"bounds": (-1e308, 1e308)},
+                r"bounds must lie within ±1e\+100, each low below its high by 1e-100 or more",
+            ),
+            ({"bounds": (0, 5e-324)}, r"bounds must lie within ±1e\+100, each low below its high by 1e-100 or more"),
+            ({"with_mean": "no"}, "with_mean must be True or False, got 'no'"),
             ({"bounds": ("a", "b")}, r"bounds must be a pair \(low, high\) of numbers"),
             ({"epsilon": "1"}, "epsilon must be a number, got '1'"),
             ({"epsilon": -1}, "epsilon must be positive"),
@@ -170,6 +204,19 @@ class TestScaler:
         with pytest.raises(ValueError, match=message):
             DPStandardScaler(**{"bounds": BOUNDS, **options}).fit(X)
 
+    @pytest.mark.parametrize("make", [np.array, sparse.csr_array], ids=["dense", "sparse"])
+    def test_values_far_beyond_the_bounds_are_clipped_without_a_word(self, make: Any) -> None:
+        far, near = X.copy(), X.copy()
+        far[0], near[0] = [1e308, -1.7e308, 1e308], [1e-3, -1e-3, 1e-3]
+        options = {"bounds": (-1e-3, 1e-3), "random_state": 7, "with_mean": make is np.array}
+        with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+            warnings.simplefilter("error")
+            one = DPStandardScaler(**options).fit(make(far))
+            moved = one.transform(make(far))
+        other = DPStandardScaler(**options).fit(make(near))
+        np.testing.assert_array_equal(one.scale_, other.scale_)
+        assert np.abs(moved).max() < 1e3
+
     def test_sparse_rows_that_would_become_dense(self) -> None:
         thin = sparse.csr_array(X)
         with pytest.raises(ValueError, match="cannot be centred without making them dense: with_mean=False"):
@@ -180,5 +227,5 @@ class TestScaler:
     def test_rows_that_are_not_finite(self) -> None:
         bad = X.copy()
         bad[0, 0] = np.nan
-        with pytest.raises(ValueError, match="Input X contains NaN"):
+        with pytest.raises(ValueError, match=r"^Input X contains NaN: fill in missing values by a public rule"):
             DPStandardScaler(bounds=BOUNDS).fit(bad)

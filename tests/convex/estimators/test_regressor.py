@@ -1,6 +1,7 @@
 """Linear regression: against least squares, its releases, and what it refuses."""
 
 import pickle
+import warnings
 from typing import Any
 
 import mpmath
@@ -60,6 +61,28 @@ def test_targets_beyond_their_bounds_are_clipped(solver: str) -> None:
     np.testing.assert_array_equal(one.coef_, other.coef_)
 
 
+@pytest.mark.parametrize("solver", ["adassp", "gd"])
+def test_no_finite_row_shows_by_an_error_or_a_warning(solver: str) -> None:
+    found = []
+    for value in (1.7e308, 1e6):
+        rows = X.copy()
+        rows[0] = [value, -value, 0]
+        model = DPLinearRegression(1.0, solver=solver, **GIVEN)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found.append((model.fit(rows, Y).coef_, model.predict(rows)))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4)
+
+
+def test_targets_of_a_narrow_kind() -> None:
+    narrow = Y.astype(np.float16)
+    one, other = (
+        DPLinearRegression(**GIVEN | {"target_bounds": (0, 1e6)}).fit(X, y) for y in (narrow, narrow.astype(float))
+    )
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+
+
 def test_sparse_rows_and_pickle() -> None:
     thin = np.where(np.abs(X) > 0.5, X, 0)
     one, other = (DPLinearRegression(1.0, **GIVEN).fit(rows, Y) for rows in (thin, sparse.csr_array(thin)))
@@ -78,6 +101,8 @@ def test_sparse_rows_and_pickle() -> None:
         ({"epsilon": -2}, "epsilon must be positive and finite, got -2"),
         ({"delta": 1e-3}, "delta must be below 1/n = 0.00025"),
         ({"relation": "add-remove"}, "relation must be replace-one or zero-out"),
+        ({"target_bounds": (-1e308, 1e308)}, r"target_bounds must lie within ±1e\+100"),
+        ({"fit_intercept": "no"}, "fit_intercept must be True or False, got 'no'"),
         ({"solver": "svd"}, "solver must be one of adassp, gd, got 'svd'"),
         ({"l2": 0.1}, "solver adassp does not use l2"),
     ],

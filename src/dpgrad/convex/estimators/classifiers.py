@@ -7,13 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
+from scipy.special import log_expit, log_softmax, logsumexp
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
+from dpgrad.convex import auto
 from dpgrad.convex.estimators import rows, solvers
 from dpgrad.convex.estimators.privacy import (
     Privacy,
@@ -85,10 +86,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         """
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
         radius = rows.radius_of(self.data_norm)
-        X, y = rows.validated(self, X, y=y)
+        fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
+        X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS)
         delta = delta_for(self.delta, X.shape[0])
-        check_classification_targets(y)
-        if self.classes is None:
+        if self.classes is None:  # where they are named `_encoded` refuses all else, and scikit-learn warns by y
+            check_classification_targets(y)
             warnings.warn(
                 "classes were read from y, which the guarantee does not cover: name them, classes=[...]",
                 PrivacyWarning,
@@ -97,12 +99,13 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         labels, targets = _encoded(y, self.classes)
         loss = _weighted(self._loss(len(labels)), self.class_weight, labels)
         charge = charging(self.ledger, relation, type(self).__name__)
-        task = solvers.Task(loss, len(labels), epsilon, delta, relation, radius, self.fit_intercept, charge)
+        task = solvers.Task(loss, len(labels), epsilon, delta, relation, radius, fit_intercept, charge)
         options = {name: value for name in solvers.OPTIONS if (value := getattr(self, name)) is not None}
         key = rows.key_of(self.random_state, type(self).__name__)
         found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
         self.classes_, self.radius_, self.one_vs_rest_ = labels, radius, found.coef.shape[1] > loss.outputs
         self.coef_, self.intercept_, self.n_iter_ = found.coef.T, found.intercept, found.steps
+        self.cut_ = found.cut
         inferred = ("the labels that occur, read from y",) if self.classes is None else ()
         named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
         self.privacy_ = Privacy(
@@ -149,8 +152,20 @@ class DPLogisticRegression(LinearClassifier):
     `dpgrad.ledger.Ledger`, adds up all fits that share it, also those of a grid search; one with a file also across
     processes. Sample weights and warm starts are not offered.
 
+    **What ``"auto"`` is for.** Its gradients are clipped well below what the loss allows, which keeps noise small and
+    predictions good, and biases the model at any n and ε: ``coef_`` is too large, by a third to two thirds where rows
+    follow a logistic model, and so is `decision_function`. `predict` is hardly touched. `predict_proba` allows for it
+    where the fit released a second moment (``privacy_`` lists it: few columns for the rows and ε); elsewhere its
+    probabilities may be too sure of themselves, or, where the budget cut the descent short, not sure enough. Calibrate
+    them on public rows. To read coefficients or odds use ``"gd"``, ``"sgd"`` or ``"objective"``, without such a bias.
+
+    ``data_norm`` is best about as long as most rows are. For ``"gd"``, ``"sgd"`` and ``"output"`` the default learning
+    rate is the safe one for rows as long as it allows: with one ten times too generous they stay near zero, unless
+    ``learning_rate``, ``momentum`` or ``max_iter`` is raised.
+
     A fit sets ``classes_``, ``coef_``, ``intercept_``, ``n_iter_`` and ``privacy_``; ``one_vs_rest_`` says whether the
-    scores of several classes were learned apart, as ``"objective"`` and ``"amp"`` do.
+    scores of several classes were learned apart, as ``"objective"`` and ``"amp"`` do, and ``cut_`` is the number
+    that corrects probabilities, or None.
 
     Guarantee: `privacy_` holds (ε, δ) for neighbours under ``relation``, every release, what is assumed public, and
     what is not covered. Rows are read in float32; sums over them, which the bounds are for, run in float64.
@@ -169,23 +184,24 @@ class DPLogisticRegression(LinearClassifier):
         return Logistic() if classes == 2 or self.solver in solvers.BINARY else Softmax(classes)
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of each class: (n, K)."""
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.column_stack([expit(-scores), expit(scores)])
-        if self.one_vs_rest_:
-            return np.asarray(expit(scores) / expit(scores).sum(axis=1, keepdims=True))
-        return np.asarray(softmax(scores, axis=1))
+        """The probability of each class: (n, K); see `predict_log_proba`."""
+        return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """The logarithm of the probability of each class: (n, K)."""
+        """The logarithm of the probability of each class: (n, K).
+
+        Those of the scores, by the logistic function or the softmax; of a fit by ``"auto"`` that released a second
+        moment, those that allow for the clipping of its gradients (`dpgrad.convex.auto.fitted_chances`). The most
+        probable class is the one of the largest score.
+        """
         scores = self.decision_function(X)
         if scores.ndim == 1:
-            return np.column_stack([log_expit(-scores), log_expit(scores)])
-        if self.one_vs_rest_:
-            found = log_expit(scores)
-            return np.asarray(found - logsumexp(found, axis=1, keepdims=True))
-        return np.asarray(log_softmax(scores, axis=1))
+            found = np.column_stack([log_expit(-scores), log_expit(scores)])
+        elif self.one_vs_rest_:
+            found = log_expit(scores) - logsumexp(log_expit(scores), axis=1, keepdims=True)
+        else:
+            found = log_softmax(scores, axis=1)
+        return np.asarray(found) if self.cut_ is None else auto.fitted_chances(found, self.cut_, len(self.coef_))
 
 
 class DPLinearSVC(LinearClassifier):
@@ -210,19 +226,32 @@ class DPLinearSVC(LinearClassifier):
 
 def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The classes in order, and the place of each row's label among them; no label is repeated in an error."""
-    present, places = np.unique(y, return_inverse=True)
     if classes is None:
+        present, places = _ordered(y, "y holds labels that cannot be put in order: use text or numbers alone")
         if len(present) < 2:
             raise ValueError("y holds one class: at least 2 are needed; name all that could occur, classes=[...]")
         return present, places
-    known = np.unique(np.asarray(classes))
+    refused = f"classes must be a list of at least 2 different labels, text or numbers, got {_validate.shown(classes)}"
+    known, _ = _ordered(np.asarray(classes), refused)
     if np.ndim(classes) != 1 or len(known) != np.size(classes) or len(known) < 2:
-        raise ValueError(f"classes must be a list of at least 2 different labels, got {_validate.shown(classes)}")
+        raise ValueError(refused)
     numbers = {label: number for number, label in enumerate(known.tolist())}
-    found = np.array([numbers.get(label, -1) for label in present.tolist()])
+    if y.dtype == object:  # labels of several kinds have no order
+        found = np.array([numbers.get(label, -1) if isinstance(label, Hashable) else -1 for label in y.tolist()])
+    else:
+        present, places = np.unique(y, return_inverse=True)
+        found = np.array([numbers.get(label, -1) for label in present.tolist()])[places]
     if (found < 0).any():
         raise ValueError(f"y holds labels that are not among the {len(known)} classes: name all that could occur")
-    return known, found[places]
+    return known, found
+
+
+def _ordered(labels: NDArray[Any], refused: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The different labels in order and the place of each."""
+    try:
+        return np.unique(labels, return_inverse=True)
+    except TypeError:
+        raise ValueError(refused) from None
 
 
 def _weighted(

@@ -14,14 +14,14 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.convex import gd
 from dpgrad.convex.auto import Release
-from dpgrad.convex.design import CompensatedSum, Matrix, blocks
+from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array
 from dpgrad.events import Gaussian, Relation
 from dpgrad.ledger import Ledger
 
-RULES = ("normalize", "clip")
+RULES: dict[str, Rule] = {"normalize": "normalise", "clip": "clip"}
 _ROUNDING = 1e-9  # μ stays below its bound by this much
 _SLACK = 1e-6  # and so do the sums, as those of `Design`
 
@@ -29,8 +29,9 @@ _SLACK = 1e-6  # and so do the sums, as those of `Design`
 class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Each row scaled to the Euclidean ``norm``, or, by the rule ``"clip"``, only where it is longer.
 
-    What happens to a row depends on that row alone, so it costs no privacy; rows of zeros stay. Sparse rows stay
-    sparse.
+    What happens to a row depends on that row alone, so it costs no privacy; rows of zeros stay, and a row shorter than
+    1e-18 is normalised to zeros. Sparse rows stay sparse. No row that it scaled is longer than ``norm``, rounding
+    included: for that it aims below by a few parts in 10⁷ in float32 and in 10¹² in float64.
 
     >>> RowNormalizer(norm=2.0, rule="clip").fit_transform([[3.0, 4.0], [0.6, 0.8]]).round(6).tolist()
     [[1.2, 1.6], [0.6, 0.8]]
@@ -49,19 +50,13 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
     def transform(self, X: Any) -> Matrix:
         """The scaled rows, in a new array."""
         self._check()
-        X = rows.canonical(rows.validated(self, X, reset=False))
-        with np.errstate(over="ignore"):
-            squares = np.einsum("ij,ij->i", X, X, dtype=np.float64) if not sparse.issparse(X) else _sparse_squares(X)
-        lengths = np.sqrt(squares)
-        if not np.isfinite(lengths).all():
-            raise ValueError("X holds rows that are too long to be measured: scale the columns by public numbers")
-        factors = np.ones_like(lengths)
-        np.divide(self.norm, lengths, out=factors, where=lengths > (0 if self.rule == "normalize" else self.norm))
-        return _scaled(X, factors)
+        X, lengths = shortened(rows.canonical(rows.validated(self, X, reset=False)))
+        rounding = 2.0**-22 if X.dtype == np.float32 else 1e-12 + X.shape[1] * 2.0**-53
+        return _scaled(X, factors(lengths, self.norm * (1 - rounding), RULES[self.rule]))
 
     def _check(self) -> None:
-        _validate.positive(norm=self.norm)
-        if self.rule not in RULES:
+        rows.norm_checked(norm=self.norm)
+        if self.rule not in list(RULES):  # a list, since what is given may have no hash
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {_validate.shown(self.rule)}")
 
     def __sklearn_tags__(self) -> Tags:
@@ -72,15 +67,11 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
         return tags
 
 
-def _sparse_squares(X: Matrix) -> Array:
-    return np.asarray(X.power(2, dtype=np.float64).sum(axis=1)).reshape(-1)
-
-
-def _scaled(X: Matrix, factors: Array) -> Matrix:
+def _scaled(X: Matrix, by: Array) -> Matrix:
     """Each row times its factor, in the precision of the rows."""
     if not sparse.issparse(X):
-        return (X * factors[:, None]).astype(X.dtype, copy=False)
-    return _with_data(X, X.data * np.repeat(factors, np.diff(X.indptr)))
+        return (X * by[:, None]).astype(X.dtype, copy=False)
+    return _with_data(X, X.data * np.repeat(by, np.diff(X.indptr)))
 
 
 class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -129,7 +120,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
-        if not (self.with_mean or self.with_std):
+        if not any([rows.flag_checked(with_mean=self.with_mean), rows.flag_checked(with_std=self.with_std)]):
             raise ValueError("with_mean or with_std must be True: otherwise there is nothing to scale by")
         X = rows.canonical(rows.validated(self, X))
         count, columns = X.shape
@@ -214,22 +205,28 @@ def moment_sums(X: Matrix, low: Array, high: Array) -> Array:
     >>> moment_sums(np.array([[0.0], [4.0], [9.0]]), np.array([0.0]), np.array([8.0])).tolist()
     [[0.0], [-1.0]]
     """
-    middle, half = low + (high - low) / 2, (high - low) / 2
     total = CompensatedSum((2, X.shape[1]))
     for _, block in blocks(X):
         if sparse.issparse(block):
-            total.add(_sparse_moments(block, middle, half))
+            total.add(_sparse_moments(block, low, high))
         else:
-            total.add(_moments(np.clip((block.astype(np.float64) - middle) / half, -1, 1)).sum(axis=1))
+            total.add(_moments(_units(block, low, high)).sum(axis=1))
     return total.total
 
 
-def _sparse_moments(block: Matrix, middle: Array, half: Array) -> Array:
+def _units(values: Matrix, low: Array, high: Array) -> Array:
+    """Values clipped to their bounds, before anything can overflow, in units of half their distance from the middle."""
+    middle, half = low + (high - low) / 2, (high - low) / 2
+    inside = np.clip(values, low, high)
+    return np.asarray(np.clip((inside - middle) / half, -1, 1))
+
+
+def _sparse_moments(block: Matrix, low: Array, high: Array) -> Array:
     """The sums over sparse rows: of what they hold, and of the zeros that they do not."""
     rows, columns = block.shape
-    units = np.clip((block.data - middle[block.indices]) / half[block.indices], -1, 1)
+    units = _units(block.data, low[block.indices], high[block.indices])
     held = np.bincount(block.indices, minlength=columns)
-    zeros = _moments(-middle / half) * (rows - held)
+    zeros = _moments(_units(np.zeros(columns), low, high)) * (rows - held)
     return np.asarray(zeros + [np.bincount(block.indices, part, columns) for part in _moments(units)])
 
 

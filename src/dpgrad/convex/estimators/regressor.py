@@ -17,7 +17,9 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Linear regression with differential privacy.
 
     The default solver, ``"adassp"``, releases XᵀX and Xᵀy once (`dpgrad.convex.regression`); ``"gd"`` is DP-GD on
-    errors that are cut at half the width of the target's bounds, for rows with thousands of columns or sparse ones.
+    errors that are cut at half the width of the target's bounds, for rows with thousands of columns or sparse ones. Its
+    default learning rate is the safe one for rows as long as ``data_norm`` allows: where most are far shorter, raise
+    ``learning_rate``, ``momentum`` or ``max_iter``.
 
     ``data_norm`` and ``target_bounds`` are required, chosen without looking at the data: longer rows are clipped to
     the norm, in the fit and in prediction (``"normalize"`` scales every row to norm 1, which few regressions want), and
@@ -80,17 +82,18 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         radius = rows.radius_of(self.data_norm)
         low, high = rows.pair_of("target_bounds", self.target_bounds)
-        X, y = rows.validated(self, X, y=y, y_numeric=True)
+        fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
+        X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
         if y.dtype.kind not in "iufb":
             raise ValueError("X and y must hold numbers: encode text, by categories that are public")
         delta = delta_for(self.delta, X.shape[0])
-        if self.fit_intercept:
+        if fit_intercept:
             middle, half = low + (high - low) / 2, (high - low) / 2
         else:  # a row of zeros has the target 0, wherever the bounds lie
             middle, half = 0.0, max(abs(low), abs(high))
-        targets = np.clip((np.clip(y, low, high) - middle) / half, -1, 1)
+        targets = np.clip((np.clip(y.astype(np.float64), low, high) - middle) / half, -1, 1)
         charge = charging(self.ledger, relation, type(self).__name__)
-        task = solvers.Task(Squared(bound=1.0), 0, epsilon, delta, relation, radius, self.fit_intercept, charge)
+        task = solvers.Task(Squared(bound=1.0), 0, epsilon, delta, relation, radius, fit_intercept, charge)
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         key = rows.key_of(self.random_state, type(self).__name__)
         found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)

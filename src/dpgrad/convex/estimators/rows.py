@@ -9,11 +9,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from dpgrad import _validate
-from dpgrad.convex.design import Matrix
+from dpgrad.convex.design import Matrix, blocks, shortened
 from dpgrad.keys import Key
 
 NORMALIZE = "normalize"
 FLOATS = (np.float64, np.float32)
+WHOLE = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+NUMBERS = (*FLOATS, np.float16, *WHOLE, np.bool_)  # what is narrowed to float32 without a copy in between
+_MOST_BOUND = 1e100  # of bounds, whose widths are squared
+LEAST_NORM, MOST_NORM = 1e-12, 1e12  # beyond, squares and inverses of it leave float32
 # errors of scikit-learn that print the input, and what is said instead
 _WITHOUT_VALUES = {
     "could not convert": "X and y must hold numbers: encode text, by categories that are public",
@@ -21,17 +25,21 @@ _WITHOUT_VALUES = {
     "Complex data not supported": "Complex data not supported: X and y must hold real numbers",
 }
 
+_MISSING = "fill in missing values by a public rule, such as a constant, since their mean would have to be released"
 
-def validated(estimator: Any, X: Any, **checks: Any) -> Any:
-    """`validate_data` for finite float input, dense or CSR, less the values that its errors repeat.
+
+def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **checks: Any) -> Any:
+    """`validate_data` for finite numbers, dense or CSR, less the values that its errors repeat.
 
     Input is checked to be finite whatever scikit-learn is configured to assume: one row that is not would show in every
-    result.
+    result. Its sums may overflow on the way, of which nothing is said.
     """
     try:
-        with config_context(assume_finite=False):
-            return validate_data(estimator, X, accept_sparse="csr", dtype=FLOATS, **checks)
+        with config_context(assume_finite=False), np.errstate(over="ignore", invalid="ignore"):
+            return validate_data(estimator, X, accept_sparse="csr", dtype=dtype, **checks)
     except ValueError as error:
+        if "contains NaN" in str(error):
+            raise ValueError(f"{str(error).splitlines()[0].rstrip('.')}: {_MISSING}") from None
         for words, told in _WITHOUT_VALUES.items():
             if words in str(error):
                 raise ValueError(told) from None
@@ -41,25 +49,46 @@ def validated(estimator: Any, X: Any, **checks: Any) -> Any:
 def narrowed(X: Matrix) -> Matrix:
     """The rows in float32, in which products take half the time; sparse ones without duplicates, in order.
 
-    >>> narrowed(np.array([[1.0]])).dtype.name
-    'float32'
+    Rows that are longer than float32 can hold are shortened first, by the rule of `Design`; a block at a time, so that
+    nothing wider than float32 is held of all rows.
+
+    >>> narrowed(np.array([[1, 2]])).dtype.name, narrowed(np.array([[0.0, 4e200]])).tolist()
+    ('float32', [[0.0, 9.999999843067494e+17]])
     """
     found = canonical(X)
     if found.dtype == np.float32:
         return found
-    with np.errstate(over="ignore"):  # what becomes infinite is refused as a row that is too long
-        return found.astype(np.float32) if sparse.issparse(found) else found.astype(np.float32, order="C")
+    if sparse.issparse(found):
+        narrow = sparse.csr_array((np.empty(found.nnz, np.float32), found.indices, found.indptr), shape=found.shape)
+        for (_, block), (_, target) in zip(blocks(found), blocks(narrow), strict=True):
+            target.data[:] = _shortened(block).data
+        return narrow
+    narrow = np.empty(found.shape, np.float32)
+    for place, block in blocks(found):
+        narrow[place] = _shortened(block)
+    return narrow
+
+
+def _shortened(block: Matrix) -> Matrix:
+    """A block of rows that float32 can hold; only wide floats may not be."""
+    return shortened(block)[0] if block.dtype == np.float64 else block
 
 
 def canonical(X: Matrix) -> Matrix:
-    """Sparse rows with one entry for each place, in order: the caller's where they are so, else a copy."""
+    """Sparse rows with one entry for each place, in order: the caller's where they are so, else a copy.
+
+    Where entries of one place add up to more than a float holds, the largest float is meant.
+    """
     if not sparse.issparse(X):
         return X
     # a new array that shares the memory, since the caller's may hold a flag that is no longer true
     found = sparse.csr_array((X.data, X.indices, X.indptr), shape=X.shape)
     if not found.has_canonical_format:
-        found = found.copy()
+        data = X.data.astype(X.dtype if X.dtype.kind == "f" else np.float64)  # whole numbers would wrap around
+        found = sparse.csr_array((data, X.indices.copy(), X.indptr.copy()), shape=X.shape)
         found.sum_duplicates()
+        most = np.finfo(found.dtype).max
+        np.clip(found.data, -most, most, out=found.data)
     return found
 
 
@@ -73,8 +102,37 @@ def radius_of(data_norm: object) -> float | None:
         return None
     if isinstance(data_norm, str):
         raise ValueError(f"data_norm must be a positive number or 'normalize', got {_validate.shown(data_norm)}")
-    _validate.positive(data_norm=data_norm)
-    return float(data_norm)  # type: ignore[arg-type]
+    return norm_checked(data_norm=data_norm)
+
+
+def norm_checked(**norm: object) -> float:
+    """A norm of rows, positive and within what float32 computes with.
+
+    >>> norm_checked(data_norm=1e200)
+    Traceback (most recent call last):
+    ValueError: data_norm must lie between 1e-12 and 1e+12, got 1e+200: scale the columns by public numbers
+    """
+    ((name, value),) = norm.items()
+    _validate.positive(**norm)
+    if not LEAST_NORM <= value <= MOST_NORM:  # type: ignore[operator]
+        raise ValueError(
+            f"{name} must lie between {LEAST_NORM:g} and {MOST_NORM:g}, got {value:g}: "
+            "scale the columns by public numbers"
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def flag_checked(**flag: object) -> bool:
+    """True or False, also numpy's, which a grid of settings is made of.
+
+    >>> flag_checked(fit_intercept="no")
+    Traceback (most recent call last):
+    ValueError: fit_intercept must be True or False, got 'no'
+    """
+    ((name, value),) = flag.items()
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {_validate.shown(value)}")
+    return bool(value)
 
 
 def key_of(random_state: object, estimator: str) -> Key:
@@ -143,6 +201,11 @@ def pair_of(name: str, bounds: object, length: int | None = None) -> tuple[Any, 
         raise ValueError(f"{name} must be a pair (low, high) of {wanted}, got shapes {low.shape} and {high.shape}")
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ValueError(f"{name} must be finite, each low below its high, got {_validate.shown(bounds)}")
+    if max(np.abs(low).max(), np.abs(high).max()) > _MOST_BOUND or (high - low).min() < 1 / _MOST_BOUND:
+        raise ValueError(
+            f"{name} must lie within ±{_MOST_BOUND:g}, each low below its high by {1 / _MOST_BOUND:g} or more, got "
+            f"{_validate.shown(bounds)}"
+        )
     if length is None:
         return float(low), float(high)
     return np.broadcast_to(low, (length,)), np.broadcast_to(high, (length,))

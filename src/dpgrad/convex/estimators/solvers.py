@@ -56,13 +56,17 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Coefficients (features, outputs) and intercept (outputs,) for rows as the public rule leaves them."""
+    """Coefficients (features, outputs) and intercept (outputs,) for rows as the public rule leaves them.
+
+    ``cut`` is that of `auto.Solution`, by which probabilities are corrected.
+    """
 
     coef: Array
     intercept: Array
     event: Event
     releases: tuple[Release, ...]
     steps: int
+    cut: float | None = None
 
 
 def design(rows: Matrix, radius: float | None, intercept: float = 0.0) -> Design:
@@ -100,7 +104,7 @@ def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key
         rows, targets, task.loss, epsilon=task.epsilon, delta=task.delta, relation=task.relation, radius=task.radius,
         fit_intercept=task.fit_intercept, kappa=options.get("kappa", 1.0), steps=steps, key=key, charge=task.charge,
     )  # fmt: skip
-    return Found(found.coef, found.intercept, found.event, found.releases, steps)
+    return Found(found.coef, found.intercept, found.event, found.releases, steps, found.cut)
 
 
 def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
@@ -186,7 +190,7 @@ def _amp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
     prepared = _prepared(rows, task)
     plan = amp.tuning_free(
         prepared.rows, task.loss, radius=prepared.bound, epsilon=task.epsilon, delta=task.delta,
-        relation=task.relation, models=_models(task),
+        relation=task.relation, models=_models(task), unit=task.radius or 1.0,
     )  # fmt: skip
     return _minimised(prepared, targets, plan, task, key)
 
