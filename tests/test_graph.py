@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad import device_noise, graph, lanes, noise, sampling, scaling, schedules
-from dpgrad.grads.precision import exact_products
+from dpgrad.grads.precision import exact_products, in_tf32
 from dpgrad.graph import CannotCaptureError, CapturedStep
 from dpgrad.mechanism import Group, Mechanism
 from dpgrad.private import PrivateGradient
@@ -203,7 +203,7 @@ class TestOnTheCpu:
 
     def test_precision_and_autocast_are_those_of_the_capture(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, one, _ = self.made()
-        with exact_products(), pytest.raises(ValueError, match=r"^the precision of products changed since"):
+        with in_tf32(), pytest.raises(ValueError, match=r"^the precision of products changed since"):
             one.step()
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
         with pytest.raises(ValueError, match=r"^autocast changed since"):
@@ -236,6 +236,37 @@ class TestOnTheCpu:
             private.step(data)
             other.step()
         assert_equal(model, wanted)
+
+    def test_an_interrupted_replay_does_not_shift_the_steps_after_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, one, _ = self.made()
+        taken: list[int] = []
+        body = CapturedStep._body
+
+        def interrupted(self: CapturedStep, size: int) -> None:
+            if len(taken) == 2 and not stopped:
+                stopped.append(True)
+                raise KeyboardInterrupt
+            taken.append(int(self._slot))
+            body(self, size)
+
+        stopped: list[bool] = []
+        monkeypatch.setattr(CapturedStep, "_body", interrupted)
+        one._graphs = {size: SimpleNamespace(replay=partial(one._body, size)) for size in one.capacities}
+        for _ in range(2):
+            one.step()
+        with pytest.raises(KeyboardInterrupt):
+            one.step()
+        one.step()
+        assert taken == [0, 1, 3]
+
+    def test_the_same_precision_by_another_name_is_no_change(self) -> None:
+        _, one, _ = self.made()
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("highest")
+            one.step()
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def test_a_step_too_many(self) -> None:
         _, one, _ = self.made()
@@ -285,11 +316,12 @@ class TestOptimizers:
         assert graph._is_capturable(optimizer) is captured
         assert not graph._is_fused(optimizer)
 
-    def test_any_whose_state_is_there(self) -> None:
+    def test_a_state_that_is_there_does_not_decide(self) -> None:
+        """A run that is resumed has one, and must be captured as it was when it had none."""
         parameter = nn.Parameter(torch.zeros(2))
         optimizer = torch.optim.ASGD([parameter], lr=0.1, capturable=True)
         optimizer.state[parameter]["step"] = torch.ones(())
-        assert graph._is_capturable(optimizer)
+        assert not graph._is_capturable(optimizer)
 
     @pytest.mark.parametrize("kind", graph._BEGINS, ids=lambda kind: kind.__name__)
     def test_what_a_state_begins_with(self, kind: Any) -> None:

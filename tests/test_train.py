@@ -526,6 +526,7 @@ class TestFolders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What a graph rounds otherwise than single kernels would show the same noise on another sum."""
+        monkeypatch.setattr("dpgrad.train.refusal", lambda private, data: "")
         monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
         for where in ("run", "other"):
             with pytest.raises(RuntimeError, match="the process died"):
@@ -539,9 +540,28 @@ class TestFolders:
         assert done.stopped == "budget"  # paid for a new key
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(folder=tmp_path / "third", progress=killed_at(8), checkpoint_every=3)
+        monkeypatch.setattr("dpgrad.train.refusal", lambda private, data: "")
         monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
         with pytest.raises(ValueError, match=r"taken as single kernels, .* graphs of .* give capture=True"):
             fitted(folder=tmp_path / "third", resume=True)
+
+    def test_a_run_within_a_limit_of_memory_is_not_captured_after_a_crash_either(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was found within the limit takes its place in a run that is resumed."""
+        asked: list[int | None] = []
+
+        def refused(private: PrivateGradient, data: Any) -> str:
+            asked.append(private._memory_limit)
+            return "" if private._memory_limit is None else "memory_limit is not captured"
+
+        monkeypatch.setattr("dpgrad.train.refusal", refused)
+        monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
+        options: dict[str, Any] = {"folder": tmp_path / "run", "memory_limit": 1 << 30}
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(progress=killed_at(8), checkpoint_every=3, **options)
+        assert fitted(resume=True, **options).stopped == "plan"
+        assert asked == [1 << 30, 1 << 30]
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     def test_cuda_a_captured_run_replays_to_the_bit(self, tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ class CapturedStep:
     An optimizer with ``fused=True`` or ``capturable=True`` (both, where it has both options) is part of the graph; any
     other steps after the replay, which then has to be waited for. Learning rates may be set between steps as usual.
     Whatever else changes of model, optimizer or torch's settings is refused by name, as far as it can be seen: numbers
-    that the model or the loss hold are those at the capture. Where steps are charged on disk to be replayed, they must
-    be replayed by a graph too, since it rounds otherwise.
+    that the model or the loss hold are those at the capture, and tensors that they hold otherwise than as parameters
+    and buffers must stay where they are. Where steps are charged on disk to be replayed, they must be replayed by a
+    graph too, since it rounds otherwise.
 
     >>> from torch import nn
     >>> from dpgrad import Mechanism
@@ -154,7 +155,7 @@ class CapturedStep:
         slot = step - self._first
         if slot != self._slot_is:
             self._slot.fill_(slot)
-        self._slot_is = slot + 1  # the graph counts on
+        self._slot_is = -1  # not known until the graph has counted on
         for place, rate in enumerate(rates):
             if rate != self._rates_are[place]:
                 self._device_rates[place].fill_(rate)
@@ -165,6 +166,7 @@ class CapturedStep:
                 graph.replay()
         else:
             graph.replay()
+        self._slot_is = slot + 1
 
     def _without_graph(self, step: int, rates: Rates) -> None:
         """Take a step that was charged already as `PrivateGradient` takes it."""
@@ -188,13 +190,14 @@ class CapturedStep:
     def _conditions(self) -> dict[str, object]:
         """What a graph keeps as it was at its capture, by name."""
         names = [name for name in self._optimizer.defaults if name != "lr"]
-        settings = [[group[name] for name in names] for group in self._optimizer.param_groups]
+        settings = [[group[name] for name in names] for group in self._optimizer.param_groups if self._optimizes]
         return {
             "the model (its mode, its modules or hooks, or what is trained)": signature(self._private.model),
-            "a setting of the optimizer other than lr (give it capturable=False)": self._optimizes and settings,
+            "a setting of the optimizer other than lr (give it fused=False or capturable=False)": settings,
             "a tensor of data, model or optimizer (write into it instead)": [t.data_ptr() for t in self._tensors()],
             "autocast": torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-            "the precision of products": [setting.fp32_precision for setting in precision_settings()],
+            "the precision of products": [one.fp32_precision in ("tf32", "bf16") for one in precision_settings()],
+            "the scaling rule, or who observes": (self._private.rule, self._private.observe),
         }
 
     def _refuse_changed(self) -> None:
@@ -475,9 +478,11 @@ def _steered(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _is_capturable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer may be captured and taken back: it says so, and what its state begins with is known."""
-    begun = all(parameter in optimizer.state for parameter in _steered(optimizer))
-    return (begun or type(optimizer) in _BEGINS) and all(group.get("capturable") for group in optimizer.param_groups)
+    """Whether the optimizer may be captured and taken back: it says so, and what its state begins with is known.
+
+    Not whether it has a state already: a run that is resumed must be captured as it was.
+    """
+    return type(optimizer) in _BEGINS and all(group.get("capturable") for group in optimizer.param_groups)
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

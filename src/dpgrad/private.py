@@ -94,8 +94,8 @@ class PrivateGradient:
     ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
     data. A step is charged before its gradients are computed. Clip bound, noise and charge are read from one
     frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
-    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, rounding where
-    neighbours have different numbers of rows (add-remove; `dpgrad.grads.precision.norm_error` says how much), that the
+    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, rounding beyond
+    what `dpgrad.grads.precision.norm_error` accounts for (neighbours by add-remove, long sums over positions), that the
     comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors:
     one that is raised during a step may tell the size of its batch or a value of the loss, and is not to be released.
     """

@@ -37,7 +37,7 @@ from dpgrad.diagnostics import Diagnostics, Recorder
 from dpgrad.events import NOTHING, Compose, Event, Relation
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
-from dpgrad.graph import CannotCaptureError, CapturedStep, elsewhere
+from dpgrad.graph import CannotCaptureError, CapturedStep, elsewhere, refusal
 from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
 from dpgrad.ledger import Ledger
@@ -244,10 +244,11 @@ def fit(
             )
         score = None if held_out is None else partial(session.score, judged, held_out, collate)
         session.watch = Watch(plan, _every(evaluate_every, "evaluate_every", plan), score, progress)
+        reason = refusal(private, data)  # before a limit of memory is replaced by what was found within it
         session.resume()
         if capture is not False and diagnostics is None:
-            session.captured = _captured(private, data, stepper, required=capture is True)
-        session.begin()
+            session.captured = _captured(private, data, stepper, reason, required=capture is True)
+        session.begin(other=capture is not True and session.captured is not None)
         session.weights = None if run is None else Weights(private.model)
         last = plan.steps if run is None else run.last
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
@@ -269,7 +270,7 @@ def fit(
             stopped="interrupted" if not complete else "budget" if last < plan.steps else plan.ends,
             reproducible=seeded or (private.key.reproducible if run is None else run.reproducible),
             public=(*plan.public, "the model, the loss and the shape of one row"),
-            outside=_outside(held_out, diagnostics),
+            outside=_outside(plan.mechanism.relation, held_out, diagnostics),
             seconds=time.perf_counter() - began,
             diagnostics=session.recorder,
         )
@@ -386,8 +387,11 @@ class _Session:
             if self.recorder is not None and state["recorder"] is not None:
                 self.recorder.restore(state["recorder"])
 
-    def begin(self) -> None:
-        """Store where the run begins: a replay starts from there, and must be captured if this is."""
+    def begin(self, other: bool) -> None:
+        """Store where the run begins: a replay starts from there, and must be captured if this is.
+
+        ``other`` is a setting of capture that is not the present one.
+        """
         if self.run is None:
             return
         if not self.run.replayed:
@@ -395,7 +399,8 @@ class _Session:
         elif self.run.state is not None and self.run.state["captured"] != self.form:
             raise ValueError(
                 f"the steps of this run were taken as {self.run.state['captured']}, and would now be as {self.form}, "
-                f"which rounds otherwise: give capture={self.captured is not None} to go on with a new key"
+                f"which rounds otherwise: resume it as it was, with as much free memory, or give capture={other} to go "
+                "on with a new key"
             )
 
     @property
@@ -413,16 +418,18 @@ class _Session:
 
 
 def _captured(
-    private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer, required: bool
+    private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer, reason: str, required: bool
 ) -> CapturedStep | None:
-    """The step as a CUDA graph, where it can be one; refused with the reason where it must."""
+    """The step as a CUDA graph, where there is no ``reason`` against it; refused with the reason where it must be."""
     try:
+        if reason:
+            raise CannotCaptureError(reason)
         return CapturedStep(private, data, optimizer)
-    except CannotCaptureError as reason:
+    except CannotCaptureError as error:
         if required:
             raise
         if next(private.model.parameters()).is_cuda:
-            warnings.warn(f"the step is not captured as a CUDA graph: {reason}", stacklevel=3)
+            warnings.warn(f"the step is not captured as a CUDA graph: {error}", stacklevel=3)
         return None
 
 
@@ -489,13 +496,17 @@ def _cost(plan: Plan, event: Event) -> Guarantee:
     return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
 
 
-def _outside(held_out: Any, diagnostics: Diagnostics | None) -> tuple[str, ...]:
+def _outside(relation: Relation, held_out: Any, diagnostics: Diagnostics | None) -> tuple[str, ...]:
     """What the guarantee does not cover."""
     found = [
         "choices of method and settings that were made by looking at these data",
         "what was computed from these data before: bounds, means, categories, features",
         "how long the run took, its errors, and attacks on floating-point noise",
     ]
+    if relation == Relation.ADD_REMOVE:
+        found.append(
+            "rounding: with one row more, kernels may be chosen that round the gradients of the others otherwise"
+        )
     if held_out is not None:
         found.append("the held-out rows: every figure on them is computed without noise")  # their number tells n
     if diagnostics is not None:
