@@ -714,6 +714,13 @@ class TestRefusals:
             ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1"),
             ({"checkpoint_every": -1}, "checkpoint_every must be a whole number"),
             ({"engine": "ghost"}, "engine must be one of bookkeeping, vmap"),
+            ({"ledger": "ledger.jsonl"}, r"ledger must be a dpgrad Ledger, got 'ledger.jsonl': give Ledger\(path\)"),
+            (
+                {"optimizer": torch.optim.Adam([nn.Parameter(torch.zeros(1))])},
+                "optimizer must be a name or a function .* got Adam itself: give lambda parameters: Adam",
+            ),
+            ({"loss": nn.functional.cross_entropy}, r"loss must be a name \(cross-entropy, .* outputs and targets"),
+            ({"loss": nn.CrossEntropyLoss()}, "loss must be a name .* outputs and targets"),
             ({"capture": True}, "the model is on cpu: a step is captured on a CUDA device"),
             ({"delta": None}, "delta is required"),
             ({"lot": 61}, "lot must be at most the number of rows, 60"),

@@ -145,8 +145,8 @@ class CapturedStep:
                 if step > at:  # one by one: what stopped a step will often stop another
                     self._launch(step, rates)
                 if step >= at and bool(self._stopped):
-                    self._stopped.zero_()
                     self._without_graph(step, rates)
+                    self._stopped.zero_()  # not before: what an error leaves undone must not be forgotten
         self._pending = []
         self._private.computed_elsewhere()
 

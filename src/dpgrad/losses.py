@@ -140,6 +140,11 @@ def loss_named(loss: str | Loss) -> Loss:
     Traceback (most recent call last):
     ValueError: unknown loss 'crossentropy': did you mean cross-entropy? The losses are cross-entropy, bce, ...
     """
+    if str(getattr(loss, "__module__", "")).startswith("torch."):
+        raise ValueError(
+            f"loss must be a name ({', '.join(LOSSES)}) or a function of (model, batch) with one value per example, "
+            f"got {_validate.shown(loss)}, which is one of outputs and targets"
+        )
     if not isinstance(loss, str):
         return loss
     if loss not in LOSSES:

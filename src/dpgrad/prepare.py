@@ -77,6 +77,13 @@ def optimizer_named(
             f"momentum = {momentum:g} is that of SGD, and another optimizer was chosen: leave out optimizer, or give "
             "method dpsgd or momentum 0 and set the optimizer's own"
         )
+    given: object = choice  # a caller may ignore types
+    if isinstance(given, torch.optim.Optimizer):
+        kind = type(given).__name__
+        raise ValueError(
+            f"optimizer must be a name or a function that makes one of the parameters, got {kind} itself: give "
+            f"lambda parameters: {kind}(parameters, ...)"
+        )
     if not isinstance(choice, str):
         made: object = choice(parameters)
         if not isinstance(made, torch.optim.Optimizer):

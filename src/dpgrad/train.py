@@ -184,6 +184,9 @@ def fit(
     rows = source.rows(data)
     if not rows:
         raise ValueError("data must hold at least one row, got none")
+    given: object = ledger  # a caller may ignore types
+    if given is not None and not isinstance(given, Ledger):
+        raise ValueError(f"ledger must be a dpgrad Ledger, got {_validate.shown(given)}: give Ledger(path)")
     released, seeded = (beside.event, beside.reproducible) if isinstance(beside, Released) else (beside, False)
     goal, core, device = loss_named(loss), unwrapped(model), device_of(model)
     if held_out is not None:
