@@ -38,6 +38,9 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     attention = nullcontext() if mixed else sdpa_kernel(SDPBackend.MATH)
     live = {name: parameter.detach() for name, parameter in trainable(model).items()}
     each = torch.func.vmap(torch.func.grad(weighted), in_dims=(None, 0, 0), randomness="different")
-    with attention:
-        found = each(live, grouped, weights.view(examples, rows))
+    try:
+        with attention:
+            found = each(live, grouped, weights.view(examples, rows))
+    finally:
+        torch.clear_autocast_cache()  # an outer autocast would keep what this pass converted
     return PerExample({name: Dense(gradient.detach()) for name, gradient in found.items()})
