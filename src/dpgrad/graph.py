@@ -108,8 +108,11 @@ class CapturedStep:
 
     @property
     def form(self) -> str:
-        """What the rounding of a step depends on beside its inputs: for whoever replays it elsewhere."""
-        return f"graphs of {self.capacities} rows, the optimizer {'within' if self._optimizes else 'after'} them"
+        """What the rounding of a step depends on beside mechanism and data: for whoever replays it elsewhere.
+
+        The sizes of the graphs follow from those, and would tell how many rows there are.
+        """
+        return f"graphs of steps, the optimizer {'within' if self._optimizes else 'after'} them"
 
     def step(self) -> None:
         """Take the next step of the mechanism, the optimizer's included."""

@@ -353,7 +353,7 @@ def test_one_example_more_among_many_alike() -> None:
     model = nn.Linear(4, 1, bias=False)
     layouts = bookkeeping.find_layouts(model, loss, torch.ones(2, 4))
     engine = partial(bookkeeping.gradients, layouts=layouts)
-    for seed in (37, 62, 69):  # where cutting 65,535 rows into pieces of 127 had made a difference of 1.0006
+    for seed in (37, 62, 69):  # rows for which pieces of 127 of 65,535 rows would exceed the bound
         row = 1.5 + torch.rand(4, generator=torch.Generator().manual_seed(seed))
         more, fewer = (
             clipped_sum(model, loss, row.repeat(count, 1), partial(Hard(), clip=1.0), engine).sums["weight"].double()

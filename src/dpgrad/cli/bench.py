@@ -35,8 +35,8 @@ def add(commands: "Commands") -> None:
         "bench",
         "time and memory of a private step on this machine",
         "Measures one step of training, private and not, by every engine there is: on a CPU side by side, so that "
-        "ratios hold on a busy machine, on CUDA each engine in its own process. With --scale, --costs or --poisson it "
-        "measures how cost grows, what each choice adds, or Poisson batches, instead.",
+        "ratios hold on a busy machine while threads have a core each, on CUDA each engine in its own process. With "
+        "--scale, --costs or --poisson it measures how cost grows, what each choice adds, or Poisson batches, instead.",
         _answer,
     )
     parser.add_argument("--workloads", metavar="NAME", nargs="+", help="Default: those that suit the device.")

@@ -42,8 +42,8 @@ def norm_error(dtype: torch.dtype) -> float:
       for data made against the order in which a device adds they do not, nor on tensor cores, which round towards
       zero: then they grow with T.
     - neighbours by add-remove. With one row more, those behind it move to other short sums, each of which may round by
-      its share, and a library may choose a kernel that rounds the gradients of all rows otherwise: typically by 1e-7 of
-      each in float32, 1e-3 in TF32 and 1e-2 in bfloat16, and by percents of a row where a ReLU or a maximum turns.
+      its share, and a library may choose a kernel that rounds the gradients of all rows otherwise: by some units of
+      rounding (2^-24 in float32, 2^-11 in TF32, 2^-9 in bfloat16), and by more where a ReLU or a maximum turns.
     - an example whose gradient is not finite, in a captured step: the step is then taken again on fewer rows, which is
       the same as one row more.
 
