@@ -132,6 +132,7 @@ ORDER = [
     "audit",
     "lab.experiment",
     "lab.run",
+    "lab._json",
     "lab._schema",
     "lab._chart",
     "lab.models",

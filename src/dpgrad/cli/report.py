@@ -92,8 +92,4 @@ def _beside(runs: list[str]) -> "Beside | None":
 
     if len(runs) > 1 or not (path := Path(runs[0]) / "non-private.json").is_file():
         return None
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        return Beside(str(found["metric"]), float(found["held_out"]))
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is damaged: remove it to have the page without it") from None
+    return Beside.read(path)

@@ -215,8 +215,8 @@ class _Training:
             return
         if self.args.ledger and not self.ledger_path.parent.is_dir():
             raise ValueError(f"--ledger {self.ledger_path}: its folder is missing; make it first")
-        if self.ledger_path.is_dir():
-            raise ValueError(f"--ledger {self.ledger_path} is a folder: name a file")
+        if self.ledger_path.exists() and not self.ledger_path.is_file():
+            raise ValueError(f"--ledger {self.ledger_path} is not a regular file: name a file")
         self._ledger = Ledger(self.ledger_path)
 
     def options(self, method: str) -> dict[str, Any]:
@@ -378,8 +378,7 @@ class _Training:
 
         path = self.out / _BESIDE
         if path.is_file():
-            found = json.loads(path.read_text("utf-8"))
-            return Beside(found["metric"], found["held_out"])
+            return Beside.read(path)
         if self.args.baseline is False or self.rows.held_out is None:
             return None
         import torch

@@ -4,9 +4,11 @@ import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpgrad import __version__
 from dpgrad.guarantee import up
+from dpgrad.lab import _json
 from dpgrad.lab._chart import Chart, Line
 from dpgrad.lab.report import Report, facts, shown
 
@@ -32,6 +34,15 @@ class Beside:
 
     metric: str
     held_out: float
+
+    @classmethod
+    def read(cls, path: Path) -> "Beside":
+        """The metric that `dpgrad train` left in a file."""
+        try:
+            found = _json.read(path)
+            return cls(str(found["metric"]), float(found["held_out"]))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is damaged: remove it to have the page without it") from None
 
 
 def page(runs: Mapping[str, Report], beside: Beside | None = None, together: str | None = None) -> str:

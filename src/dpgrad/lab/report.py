@@ -17,6 +17,7 @@ from dpgrad import __version__, _compare, events
 from dpgrad.curves import Point
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.guarantee import Guarantee, down, up
+from dpgrad.lab import _json
 from dpgrad.lab._schema import faults
 from dpgrad.train import Fitted
 
@@ -167,10 +168,7 @@ def released(run: Path) -> Path:
 def load(run: Path) -> Report:
     """The report of the run in that folder, or of what was shared of it; only what was released is read."""
     path = released(run) / FILE
-    try:
-        found: Report = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not JSON: it was damaged or edited") from None
+    found: Report = _json.read(path)
     check(found, str(path))
     return found
 
