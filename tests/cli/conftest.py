@@ -80,3 +80,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert cli.main(command.split()) == 0, err.getvalue()
     return Trained(folder, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was released of a linear model of rows of three numbers and two classes; the model adds up nothing else."""
+    import torch
+
+    from dpgrad.lab.models import build
+
+    folder = tmp_path_factory.mktemp("small")
+    command = f"train --method dpsgd --model linear --steps 1 --lot 64 --no-baseline --out {folder / 'run'}"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+        assert cli.main(command.split()) == 0, err.getvalue()
+    release = folder / "run" / "release"
+    found = json.loads((release / "report.json").read_text("utf-8"))
+    found["model"] = {"name": "linear", "shape": [3], "outputs": 2, "parameters": 8}
+    found["data"]["classes"] = ["no", "yes"]
+    found["public"] = [entry for entry in found["public"] if "pixel" not in entry]
+    (release / "report.json").write_text(json.dumps(found), "utf-8")
+    torch.save(build("linear", [3], 2).state_dict(), release / "weights.pt")
+    return release

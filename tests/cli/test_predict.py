@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpgrad import cli, data
-from dpgrad.cli import predict
+from dpgrad.cli import _rows
 from dpgrad.lab.models import build
 
 ROWS = data.load("digits").x_test[:5]
@@ -75,9 +75,9 @@ def test_rows_laid_out_otherwise(answer: Callable[[str], Any], released: Path, s
 
 
 def test_channels_last_is_another_image() -> None:
-    assert predict._fits((5, 3, 32, 32), (3, 32, 32))
-    assert predict._fits((5, 3072), (3, 32, 32))
-    assert not predict._fits((5, 32, 32, 3), (3, 32, 32))
+    assert _rows.fits((5, 3, 32, 32), (3, 32, 32))
+    assert _rows.fits((5, 3072), (3, 32, 32))
+    assert not _rows.fits((5, 32, 32, 3), (3, 32, 32))
 
 
 def test_what_was_shared_is_enough(answer: Callable[[str], Any], released: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ BAD = {
     "raw pixels": (16 * ROWS, "values above 1, and the model was trained on pixels in 0..1: divide those of the pixel"),
     "not finite": (np.full((1, 1, 8, 8), np.nan), "not finite"),
     "words": (np.array(["a"]), "must hold numbers"),
-    "objects": (np.array([{}], dtype=object), "cannot be read as .npy"),
+    "objects": (np.array([{}], dtype=object), "must hold numbers, got object"),
 }
 
 
@@ -113,8 +113,12 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("rows.csv", b"1,2,3\n", "row 1 has 3 columns, expected 64"),
-            ("rows.csv", b",".join([b"x"] * 64) + b"\n" + b",".join([b"x"] * 64), "cannot be read as .csv"),
+            ("rows.csv", b"1,2,3\n", "has 3 columns in line 1 (separator comma), expected 64"),
+            (
+                "rows.csv",
+                b",".join([b"x"] * 64) + b"\n" + b",".join([b"x"] * 64),
+                "has a cell that is not a number ('x') in line 2, column 1",
+            ),
             ("rows.npy", b"", "cannot be read as .npy"),
             ("rows.npz", b"PK", "cannot be read as .npz"),
             ("rows.txt", b"", "must end in .npy, .npz or .csv"),

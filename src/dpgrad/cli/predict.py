@@ -5,20 +5,18 @@ import csv
 import io
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpgrad.cli import _options
+from dpgrad.cli import _options, _rows
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from dpgrad.cli._options import Commands
+    from dpgrad.cli._rows import Array
     from dpgrad.lab.report import Report
-
-    Array = NDArray[np.float32]
-
 
 _PIXELS = "the pixel range 0.."  # begins the entry of a report that names the public range of pixels
 
@@ -38,6 +36,21 @@ def add(commands: "Commands") -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="The folder of a finished run, or the folder release/ that was shared of one.")
     add("--input", metavar="FILE", required=True, help="Prepared rows as .npy, .npz (one array, or x) or .csv.")
+    add(
+        "--header",
+        choices=_rows.HEADERS,
+        default="auto",
+        help="Whether the first line of a .csv names its columns; auto, the default: yes if every cell begins with a "
+        "letter, no if none does, refused where it could be either.",
+    )
+    add(
+        "--separator",
+        metavar="NAME",
+        type=_options.option(_rows.separator, lambda value: None),
+        default="auto",
+        help=f"What stands between the cells of a .csv: {', '.join(_rows.SEPARATORS)}; auto, the default, takes the "
+        "first of these that splits the first line into as many cells as a row has numbers.",
+    )
     add("--output", metavar="FILE", help="Write there what else would go to standard output.")
     add("--json", action="store_true", help="Print one JSON object instead of CSV.")
 
@@ -50,58 +63,37 @@ def _answer(args: argparse.Namespace) -> str:
         raise ValueError(
             f"{args.run}: its model was brought by a program, which alone can rebuild it: load weights.pt there"
         )
-    rows = _rows(Path(args.input), tuple(found["model"]["shape"]))
-    _refuse_units(args.input, found, rows)
-    text = _written(found, _outputs(Path(args.run), found, rows), args.json)
+    _refuse_outputs(args.run, found)
+    model = _model(Path(args.run), found)
+    shape = tuple(found["model"]["shape"])
+    rows, outputs = _applied(model, _rows.blocks(Path(args.input), shape, args.header, args.separator), found, args)
+    text = _written(found, outputs, args.json)
     if args.output is None:
         return text
     Path(args.output).write_text(text, "utf-8")
-    told = {"rows": len(rows), "output": args.output}
-    return json.dumps(told) + "\n" if args.json else f"{len(rows):,} rows predicted, written to {args.output}\n"
+    told = {"rows": rows, "output": args.output}
+    return json.dumps(told) + "\n" if args.json else f"{rows:,} rows predicted, written to {args.output}\n"
 
 
-def _rows(path: Path, shape: tuple[int, ...]) -> "Array":
-    """The rows of a file, which must have the shape the model was trained on."""
-    import numpy as np
-
-    if path.suffix.lower() not in (".npy", ".npz", ".csv"):
-        raise ValueError(f"--input must end in .npy, .npz or .csv, got {path.name!r:.80}")
-    try:
-        found: Any = _csv(path, shape) if path.suffix.lower() == ".csv" else np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise ValueError(f"--input {path}: there is no such file") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"--input {path} cannot be read as {path.suffix}: {error}") from None
-    if path.suffix.lower() == ".npz":
-        if len(found.files) != 1 and "x" not in found.files:
-            raise ValueError(f"--input {path} must hold one array, or one named x, got {', '.join(found.files)}")
-        found = found["x" if "x" in found.files else found.files[0]]
-    if found.dtype.kind not in "fiub":
-        raise ValueError(f"--input {path} must hold numbers, got {found.dtype}")
-    if not _fits(found.shape, shape):
-        raise ValueError(f"--input {path} must hold rows of shape {shape}, got an array of shape {found.shape}")
-    rows: Array = found.reshape(len(found), *shape).astype(np.float32)
-    if not np.isfinite(rows).all():
-        raise ValueError(f"--input {path} holds values that are not finite: remove those rows")
-    return rows
+def _classes(report: "Report") -> list[str] | None:
+    found: list[str] | None = None if report["data"] is None else report["data"]["classes"]
+    return found
 
 
-def _fits(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an array holds rows of ``shape``: laid out as one line each, or with the same sides of more than 1.
-
-    Other orders of the same sides, such as channels last, are another image.
-    """
-    if len(given) == 2 and given[1] == math.prod(shape):
-        return True
-    return len(given) > 1 and [side for side in given[1:] if side != 1] == [side for side in shape if side != 1]
+def _refuse_outputs(name: str, report: "Report") -> None:
+    """Refuse a report that does not name each output of its model."""
+    classes, outputs = _classes(report), report["model"]["outputs"]
+    if outputs != (1 if classes is None else len(classes)):
+        named = "no" if classes is None else f"{len(classes):,}"
+        raise ValueError(f"{name}: its report has {named} class names for {outputs:,} outputs of its model")
 
 
-def _refuse_units(name: str, report: "Report", rows: "Array") -> None:
+def _refuse_units(name: str, report: "Report", most: float) -> None:
     """Refuse pixels in other units than those of training, where the report tells which they were."""
     ranges = [entry.rpartition("..")[2] for entry in report["public"] if entry.startswith(_PIXELS)]
-    if report["data"] is None or not ranges or not rows.size:
+    if report["data"] is None or not ranges:
         return
-    prepared, most = report["data"]["preprocessing"], float(rows.max())
+    prepared = report["data"]["preprocessing"]
     if prepared == "default" and most > 1:
         raise ValueError(
             f"--input {name} holds values above 1, and the model was trained on pixels in 0..1: divide those of "
@@ -114,58 +106,73 @@ def _refuse_units(name: str, report: "Report", rows: "Array") -> None:
         )
 
 
-def _csv(path: Path, shape: tuple[int, ...]) -> Any:
-    """Numbers, one row a line, an image laid out as one line; a first line of names is passed over."""
-    import numpy as np
-
-    lines = [line for line in csv.reader(path.read_text("utf-8").splitlines()) if line]
-    if lines and not _number(lines[0][0]):
-        del lines[0]
-    width = math.prod(shape)
-    if wrong := [number for number, line in enumerate(lines, 1) if len(line) != width]:
-        raise ValueError(f"row {wrong[0]} has {len(lines[wrong[0] - 1])} columns, expected {width}")
-    return np.array([[float(cell) for cell in line] for line in lines], np.float32).reshape(len(lines), *shape)
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _outputs(run: Path, report: "Report", rows: "Array") -> "Array":
-    """What the model says of each row: class probabilities, or a real value."""
+def _model(run: Path, report: "Report") -> Any:
+    """The model as it was released."""
     import torch
 
     from dpgrad.lab.models import build
     from dpgrad.lab.report import released
     from dpgrad.train import WEIGHTS
 
-    named = report["model"]
-    model = build(named["name"], named["shape"], named["outputs"])
-    path = released(run) / WEIGHTS
+    named, path = report["model"], released(run) / WEIGHTS
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: predictions need the weights that were released with the report")
+    built = partial(build, named["name"], named["shape"], named["outputs"])
+    try:
+        with torch.device("meta"):  # where a model of any size takes no memory
+            size = sum(value.nbytes for value in built().state_dict().values())
+    except (RuntimeError, OverflowError, TypeError):  # sizes that torch cannot count
+        size = math.inf
+    if size > path.stat().st_size:
+        raise ValueError(f"{path} does not hold the weights of this model: it has fewer bytes than they need")
+    model = built()
     try:
         model.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     except Exception as error:  # torch raises many kinds for a file that is not what it was
         raise ValueError(f"{path} does not hold the weights of this model: {type(error).__name__}") from None
-    model.eval()
+    return model.eval()
+
+
+def _forward(model: Any, block: "Array", report: "Report") -> Any:
+    import torch
+
+    try:
+        return model(torch.from_numpy(block))
+    except (RuntimeError, IndexError, ValueError) as error:  # rows of a shape that the layers cannot take
+        named = report["model"]
+        why = " ".join(str(error).split())
+        raise ValueError(f"model {named['name']} cannot take rows of shape {named['shape']}: {why:.200}") from None
+
+
+def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argparse.Namespace) -> tuple[int, "Array"]:
+    """How many rows there are, and what the model says of each: class probabilities, or a real value."""
+    import numpy as np
+    import torch
+
+    most, rows, made = -math.inf, 0, [np.zeros((0, report["model"]["outputs"]), np.float32)]
     with torch.no_grad():
-        found = torch.cat([model(batch) for batch in torch.split(torch.from_numpy(rows), 1024)] or [torch.zeros(0, 1)])
-        classes = report["data"] is not None and report["data"]["classes"] is not None
-        made: Array = (found.softmax(1) if classes else found).numpy()
-        return made
+        for block in blocks:
+            found = _forward(model, block, report)
+            made.append((found if _classes(report) is None else found.softmax(1)).numpy())
+            if not np.isfinite(made[-1]).all():
+                number = rows + int(np.argmin(np.isfinite(made[-1]).all(1))) + 1
+                raise ValueError(
+                    f"{args.run}: its model gives no finite output for row {number:,} of {args.input}: its weights are "
+                    "not finite, or the row is out of all proportion"
+                )
+            most, rows = max(most, float(block.max())), rows + len(block)
+    _refuse_units(args.input, report, most)
+    return rows, np.concatenate(made)
 
 
 def _written(report: "Report", outputs: "Array", as_json: bool) -> str:
-    classes = None if report["data"] is None else report["data"]["classes"]
+    classes = _classes(report)
     if classes is None:
         values = outputs[:, 0].tolist()
         if as_json:
             return json.dumps({"predictions": values, "guarantee": report["guarantee"]}) + "\n"
         return _table(["prediction"], [[f"{value:.6g}"] for value in values])
-    labels = [classes[index] for index in outputs.argmax(1)] if len(outputs) else []
+    labels = [classes[index] for index in outputs.argmax(1)]
     if as_json:
         found = {"labels": labels, "classes": classes, "probabilities": outputs.tolist()}
         return json.dumps({**found, "guarantee": report["guarantee"]}) + "\n"
