@@ -327,8 +327,8 @@ REFUSED = {
     "accountant": (f"{CASE_A} --accountant vibes", "invalid choice: 'vibes'"),
     "relation": (f"{CASE_A} --relation friends", "invalid choice: 'friends'"),
     "sampler": (f"{CASE_A} --sampler lottery", "invalid choice: 'lottery'"),
-    "option": (f"{CASE_A} --epsylon 3", "unrecognized arguments: --epsylon 3"),
-    "abbreviated option": (f"{CASE_A} --acc rdp", "unrecognized arguments"),
+    "option": (f"{CASE_A} --epsylon 3", "unknown option '--epsylon': dpgrad epsilon --help names the options"),
+    "abbreviated option": (f"{CASE_A} --acc rdp", "unknown option '--acc'"),
     "option without value": ("epsilon --delta", "expected one argument"),
     "schedule": (f"{CASE_A} --clip-schedule bumpy", "choose linear, affine, geometric:R or arithmetic:R"),
     "schedule without rate": (f"{CASE_A} --clip-schedule geometric", "needs a rate"),
@@ -357,7 +357,7 @@ REFUSED = {
     ),
     "steps given to steps": (
         "steps --epsilon 1 --delta 1e-5 --sampling-rate .1 --noise-multiplier 1 --steps 5",
-        "unrecognized arguments",
+        "unknown option '--steps': dpgrad steps --help names the options",
     ),
 }
 

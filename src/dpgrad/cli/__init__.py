@@ -16,10 +16,12 @@ from collections.abc import Sequence
 
 from dpgrad import __version__
 from dpgrad.cli import bench, budget, curvature, predict, report, train
-from dpgrad.cli._options import Parser
+from dpgrad.cli._options import Parser, Printed
 
 # a new command is a file with `add(commands)` and a place here, in the order of the help
 COMMANDS = (budget, train, predict, report, curvature, bench)
+
+_LONGEST = 900  # characters of a refusal
 
 # what is written where the terminal's encoding lacks a character
 _SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
@@ -73,6 +75,8 @@ def _write(text: str) -> int:
 def _refused(message: str, code: int) -> int:
     """One line on standard error; the exit status."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    if len(line) > _LONGEST:  # what was given is in the middle; the remedy is at the end
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
     with contextlib.suppress(OSError, AttributeError, ValueError):
         print(f"dpgrad: error: {line}", file=sys.stderr, flush=True)
     return code
@@ -93,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _parser()
         args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
         return _write(parser.format_help() if args.command is None else args.answer(args))
-    except SystemExit as done:  # --help and --version
-        return int(done.code or 0)
+    except Printed as answer:  # --help and --version
+        return _write(str(answer))
     except KeyboardInterrupt as stop:
         return _refused(": ".join(("interrupted", *map(str, stop.args))), 130)
     except OSError as error:
@@ -102,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(f"{named}{error.strerror or error}", 2)
     except ValueError as error:
         return _refused(str(error), 2)
+    except RecursionError:
+        return _refused("what was given is nested too deeply: no file or option of dpgrad needs that", 2)
+    except MemoryError:
+        return _refused("there is not enough memory for this: ask for less at a time", 2)
     except Exception as error:
         if sys.flags.dev_mode:
             raise

@@ -26,12 +26,20 @@ def overruled(args: argparse.Namespace, parser: Parser, rivals: tuple[tuple[str,
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8") if path.is_file() or not path.exists() else None
     except FileNotFoundError:
         raise ValueError(f"--config cannot read {path}: there is no such file") from None
     except OSError as error:
         raise ValueError(f"--config cannot read {path}: {error.strerror}") from None
-    except ValueError as error:  # not TOML, or not UTF-8
+    except UnicodeError:
+        raise ValueError(f"--config {path} is not TOML, which is UTF-8 text") from None
+    if text is None:  # a pipe could block for ever
+        raise ValueError(f"--config {path} is not a file")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"--config {path} is nested too deeply: its keys are options, each with its value") from None
+    except ValueError as error:
         raise ValueError(f"--config {path} is not TOML: {error}") from None
 
 
@@ -42,16 +50,18 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
         for option in action.option_strings
         if option.startswith("--") and not option.startswith("--no-") and action.dest not in ("help", "config")
     }
-    words: list[str] = []
+    words_of: dict[str, list[str]] = {}
     for key, value in settings.items():
         name = key.replace("_", "-")
         if name not in known:
             close = get_close_matches(name, known, n=1)
             remedy = f"did you mean {close[0]}?" if close else "keys are the options of dpgrad train without dashes"
             raise ValueError(f"{path}: unknown key {key!r:.60}: {remedy}")
-        words += _words(name, value, known[name], path)
+        if name in words_of:
+            raise ValueError(f"{path}: {name} is given twice, with - and with _: give it once")
+        words_of[name] = _words(name, value, known[name], path)
     try:
-        return parser.parse_args(words)
+        return parser.parse_args([word for words in words_of.values() for word in words])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import difflib
+import itertools
 import math
 import os
 import re
@@ -25,11 +27,42 @@ _MOST_ROWS = 10**15
 _PLOTS = (".svg", ".png")
 
 
+class Printed(Exception):  # noqa: N818  # an answer, not an error
+    """What argparse would print itself: it passes over failures to write and ends the process."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that refuses with one line and leaves ending the process to `main`."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
+
+    def _print_message(self, message: str, file: Any = None) -> NoReturn:
+        raise Printed(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse an unknown option by its name, with the one that was probably meant."""
+        if self._subparsers is None:  # else the words after the command are for its own parser
+            self._refuse_unknown(list(args or ()))
+        return super().parse_known_args(args, namespace)
+
+    def _refuse_unknown(self, words: list[str]) -> None:
+        known = self._option_string_actions
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            name = word.partition("=")[0]
+            if re.match(r"-{1,2}[^\W\d]", name) and name not in known:
+                close = difflib.get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.7)
+                remedy = f"did you mean {close[0]}?" if close else f"{self.prog} --help names the options"
+                self.error(f"unknown option {name!r:.60}: {remedy}")
+
+
+def _text(value: str) -> str:
+    """An option that is a text. Where a shell leaves it empty, by an unset variable, the default is not meant."""
+    if not value.strip():
+        raise argparse.ArgumentTypeError(f"must not be empty, got {value!r:.40}: give a value or leave it out")
+    if "\0" in value:
+        raise argparse.ArgumentTypeError(f"must not hold a NUL character, got {value!r:.40}")
+    return value
 
 
 def command(
@@ -37,6 +70,7 @@ def command(
 ) -> Parser:
     """The parser of one command; ``answer(args)`` makes the whole of what goes to standard output."""
     parser = commands.add_parser(name, help=short, description=long, allow_abbrev=False)
+    parser.register("type", None, _text)  # of options that name no type
     parser.set_defaults(answer=answer)
     return parser
 

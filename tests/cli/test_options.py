@@ -1,0 +1,140 @@
+"""What all commands share: empty options, misspelt ones, and where an answer is written."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgrad import cli
+
+COMMANDS = ("epsilon", "calibrate", "steps", "train", "predict", "report", "curvature", "bench")
+Refused = Callable[..., str]
+
+
+class TestEmpty:
+    """An unset variable of a shell gives an empty option: the default was not asked for."""
+
+    @pytest.mark.parametrize("name", ["model", "data", "data-dir", "preprocessing", "out", "ledger", "device", "engine",
+                                      "optimizer", "averaging", "rate-schedule", "clip-schedule", "config", "method",
+                                      "group", "relation", "epsilon", "steps"])  # fmt: skip
+    @pytest.mark.parametrize("value", ["", "  "], ids=["empty", "blank"])
+    def test_train(self, refused: Refused, name: str, value: str) -> None:
+        assert f"--{name}" in refused("train", "--plan", f"--{name}", value)
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("predict", "", "--input", "rows.npy"),
+            ("predict", "run", "--input", ""),
+            ("predict", "run", "--input", "rows.npy", "--output", ""),
+            ("report", ""),
+            ("report", "run", "--out", ""),
+            ("curvature", ""),
+            ("curvature", "digits", "--preprocessing", ""),
+            ("bench", "--peers", ""),
+            ("bench", "--workloads", ""),
+        ],
+        ids=" ".join,
+    )
+    def test_others(self, refused: Refused, words: tuple[str, ...]) -> None:
+        assert "must not be empty, got ''" in refused(*words)
+
+
+class TestMisspelt:
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            ("train --epsilonn 3", "unknown option '--epsilonn': did you mean --epsilon?"),
+            ("train --learning_rate=3", "unknown option '--learning_rate': did you mean --learning-rate?"),
+            ("train -epsilon 3", "unknown option '-epsilon': did you mean --epsilon?"),
+            ("calibrate --epsilom 3", "did you mean --epsilon?"),  # though the right one is missing
+            ("train --zzz", "unknown option '--zzz': dpgrad train --help names the options"),
+            ("predict run --inputs rows.npy", "did you mean --input?"),
+            ("bench --work", "unknown option '--work': did you mean --workloads?"),
+        ],
+    )
+    def test_the_one_that_was_meant(self, refused: Refused, command: str, said: str) -> None:
+        assert said in refused(command)
+
+    def test_a_command(self, refused: Refused) -> None:
+        assert "trian" in refused("trian --epsilon 3")
+
+
+def run(command: str, **settings: Any) -> "subprocess.CompletedProcess[bytes]":
+    source = str(Path(cli.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": source, **settings.pop("env", {})}
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 300}
+    return subprocess.run(
+        [sys.executable, "-m", "dpgrad", *command.split()], env=environment, **{**options, **settings}
+    )
+
+
+class TestWhereItIsWritten:
+    @pytest.mark.parametrize("command", ["", *COMMANDS])
+    def test_help_on_a_narrow_terminal(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "20")
+        assert cli.main([*command.split(), "--help"]) == 0
+        out, err = capsys.readouterr()
+        assert "usage: dpgrad" in out
+        assert err == ""
+
+    @pytest.mark.parametrize("command", ["--help", "--version", "train --help", "epsilon --help", "train --model ε"])
+    def test_ascii_alone(self, command: str) -> None:
+        done = run(command, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "COLUMNS": "20"})
+        assert done.returncode == (2 if "ε" in command else 0), done.stderr
+        assert (done.stdout + done.stderr).isascii()
+        assert b"Traceback" not in done.stderr
+
+    @pytest.mark.parametrize("command", ["", "--help", "--version", "train --help"])
+    def test_a_closed_pipe(self, command: str) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            done = run(command, stdout=write)
+        finally:
+            os.close(write)
+        assert done.returncode == 2
+        assert done.stderr.decode().count("\n") == 1
+        assert b"standard output" in done.stderr
+
+    def test_a_full_disk(self) -> None:
+        if not Path("/dev/full").exists():
+            pytest.skip("this system has no /dev/full")
+        with open("/dev/full", "wb") as full:
+            done = run("--help", stdout=full)
+        assert done.returncode == 2
+        assert done.stderr.count(b"\n") == 1
+        assert b"the answer could not be written to standard output: No space left" in done.stderr
+
+    def test_bytes_that_are_no_text(self) -> None:
+        done = run("train --plan --model " + os.fsdecode(b"\xff\xfe"))
+        assert done.returncode == 2
+        assert done.stderr.count(b"\n") == 1
+        assert b"unknown model" in done.stderr
+
+
+class TestNets:
+    """What no check foresaw is still one line, and refused rather than called a defect where the input is to blame."""
+
+    @pytest.mark.parametrize(("error", "said"), [(RecursionError(), "nested too deeply"), (MemoryError(), "memory")])
+    def test_limits_of_the_machine(
+        self, refused: Refused, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("dpgrad.lab.report.load", fail)
+        assert said in refused("predict run --input rows.npy")
+
+    def test_a_long_refusal_keeps_its_remedy(self, refused: Refused) -> None:
+        said = refused("train", "--plan", "--rate-schedule", "x" * 5000)
+        assert len(said) < 1000
+        said = refused("report", "x" * 5000)
+        assert len(said) < 1000
+        assert "give the folder of a finished run" in said or "File name too long" in said
