@@ -133,6 +133,7 @@ class TestRefusals:
             ({"noise_multiplier": 0.0}, "noise_multiplier must be positive"),
             ({"lot": 1001}, "lot must be at most the number of rows, 1,000, got 1001"),
             ({"lot": 0}, "lot must be positive"),
+            ({"steps": None, "epochs": 1e308}, "steps must be at most"),
             ({"steps": None, "epochs": 0}, "epochs must be positive and finite, got 0"),
             ({"steps": None, "epochs": 0.01}, r"epochs = 0\.01 of 1,000 rows in lots of 50 make no step"),
             ({"epochs": 3}, "epochs and steps both say how long"),

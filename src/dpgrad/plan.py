@@ -446,7 +446,7 @@ def _lot(chosen: Recipe, dataset_size: int, lot: float | None, epochs: float | N
 def _steps(dataset_size: int, lot: float, epochs: float | None, steps: int | None) -> int | None:
     if epochs is None:
         return steps
-    count = int(epochs * dataset_size / lot)
+    count = int(min(epochs * dataset_size / lot, 2 * _validate.MOST_STEPS))  # beyond which a mechanism refuses it
     if not count:
         raise ValueError(f"epochs = {epochs:g} of {dataset_size:,} rows in lots of {lot:g} make no step: train longer")
     return count

@@ -235,7 +235,7 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
     except ValueError:
         raise ValueError(f"rate_schedule {text!r:.80} has a part that is not a number: write {_SPELT}") from None
     match name, values:
-        case "warmup", [ramp] if plus and ramp == int(ramp):
+        case "warmup", [ramp] if plus and ramp.is_integer() and not rest.startswith("warmup"):
             return schedules.warmup(parse_rate(rest, start, steps, steps_per_epoch), int(ramp))
         case "constant", [] if not plus:
             return schedules.constant(start)
@@ -248,12 +248,12 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
         case "decay-then-hold", [*given] if not plus and len(given) < 3:
             epochs = given[1] if len(given) == 2 else 10.0
             _validate.positive(**{"epochs of decay-then-hold": epochs})
-            over = max(1, round(epochs * steps_per_epoch))
+            over = max(1, round(min(epochs * steps_per_epoch, 2 * _validate.MOST_STEPS)))  # beyond which it is refused
             return schedules.decay_then_hold(start, start * _share(given[:1], name), over)
     raise ValueError(f"unknown rate_schedule {text!r:.80}: write {_SPELT}")
 
 
-_SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or warmup:STEPS+ before one of them"
+_SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or one warmup:STEPS+ before one of them"
 
 
 def _share(given: list[float], name: str) -> float:
