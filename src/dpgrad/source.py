@@ -38,6 +38,11 @@ def rows(data: Any) -> int:
                 f"data{pytree.keystr(path)} must be a tensor or an array with one entry per example, got a "
                 f"{type(leaf).__name__}: wrap a list of examples in a map-style Dataset"
             )
+        if isinstance(leaf, np.ndarray) and not _has_numbers(leaf):
+            raise ValueError(
+                f"data{pytree.keystr(path)} must hold numbers that torch knows, got {leaf.dtype}: give labels as class "
+                "indices 0, 1, ..., in an order fixed without looking at the data, and convert other columns to float32"
+            )
     lengths = {f"data{pytree.keystr(path)}": len(leaf) for path, leaf in named}
     if len(set(lengths.values())) != 1:
         shown = ", ".join(f"{name} has {length:,}" for name, length in [*lengths.items()][:4]) or "nothing"
@@ -46,6 +51,14 @@ def rows(data: Any) -> int:
             "wrap a list of examples in a map-style Dataset"
         )
     return next(iter(lengths.values()))
+
+
+def _has_numbers(array: np.ndarray[Any, Any]) -> bool:
+    try:
+        torch.from_numpy(np.empty(0, array.dtype.newbyteorder("=")))
+    except TypeError:
+        return False
+    return True
 
 
 def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate = default_collate) -> Batch:
