@@ -131,6 +131,8 @@ class TestRefusals:
             ("bench --scale batch --points -2", "--points must be 0 or more"),
             ("bench --out nowhere/results.json", "--out must be a .json file in a folder that exists"),
             ("bench --out results.txt", "--out must be a .json file"),
+            ("bench --peers os", "--peers os cannot be used: AttributeError"),
+            ("bench --peers ..", "--peers must be a module that can be imported"),
             ("bench --plot-from nowhere.json", "nowhere.json: No such file"),
         ],
     )
@@ -139,7 +141,7 @@ class TestRefusals:
 
     def test_results_without_curves(self, refused: Callable[..., str], tmp_path: Path) -> None:
         file = tmp_path / "results.json"
-        for text, said in (("{}", "holds no curves"), ("[]", "holds no results"), ("{", "holds no results")):
+        for text, said in (("{}", "holds no curves"), ("[]", "holds no results"), ("{", "is not JSON")):
             file.write_text(text)
             assert said in refused(f"bench --plot-from {file}")
 

@@ -56,7 +56,7 @@ def log_delta(mu: float, epsilon: float) -> float:
         gap = float(_WEIGHTS @ (1 - t * _mills(t))) * mu / 2
     else:
         gap = float(_mills(low) - _mills(high))
-    return -(low**2) / 2 - 0.5 * math.log(2 * math.pi) + (math.log(gap) if gap > 0 else -math.inf)
+    return -(low * low) / 2 - 0.5 * math.log(2 * math.pi) + (math.log(gap) if gap > 0 else -math.inf)
 
 
 def _mills(t: "float | pairs.Array") -> "pairs.Array":

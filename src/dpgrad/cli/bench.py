@@ -148,15 +148,26 @@ def _engines(args: argparse.Namespace, device: str) -> "dict[str, Engine]":
         raise ValueError(f"--peers must be a module that can be imported, got {args.peers!r:.80}")
     module = args.peers or PEERS
     if module != "none" and _importable(module):
-        known |= import_module(module).ENGINES
+        known |= _peers(module)
     return {name: known[name] for name in _chosen(args.engines, list(known), list(known), "engine")}
 
 
 def _importable(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):
+    except (ImportError, ValueError):
         return False
+
+
+def _peers(module: str) -> "dict[str, Engine]":
+    """The further engines of a module, which may be anyone's."""
+    try:
+        found: dict[str, Engine] = import_module(module).ENGINES
+    except Exception as error:
+        raise ValueError(f"--peers {module} cannot be used: {type(error).__name__}: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"--peers {module} must have ENGINES, a dictionary of engines by their names")
+    return found
 
 
 def _say(text: str) -> None:
@@ -264,14 +275,18 @@ def _heading(report: dict[str, Any]) -> str:
 
 
 def _plot(file: Path, as_json: bool) -> str:
+    from dpgrad.lab import _json
     from dpgrad.lab.bench.curves import plotted
 
-    try:
-        curves = json.loads(file.read_text("utf-8")).get("curves")
-    except (json.JSONDecodeError, AttributeError):
-        raise ValueError(f"{file} holds no results of dpgrad bench") from None
-    if not curves:
+    found = _json.read(file)
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds no results of dpgrad bench")
+    if not found.get("curves"):
         raise ValueError(f"{file} holds no curves: measure some with --scale")
+    try:
+        picture = plotted(found["curves"])
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        raise ValueError(f"{file}: its curves are not those of dpgrad bench: it was damaged or edited") from None
     drawn = file.with_suffix(".svg")
-    drawn.write_text(plotted(curves), "utf-8")
+    drawn.write_text(picture, "utf-8")
     return json.dumps({"plot": str(drawn)}) + "\n" if as_json else f"The curves are drawn in {drawn}.\n"

@@ -64,7 +64,13 @@ def add(commands: "Commands") -> None:
 
 def _answer(args: argparse.Namespace) -> str:
     with _options.patience("measuring curvatures"):
-        return _found(args)
+        try:
+            return _found(args)
+        except ArithmeticError:
+            raise ValueError(
+                f"--epsilon {args.epsilon:g}, --clip {args.clip:g} and --l2 give figures beyond what a float holds: "
+                "choose them nearer to 1"
+            ) from None
 
 
 def _found(args: argparse.Namespace) -> str:
