@@ -209,7 +209,6 @@ class TestConfig:
             ("epsilon = 1\nepsilon = 2", "is not TOML"),
             ("noise_multiplier = 1\nnoise-multiplier = 1", "noise-multiplier is given twice"),
             ("epsilon = " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
-            ("data = 'a\\u0000b'", "is not TOML"),
             ('data = "a\\u0000b"', "--data must not hold a NUL character"),
             ("model = ''", "--model must not be empty, got ''"),
             ("zzzz = 1", "unknown key 'zzzz': keys are the options of dpgrad train without dashes"),
