@@ -1,5 +1,6 @@
 """Files that survive a crash: replaced as a whole, or appended to line by line, each line with a checksum.
 
+Locks and durable folder entries need POSIX: `refuse_other_systems` says so where a run folder or a ledger is opened.
 Every call of the system goes through ``os``, so that a test can let any of them fail or end the process there.
 """
 
@@ -20,21 +21,43 @@ _REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission is denied",
     errno.EPERM: "permission is denied",
+    errno.ENOENT: "it is missing",
 }
 
 
+def refuse_other_systems() -> None:
+    """Refuse, before anything is written, a system whose files cannot be locked."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "run folders and ledgers in files need a POSIX system such as Linux or macOS, whose files can be locked: "
+            "leave out the folder, keep the ledger in memory with Ledger(), or use such a system (on Windows, WSL)"
+        ) from None
+
+
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Within the block an error of the system becomes one line that says what could not be written, and why."""
+def told(path: Path, done: str = "written") -> Iterator[None]:
+    """Within the block an error of the system becomes one line: which path, why, and what to do."""
     try:
         yield
     except OSError as error:
+        if isinstance(error.__cause__, OSError):
+            raise  # told already, by a block within this one
         reason = _REASONS.get(error.errno or 0, error.strerror or "the system gives no reason")
+        remedy = "what was written before is kept: " if done == "written" else ""
         raise OSError(
-            error.errno,
-            f"{path} could not be written: {reason}; what was written before is kept: mend that or choose another "
-            "folder",
+            error.errno, f"{path} could not be {done}: {reason}; {remedy}fix that or choose another folder"
         ) from error
+
+
+def read(path: Path) -> bytes | None:
+    """The content of ``path``; None where it is missing."""
+    with told(path, "read"):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
 
 
 def replace(path: Path, *content: bytes | memoryview) -> None:
@@ -69,6 +92,12 @@ def _write(path: Path, flags: int, content: Iterable[bytes | memoryview]) -> Non
 def discard(path: Path) -> None:
     """Remove a file that may not be there."""
     with suppress(OSError):  # it was not made, or cannot be removed either: it is never read
+        os.unlink(path)
+
+
+def unlink(path: Path) -> None:
+    """Remove a file that may not be there; an error is raised, since what stays may be a secret."""
+    with told(path, "removed"), suppress(FileNotFoundError):
         os.unlink(path)
 
 
@@ -114,24 +143,31 @@ def publish(partial: Path, path: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and what is in it; nothing happens where it is missing."""
+    """Remove a folder and what is in it, of a link the link alone; nothing happens where it is missing."""
     if not folder.exists():
         return
-    with told(folder):
+    with told(folder, "removed"):
         for inner, folders, names in os.walk(folder, topdown=False):
             for name in names:
                 os.unlink(Path(inner, name))
-            for name in folders:
-                os.rmdir(Path(inner, name))
+            for path in (Path(inner, name) for name in folders):
+                os.unlink(path) if path.is_symlink() else os.rmdir(path)
         os.rmdir(folder)
         sync_folder(folder.parent)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file another name in its folder; the name is on the disk when this returns."""
+    with told(new):
+        os.rename(old, new)
+        sync_folder(new.parent)
 
 
 class Lines:
     """A file of JSON objects, one a line, that is only appended to.
 
     A line is ``checksum object``. The checksum is over the checksum before and the object, so that a line that was
-    edited, exchanged, left out or put in is found; lines cut from the end are not.
+    edited, exchanged, left out or put in is found; lines cut from the end are not. ``checks`` are the checksums.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -141,17 +177,23 @@ class Lines:
     [{'first': 1}, {'second': 2}]
     """
 
-    def __init__(self, path: Path, records: list[dict[str, Any]], check: str, torn: bool) -> None:
-        self.path, self.records = path, records
+    def __init__(self, path: Path, records: list[dict[str, Any]], checks: list[str], torn: bool) -> None:
+        self.path, self.records, self.checks = path, records, checks
         self.torn = torn  # whether the file ends within a line, as a crash leaves it
-        self._check, self._whole = check, True
+        self._whole = True
 
     @classmethod
     def create(cls, path: Path, records: Iterable[dict[str, Any]]) -> "Lines":
         """A file that begins with ``records``; it appears with all of them or not at all."""
-        made = cls(path, [], "", False)
+        made = cls(path, [], [], False)
         made._rewrite(records)
         return made
+
+    @classmethod
+    def found(cls, path: Path) -> "Lines | None":
+        """The lines of ``path``, as `read` has them; None where the file is missing."""
+        content = read(path)
+        return None if content is None else cls._parsed(path, content)
 
     @classmethod
     def read(cls, path: Path) -> "Lines":
@@ -159,12 +201,17 @@ class Lines:
 
         A last line without its end was being appended when the process ended: it is left out, and ``torn`` says so.
         """
-        *complete, rest = path.read_bytes().split(b"\n")
-        records, check = [], ""
+        with told(path, "read"):
+            return cls._parsed(path, path.read_bytes())
+
+    @classmethod
+    def _parsed(cls, path: Path, content: bytes) -> "Lines":
+        *complete, rest = content.split(b"\n")
+        records, checks = [], [""]
         for number, line in enumerate(complete, 1):
             body = line[_CHECK + 1 :]
-            check = _check(check, body)
-            if line[: _CHECK + 1] != check.encode() + b" ":
+            checks.append(_check(checks[-1], body))
+            if line[: _CHECK + 1] != checks[-1].encode() + b" ":
                 raise ValueError(
                     f"{path}: line {number} does not have the checksum of what it says after the lines before it: the "
                     "file was edited or damaged and is not relied on; count the whole plan as spent and begin in "
@@ -172,32 +219,39 @@ class Lines:
                 )
             records.append(json.loads(body))
         if records or not rest:
-            return cls(path, records, check, bool(rest))
+            return cls(path, records, checks[1:], bool(rest))
         raise ValueError(f"{path} is not a file of checked lines: choose another")
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line; it is on the disk when this returns."""
         if self.torn or not self._whole:
             raise ValueError(f"{self.path} may end within a line, since writing it failed: close it and resume")
-        line, check = _line(self._check, record)
+        line, check = _line(self.checks[-1] if self.checks else "", record)
         self._whole = False
         with told(self.path):
             _write(self.path, os.O_WRONLY | os.O_APPEND, [line])
-        self._whole, self._check = True, check
+        self._whole = True
         self.records.append(record)
+        self.checks.append(check)
 
     def mend(self, record: dict[str, Any]) -> None:
         """Put ``record`` in place of a torn last line."""
         self._rewrite([*self.records, record])
         self.torn = False
 
+    def rename(self, path: Path) -> None:
+        """Give the file another name in its folder."""
+        rename(self.path, path)
+        self.path = path
+
     def _rewrite(self, records: Iterable[dict[str, Any]]) -> None:
-        check, content, kept = "", b"", list(records)
+        checks, content, kept = [""], b"", list(records)
         for record in kept:
-            line, check = _line(check, record)
+            line, check = _line(checks[-1], record)
             content += line
+            checks.append(check)
         replace(self.path, content)
-        self.records, self._check = kept, check
+        self.records, self.checks = kept, checks[1:]
 
 
 def _line(before: str, record: dict[str, Any]) -> tuple[bytes, str]:
@@ -214,23 +268,34 @@ def _check(before: str, body: bytes) -> str:
 def lock(path: Path, wait: bool = False) -> int:
     """Lock ``path``, a file made for it, against other processes; the lock goes with the process that holds it.
 
-    Returns what `unlock` takes. The system holds the lock, not the file: what a dead process left does not block.
+    Returns what `unlock` takes. The system holds the lock, not the file: what a dead process left does not block. A
+    file that was deleted while this process waited for it locks nothing: the one in its place is taken.
     """
+    refuse_other_systems()
+    import fcntl
+
+    while True:
+        with told(path):
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                if _is_named(file, path):
+                    return file
+            except BlockingIOError:
+                os.close(file)
+                raise _in_use(path.parent) from None
+            except OSError:
+                os.close(file)
+                raise
+            os.close(file)
+
+
+def _is_named(file: int, path: Path) -> bool:
+    """Whether ``path`` is still the name of an open file."""
     try:
-        import fcntl
-    except ImportError:
-        raise ValueError("run folders and ledgers in files need a system with flock, which this one lacks") from None
-    with told(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(file)
-            raise _in_use(path.parent) from None
-        except OSError:
-            os.close(file)
-            raise
-    return file
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def lock_folder(folder: Path) -> tuple[int, int]:
@@ -241,7 +306,12 @@ def lock_folder(folder: Path) -> tuple[int, int]:
     file = lock(folder / "lock")
     import fcntl
 
-    itself = os.open(folder, os.O_RDONLY)
+    try:
+        with told(folder, "locked"):
+            itself = os.open(folder, os.O_RDONLY)
+    except OSError:
+        unlock(file)
+        raise
     try:
         with suppress(OSError):
             try:

@@ -304,7 +304,7 @@ class _Training:
                 f"--out {self.out} holds the runs of several methods, and one was asked for: to go on with them give "
                 f"all that it was begun with, such as --method {' '.join(within)}; to begin, choose another folder"
             )
-        own = {_LEDGER, f"{_LEDGER}.lock", *self.methods} if self.several else {"lock", "private"}
+        own = {_LEDGER, f"{_LEDGER}.head", f"{_LEDGER}.lock", *self.methods} if self.several else {"lock", "private"}
         if not within and _SPENT not in names and names - own:
             raise ValueError(f"--resume: there is no run in {self.out}, which holds other files: choose another folder")
         if self.several and set(within) != set(self.methods[: len(within)]):  # they are trained one after another
