@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dpgrad import Mechanism, Relation, grads, noise, sampling, schedules
-from dpgrad.events import Compose, Gaussian, Poisson, Repeat, leaves
+from dpgrad.events import NOTHING, Compose, Gaussian, Poisson, Repeat, leaves
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.keys import Key
 from dpgrad.mechanism import Group
@@ -661,20 +661,51 @@ def test_a_new_key_within_a_shuffled_epoch_pays_for_it_again() -> None:
     ("options", "changed", "message"),
     [
         ({}, {"step": 99}, "step of the state must be at most 3"),
-        ({}, {"start": 1}, "a new key must begin where the state ends, at step 1, got start 0"),
+        ({}, {"start": 1}, "start must be 1, as when the state was taken, got 0"),
         ({}, {"more": 1}, "not the state of a PrivateGradient"),
         ({}, {"iterates": [{}]}, "give the inner_momentum it was taken with"),
         ({}, {"average": {"momenta": {}, "updates": torch.zeros(1)}}, "give the average it was taken with"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(options: Any, changed: dict[str, Any], message: str) -> None:
-    private = PrivateGradient(network(), loss, mechanism(), **options)
+    private = PrivateGradient(network(), loss, mechanism(), seed=5, **options)
     private.step(rows())
     state = private.state() | changed
     with pytest.raises(ValueError, match=message):
-        PrivateGradient(network(), loss, mechanism(), **options).restore(state)
+        PrivateGradient(network(), loss, mechanism(), seed=5, **options).restore(state)
     with pytest.raises(ValueError, match="before the first step"):
         private.restore(private.state())
+
+
+@pytest.mark.parametrize("another", [{}, {"seed": 6}, {"key": Key.fresh()}], ids=["fresh", "seed", "key"])
+def test_a_state_belongs_to_its_key(another: dict[str, Any]) -> None:
+    """Restored under two other keys, the steps that follow would be two releases, and each object would count one."""
+    model, plan = network(), mechanism(steps=4)
+    private = PrivateGradient(model, loss, plan, seed=5)
+    taken(private, 2, model)
+    state = stored(private.state())
+    with pytest.raises(
+        ValueError, match=r"under another key, at step 2: give that key; or, for a new one, start=2 and b"
+    ):
+        PrivateGradient(model, loss, plan, **another).restore(state)
+    for before in (NOTHING, plan.with_steps(1).event()):
+        with pytest.raises(ValueError, match="before must hold what the state spent"):
+            PrivateGradient(model, loss, plan, start=2, before=before, **another).restore(state)
+    with pytest.raises(ValueError, match="start must be 0, as when the state was taken, got 2"):
+        PrivateGradient(model, loss, plan, start=2, before=private.ledger, seed=5).restore(state)
+    again = PrivateGradient(model, loss, plan, start=2, before=private.ledger, **another)
+    again.restore(state)
+    taken(again, 2, model)
+    assert leaves(again.ledger) == leaves(plan.event())
+
+
+def test_a_state_of_0_1_0_is_one_of_another_key() -> None:
+    private = PrivateGradient(network(), loss, mechanism(), seed=5)
+    private.step(rows())
+    state = {name: value for name, value in private.state().items() if name != "key"}
+    with pytest.raises(ValueError, match="under another key"):
+        PrivateGradient(network(), loss, mechanism(), seed=5).restore(state)
+    PrivateGradient(network(), loss, mechanism(), start=1, before=private.ledger).restore(state)
 
 
 def test_a_step_is_charged_first_and_a_refusal_leaves_it_untaken() -> None:

@@ -33,7 +33,7 @@ from torch.utils.data import default_collate
 from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
 from dpgrad.augment import Augment, augmented, probed
-from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, to_json
+from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.check import PROBED
@@ -252,6 +252,8 @@ class PrivateGradient:
     def state(self) -> dict[str, Any]:
         """Everything but the key that the next step depends on: tensors and plain values. Private; to be stored now.
 
+        ``key`` in it is a digest that tells whether a key is the same, and nothing else about it.
+
         >>> from dpgrad import sampling
         >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
         >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
@@ -261,6 +263,7 @@ class PrivateGradient:
         """
         kept = self._state
         return {
+            "key": self.key.derive("state").hex(),
             "step": self._step,
             "start": self._start,
             "ledger": to_json(self._own_ledger),
@@ -272,18 +275,25 @@ class PrivateGradient:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken.
 
-        Under the key it was taken with (``start`` is equal) the next step is the one that would have followed, bit for
-        bit. Under a new key, which begins where the state ends, the averages of single examples begin anew: they are
-        vectors of the rows there were then.
+        Under the key it was taken with, and its ``start``, the next step is the one that would have followed, bit for
+        bit. Another key is a new release: it needs a ``start`` where the state ends and, in ``before``, what the state
+        spent. The averages of single examples then begin anew: they are vectors of the rows there were.
         """
-        if set(state) != {"step", "start", "ledger", "microbatch", "iterates", "average"}:
+        if set(state) | {"key"} != {"key", "step", "start", "ledger", "microbatch", "iterates", "average"}:
             raise ValueError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
         if self._step != self._start or self._charged:
             raise ValueError("restore a state before the first step, not after")
-        step, same = state["step"], state["start"] == self._start
+        step, same = state["step"], state.get("key") == self.key.derive("state").hex()
+        if same and state["start"] != self._start:
+            raise ValueError(f"start must be {state['start']:,}, as when the state was taken, got {self._start:,}")
         _validate.whole(least=self._start, most=self.mechanism.steps, **{"step of the state": step})
         if not same and step != self._start:
-            raise ValueError(f"a new key must begin where the state ends, at step {step:,}, got start {self._start:,}")
+            raise ValueError(
+                f"the state was taken under another key, at step {step:,}: give that key; or, for a new one, "
+                f"start={step} and before, what was spent so far"
+            )
+        if not same and leaves(from_json(state["ledger"])) - leaves(self._before):
+            raise ValueError("before must hold what the state spent under its own key: a new key adds to it")
         if len(state["iterates"]) and self._inner_momentum is None:
             raise ValueError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
         parameters = trainable(self.model)
