@@ -19,7 +19,7 @@ class FaultyOs:
     fails, None for a process that ends: then every later call ends it too.
 
     It also keeps what a disk would hold after the power failed: the content that files had when they were last synced,
-    under the names that folders had when they were.
+    under the names that folders had when they were. What is there at the beginning is on the disk.
     """
 
     def __init__(self, root: Path, at: int = -1, when: str = "before", error: int | None = None) -> None:
@@ -32,6 +32,10 @@ class FaultyOs:
         self._synced_names: dict[int, dict[str, int]] = {}  # folder -> name -> file, on the disk
         self._synced: dict[int, bytes] = {}  # file -> content on the disk
         self._folders: set[int] = {self._names[root]}
+        for path in sorted(root.rglob("*")):
+            self._name(path)
+        for path in self._names:
+            self._sync(path)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -79,14 +83,13 @@ class FaultyOs:
         return written
 
     def fsync(self, file: int) -> None:
-        def act() -> None:
-            path = self._files[file]
-            if path.is_dir():
-                self._synced_names[self._name(path)] = {p.name: self._name(p) for p in path.iterdir()}
-            else:
-                self._synced[self._name(path)] = path.read_bytes()
+        self._fault("fsync", lambda: self._sync(self._files[file]))
 
-        self._fault("fsync", act)
+    def _sync(self, path: Path) -> None:
+        if path.is_dir():
+            self._synced_names[self._name(path)] = {p.name: self._name(p) for p in path.iterdir()}
+        else:
+            self._synced[self._name(path)] = path.read_bytes()
 
     def _moved(self, old: Path, new: Path) -> None:
         self._names = {p: n for p, n in self._names.items() if new not in (p, *p.parents)}

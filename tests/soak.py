@@ -62,7 +62,7 @@ def train(
     every: int = 2,
     note: Note = lambda attempt, step: None,
     pause: float = 0.0,
-    resume: bool = True,
+    resume: bool | None = None,
 ) -> dict[str, Any]:
     """Train to the end, or until a signal asks to stop; what the run came to."""
     generator = torch.Generator().manual_seed(3)
@@ -76,6 +76,7 @@ def train(
         digest = data_digest(key, data)
         return Identity(mechanism.to_dict(), digest, code_version(), device_kind("cpu"), 1, None, options)
 
+    resume = folder.exists() if resume is None else resume
     opened = Run.open(
         folder, identity_of, mechanism, DELTA, resume=resume, seed=seed, reserve=reserve, save_every=every
     )
@@ -223,8 +224,6 @@ def soak(kills: int, seed: int, place: Path, steps: int = 40, pause: float = 0.0
                 seen["torn"] += not (folder / "ledger.jsonl").read_bytes().endswith(b"\n")
             if child.exitcode == 0:
                 break
-            if not _begun(truth) and not (folder / "private" / "checkpoint.pt").exists():
-                shutil.rmtree(folder, ignore_errors=True)  # killed before its first checkpoint: it cannot go on
             option += dice.random() < 0.15
         else:
             continue  # killed forty times before its end: the next run

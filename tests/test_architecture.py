@@ -24,6 +24,7 @@ MOST_LINES = 400
 ORDER = [
     "_validate",
     "_files",
+    "_interrupt",
     "keys",
     "events",
     "guarantee",

@@ -1,6 +1,7 @@
 """Run folders: what is in them, who may use them, when a key is used again, what is refused."""
 
 import dataclasses
+import errno
 import os
 import signal
 import stat
@@ -17,7 +18,7 @@ import torch
 
 from dpgrad import Mechanism, Relation, sampling
 from dpgrad.accounting import account
-from dpgrad.checkpoint import Run, interruptible
+from dpgrad.checkpoint import Run, finished, interruptible
 from dpgrad.events import Compose, Gaussian, leaves
 from dpgrad.keys import Key
 from dpgrad.replay import Identity, data_digest
@@ -39,7 +40,12 @@ def identity_of(**changed: Any) -> Callable[[Key], Identity]:
 
 
 def opened(folder: Path, identity: Any = None, mechanism: Mechanism = PLAN, **options: Any) -> Run:
-    settings: dict[str, Any] = {"resume": True, "accountant": "exact", "reserve": 4, "save_every": 4} | options
+    settings: dict[str, Any] = {
+        "resume": folder.exists(),
+        "accountant": "exact",
+        "reserve": 4,
+        "save_every": 4,
+    } | options
     delta = settings.pop("delta", 1e-5)
     return Run.open(folder, identity or identity_of(mechanism=mechanism.to_dict()), mechanism, delta, **settings)
 
@@ -332,11 +338,94 @@ class TensorRows(torch.utils.data.TensorDataset):
 
 def test_a_crash_before_the_first_checkpoint_of_a_new_attempt(tmp_path: Path) -> None:
     crashed(tmp_path, 3)
-    opened(tmp_path, identity_of(ranks=2))._release_lock()
+    second = opened(tmp_path, identity_of(ranks=2))
+    second._ledger.commit()
+    second._release_lock()
     with opened(tmp_path, identity_of(ranks=2)) as run:
         assert run.attempt == 3
         assert run.reason == "attempt 2 was begun and left before its first checkpoint"
         assert run.last == 6
+
+
+def test_a_resume_that_comes_to_nothing_before_its_first_checkpoint_costs_nothing(tmp_path: Path) -> None:
+    """Whatever is refused after the folder was opened, a model or a setting, leaves the ledger as it was."""
+    crashed(tmp_path, 3)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    for _ in range(3):
+        with opened(tmp_path, identity_of(ranks=2)) as run:
+            assert (run.attempt, run.last) == (2, 6)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    with opened(tmp_path) as run:
+        assert run.replayed
+
+
+def test_there_is_nothing_to_resume_where_there_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no run in .*run, which is missing: leave out resume to begin one"):
+        opened(tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()  # as a process leaves it that ended at once
+    opened(tmp_path / "run", resume=True).close()
+
+
+@pytest.mark.parametrize("name", ["private", "ledger.jsonl", "lock", "private/checkpoint.pt", "release"])
+def test_links_in_place_of_the_run_s_own_files_are_refused(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = crashed(folder, 10)
+    (folder / "release").mkdir()
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    there = files(tmp_path)
+    for act in (lambda: opened(folder), lambda: finished(folder)):
+        with pytest.raises(ValueError, match=f"{folder / name} is a symbolic link: .*make the whole run folder a link"):
+            act()
+    run._open = True
+    with pytest.raises(ValueError, match=f"{folder / name} is a symbolic link"):
+        run.finish(lambda place: None)
+    assert files(tmp_path) == there
+    (tmp_path / "link").symlink_to(folder)
+    (folder / name).unlink()
+    (tmp_path / "elsewhere").rename(folder / name)
+    opened(tmp_path / "link").close()
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_link_in_the_private_folder_goes_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("words")
+    with opened(tmp_path / "run") as run:
+        taken(run, 10)
+        (tmp_path / "run" / "private" / "linked").symlink_to(tmp_path / "mine")
+        run.finish(lambda place: None)
+    assert not (tmp_path / "run" / "private").exists()
+    assert (tmp_path / "mine" / "notes").read_text() == "words"
+
+
+def test_a_run_that_saved_nothing_does_not_end(tmp_path: Path) -> None:
+    with opened(tmp_path) as run, pytest.raises(ValueError, match=r"save\(0, state\) comes before the end"):
+        run.finish(lambda place: None)
+    assert not (tmp_path / "release").exists()
+
+
+def test_other_systems_are_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(ValueError, match=r"need a POSIX system .*leave out the folder"):
+        opened(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_release_that_cannot_be_written_names_its_place(tmp_path: Path) -> None:
+    def full(place: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(tmp_path) as run:
+        taken(run, 10)
+        with pytest.raises(OSError, match=r"release.partial could not be written: the disk is full; what was written"):
+            run.finish(full)
+    with opened(tmp_path) as run:
+        assert run.replayed
 
 
 def test_an_orderly_end_gives_back_its_own_reserve_and_no_other(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ writes the same files; training itself is killed for real, at random moments, an
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import pytest
 import torch
 
 import soak
-from dpgrad import Mechanism, _files, events, noise, sampling
+from dpgrad import Mechanism, _files, checkpoint, events, noise, sampling
 from dpgrad.checkpoint import Run
 from dpgrad.events import leaves
 from dpgrad.keys import Key
@@ -43,8 +44,9 @@ def walk(
         return Identity(mechanism.to_dict(), data_digest(key, data), "code", "cpu", 1, None, {"option": option})
 
     with Run.open(
-        folder, identity_of, mechanism, soak.DELTA, resume=True, seed=1, accountant="exact", reserve=2, save_every=2
-    ) as run:
+        folder, identity_of, mechanism, soak.DELTA, resume=folder.exists(), seed=1, accountant="exact", reserve=2,
+        save_every=2,
+    ) as run:  # fmt: skip
         if run.state is not None:
             weights = run.state["weights"]
         if not run.replayed:
@@ -108,8 +110,6 @@ def resume_the_same(root: Path, begun: Begun, undisturbed: dict[str, Any], run: 
     """Resumed with nothing changed: the weights of the undisturbed run, and the plan in the ledger."""
     folder = root / "run"
     soak.check_ledger(folder, begun, PLAN)
-    if refused_as_unsaved(root, begun, run):
-        return
     if ended(folder):
         with pytest.raises(ValueError, match="is finished"):
             attempt(root, run=run)
@@ -119,20 +119,6 @@ def resume_the_same(root: Path, begun: Begun, undisturbed: dict[str, Any], run: 
     assert found["weights"] == undisturbed["weights"]
     assert found["attempt"] == 1
     assert soak.check_ledger(folder, begun, PLAN) == PLAN.event() == events.from_json(found["event"])
-
-
-def refused_as_unsaved(root: Path, begun: Begun, run: Any = walk, **options: Any) -> bool:
-    """Whether the crash was between the ledger and the first checkpoint: no step was taken, and none will be.
-
-    The rest of a run that lost its checkpoint and the end of its ledger looks alike.
-    """
-    folder = root / "run"
-    if ended(folder) or not (folder / "ledger.jsonl").exists() or (folder / "private" / "checkpoint.pt").exists():
-        return False
-    assert not begun
-    with pytest.raises(ValueError, match="has no checkpoint: without it the run cannot go on"):
-        attempt(root, run=run, **options)
-    return True
 
 
 def ended(folder: Path) -> bool:
@@ -166,8 +152,6 @@ def test_a_crash_at_every_boundary_is_paid_for_where_the_run_differs(calls: list
         if ended(root / "run"):
             continue
         before = soak.check_ledger(root / "run", begun, PLAN)
-        if refused_as_unsaved(root, begun, option="another"):
-            continue
         begun += attempt(root, option="another")
         found = finished(root / "run")
         spent = soak.check_ledger(root / "run", begun, PLAN)
@@ -209,12 +193,100 @@ def test_a_call_that_fails_is_said_and_nothing_is_lost(
     number: int, calls: list[str], undisturbed: Any, tmp_path: Path
 ) -> None:
     said = {errno.ENOSPC: "the disk is full", errno.EIO: "Input/output error"}[number]
+    said = f"(written: {said}; what was written before is kept|removed: {said}; remove it yourself)"
     for at in range(len(calls)):
         root = tmp_path / f"{at}"
         root.mkdir()
-        with pytest.raises(OSError, match=rf"could not be written: {said}; what was written before is kept"):
+        with pytest.raises(OSError, match=rf"{root / 'run'}\S* could not be {said}"):
             attempt(root, FaultyOs(root, at, "during", number))
         resume_the_same(root, [], undisturbed)
+
+
+def test_a_crash_before_the_first_checkpoint_lets_the_folder_be_begun_again(calls: list[str], tmp_path: Path) -> None:
+    """With or without resume, also with another plan: no step was reserved."""
+    other = PLAN.with_steps(3)
+    unbegun = 0
+    for at, when in moments(calls):
+        root = tmp_path / f"{at}-{when}"
+        root.mkdir()
+        folder = root / "run"
+        begun = attempt(root, FaultyOs(root, at, when))
+        if (folder / "ledger.jsonl").exists():
+            assert (folder / "private" / "checkpoint.pt").exists() or ended(folder)
+            continue
+        assert not begun
+        unbegun += folder.exists()
+        with Run.open(folder, lambda key: identity(other), other, 1e-5, resume=bool(at % 2 and folder.exists())) as run:
+            assert (run.attempt, run.start, run.last, run.state) == (1, 0, 3, None)
+        with Run.open(folder, lambda key: identity(other), other, 1e-5, resume=bool(at % 3)) as run:
+            run.save(0, {})
+            run.charge(0)
+    assert unbegun > 20
+
+
+def identity(mechanism: Mechanism) -> Identity:
+    return Identity(mechanism.to_dict(), "data", "code", "cpu", 1, None, {})
+
+
+def test_a_kill_within_the_end_leaves_no_key(calls: list[str], undisturbed: Any, tmp_path: Path) -> None:
+    """Whoever asks next completes it, through a second kill and a power failure."""
+    completed = 0
+    for at, when in moments(calls):
+        root = tmp_path / f"{at}-{when}"
+        root.mkdir()
+        attempt(root, FaultyOs(root, at, when))
+        folder = root / "run"
+        if not ended(folder):
+            assert not checkpoint.finished(folder)
+            continue
+        shutil.copytree(root, tmp_path / "copy")
+        for second in count():
+            again = FaultyOs(root, second, "after")
+            with pytest.MonkeyPatch.context() as patched, suppress(CrashError):
+                patched.setattr(_files, "os", again)
+                assert checkpoint.finished(folder)
+            if not again.ended:
+                again.fail_power()  # after it returned
+            assert (folder / "release" / "summary.json").exists()
+            if not again.ended:
+                break
+            again.fail_power()
+            assert checkpoint.finished(folder)
+            assert not (folder / "private").exists()
+            shutil.rmtree(root)
+            shutil.copytree(tmp_path / "copy", root)
+        shutil.rmtree(tmp_path / "copy")
+        assert not (folder / "private").exists()
+        assert json.loads((folder / "release" / "summary.json").read_text())["weights"] == undisturbed["weights"]
+        completed += 1
+    assert completed > 5
+
+
+def test_what_was_put_into_the_private_folder_after_the_end_stays_and_the_key_goes(tmp_path: Path) -> None:
+    walk(tmp_path / "run", PLAN)
+    private = tmp_path / "run" / "private"
+    private.mkdir()
+    for name in ("checkpoint.pt", "README.txt", "checkpoint.pt.partial", "diagnostics.json"):
+        (private / name).write_text(name)
+    faulty = FaultyOs(tmp_path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_files, "os", faulty)
+        assert checkpoint.finished(tmp_path / "run")
+    faulty.fail_power()
+    assert [path.name for path in private.iterdir()] == ["diagnostics.json"]
+    (private / "checkpoint.pt").write_text("key")
+    said = []
+    for at in range(9):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(_files, "os", FaultyOs(tmp_path, at, "before", errno.EACCES))
+            try:
+                assert checkpoint.finished(tmp_path / "run")
+                break
+            except OSError as error:
+                said.append(str(error))
+    assert any(f"{private / 'checkpoint.pt'} could not be removed: permission is denied" in line for line in said)
+    assert all(str(tmp_path / "run") in line for line in said)
+    assert not (private / "checkpoint.pt").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpgrad
-from dpgrad import Relation, prepare, schedules
+from dpgrad import Relation, prepare, schedules, train
 from dpgrad.accounting import account
 from dpgrad.averaging import Ema
 from dpgrad.curves import Point, Progress, evaluate
@@ -396,6 +396,10 @@ class Behind:
         self.waiting = []
 
 
+def impossible(*_: object, **__: object) -> None:
+    raise CannotCaptureError("not here")
+
+
 class TestFolders:
     def stopped_at(self, step: int, folder: Path, **options: Any) -> Fitted:
         return fitted(folder=folder, progress=lambda seen: seen.step == step, **options)
@@ -447,8 +451,18 @@ class TestFolders:
 
     def test_another_model_is_refused(self, tmp_path: Path) -> None:
         self.stopped_at(5, tmp_path / "run")
+        spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
         with pytest.raises(ValueError, match="model has other parameters or shapes than the run in the folder"):
             fitted(model=network(4), folder=tmp_path / "run", resume=True)
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent  # what is refused costs nothing
+
+    def test_a_capture_that_fails_costs_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stopped_at(5, tmp_path / "run")
+        spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        monkeypatch.setattr(train, "_captured", impossible)
+        with pytest.raises(CannotCaptureError, match="not here"):
+            fitted(folder=tmp_path / "run", resume=True, learning_rate=0.125)
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
 
     def test_averaging_that_is_added_begins_with_the_weights_that_were_loaded(self, tmp_path: Path) -> None:
         seen: list[Tensor] = []
@@ -478,6 +492,21 @@ class TestFolders:
             (rows()[0] + 1, rows()[1]), epsilon=8.0, resume=True, progress=lambda seen: seen.step == 1, **options
         )
         assert done.guarantee.epsilon >= account(done.event, Relation.ZERO_OUT).epsilon(1e-3)
+
+    def test_what_is_released_beside_counts_under_a_new_key_too(self, tmp_path: Path) -> None:
+        beside = Gaussian(1.5)
+        options: dict[str, Any] = {"folder": tmp_path / "run", "beside": beside, "checkpoint_every": 2}
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(progress=killed_at(7), **options)
+        ledger = Ledger()
+        done = fitted((rows()[0] + 1, rows()[1]), resume=True, ledger=ledger, **options)
+        assert done.stopped == "budget"
+        assert beside not in leaves(done.event)
+        both = account(Compose((beside, done.event)), Relation.ZERO_OUT).epsilon(1e-3)
+        assert both > account(done.event, Relation.ZERO_OUT).epsilon(1e-3)
+        assert done.guarantee.epsilon == both <= done.plan.guarantee.epsilon
+        assert leaves(done.guarantee.event) == leaves(Compose((beside, done.event)))
+        assert leaves(ledger.event()) == leaves(done.event)  # who released it adds it there, once
 
     def test_curves_count_what_was_spent_before(self, tmp_path: Path) -> None:
         options: dict[str, Any] = {"folder": tmp_path / "run", "checkpoint_every": 2, "noise_multiplier": 2.0}
@@ -584,6 +613,8 @@ class TestFolders:
     def test_refusals(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="resume needs the folder"):
             fitted(resume=True)
+        with pytest.raises(ValueError, match="there is no run in"):
+            fitted(folder=tmp_path / "run", resume=True)
         with pytest.raises(CannotCaptureError, match="the model is on cpu"):
             fitted(folder=tmp_path / "run", capture=True)
         assert not (tmp_path / "run").exists()

@@ -103,7 +103,22 @@ def test_an_attempt_is_charged_to_where_its_next_checkpoint_was_due(tmp_path: Pa
         ledger = created(tmp_path / "ledger", PLANS["poisson"], reserve=6)
         ledger.reserve(0)
         ledger.begin(2, due, 6, seeded=False)
-        assert WriteAhead.read(tmp_path / "ledger").attempts[0].until == until
+        assert ledger.attempts[0].until == until
+        assert WriteAhead.read(tmp_path / "ledger").attempts[0].until == 6  # nothing is written until `commit`
+        ledger.commit()
+        found = WriteAhead.read(tmp_path / "ledger")
+        assert found.attempts == ledger.attempts
+        assert len(found.attempts) == 2
+
+
+def test_what_was_begun_is_written_before_anything_else(tmp_path: Path) -> None:
+    ledger = created(tmp_path / "ledger", PLANS["poisson"], reserve=6)
+    ledger.reserve(0)
+    ledger.begin(2, 9, 4, seeded=False)
+    ledger.reserve(2)
+    found = WriteAhead.read(tmp_path / "ledger")
+    assert found.attempts == ledger.attempts
+    assert (found.attempts[0].until, found.present.began, found.present.until) == (9, 2, min(6, ledger.present.last))
 
 
 @pytest.mark.parametrize("beside", [Gaussian(4.0), Gaussian(1.0)])

@@ -1,6 +1,15 @@
-"""``python -m dpgrad``: the command line, from a source tree as from an installation."""
+"""The command ``dpgrad``, and ``python -m dpgrad`` from a source tree."""
 
-from dpgrad.cli import main
+from dpgrad import _interrupt
+
+
+def main() -> int:
+    """Load the command and run it; its exit status."""
+    _interrupt.at_once()
+    from dpgrad.cli import main as command
+
+    return command()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -23,6 +23,10 @@ _REASONS = {
     errno.EPERM: "permission is denied",
     errno.ENOENT: "it is missing",
 }
+_REMEDIES = {
+    "written": "what was written before is kept: fix that or choose another folder",
+    "removed": "remove it yourself, or fix that and resume",
+}
 
 
 def refuse_other_systems() -> None:
@@ -45,10 +49,8 @@ def told(path: Path, done: str = "written") -> Iterator[None]:
         if isinstance(error.__cause__, OSError):
             raise  # told already, by a block within this one
         reason = _REASONS.get(error.errno or 0, error.strerror or "the system gives no reason")
-        remedy = "what was written before is kept: " if done == "written" else ""
-        raise OSError(
-            error.errno, f"{path} could not be {done}: {reason}; {remedy}fix that or choose another folder"
-        ) from error
+        remedy = _REMEDIES.get(done, "fix that or choose another folder")
+        raise OSError(error.errno, f"{path} could not be {done}: {reason}; {remedy}") from error
 
 
 def read(path: Path) -> bytes | None:

@@ -13,6 +13,10 @@ with the same key: they are the same release, and charged once. Otherwise a new 
 under the old one stays spent, the new steps are charged too, and the run ends where the budget of its plan does. The
 same key is never used if anything differs: two results with the same noise and different sums reveal their difference.
 A run keeps its plan: another mechanism, δ or accountant, or something else released beside it, is another run.
+
+The ledger of a new run takes its name when the first checkpoint is on the disk: until then the folder can be begun
+again, since no step was reserved. A new key is written to the ledger with its first checkpoint: a resume that is
+refused before it costs nothing. Run folders need a POSIX system.
 """
 
 import dataclasses
@@ -32,6 +36,9 @@ from dpgrad.mechanism import Mechanism
 from dpgrad.replay import Identity
 from dpgrad.snapshot import REMEDY, Snapshot, refuse_unreadable
 from dpgrad.writeahead import WriteAhead
+
+_LEDGER = "ledger.jsonl"
+_UNBEGUN = f"ledger.new{_files.PARTIAL}"  # the ledger of a run without a checkpoint yet: nothing is spent
 
 _README = """Private: do not share this folder.
 
@@ -107,7 +114,7 @@ class Run:
         self._next = self.start
         self._known = now.until  # reserved by processes before this one
         self._tried = False
-        self._stillborn = found is None  # nothing was stored yet, nor spent
+        self._unbegun = found is None  # nothing was stored yet, nor spent
         self._open = True
 
     @classmethod
@@ -126,7 +133,9 @@ class Run:
         keep_private: bool = False,
         beside: Event = NOTHING,
     ) -> "Run":
-        """Begin a run in a new or empty folder; with ``resume``, go on with the one that is in it, if there is one.
+        """Begin a run in a new or empty folder; with ``resume``, go on with the one that is in it.
+
+        ``resume`` needs a folder that is there, and begins the run where a process ended before its first checkpoint.
 
         ``identity_of(key)`` is compared with what it was: with all equal the key is used again. ``reserve`` steps are
         spent at a time, with one write that waits for the disk. At most ``save_every`` steps are taken from one `save`
@@ -134,10 +143,15 @@ class Run:
         is what else is released from the same data, for which the budget has to do as well.
         """
         _validate.whole(least=1, reserve=reserve, save_every=save_every)
+        _files.refuse_other_systems()
         folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file: choose a folder for the run")
-        _files.make_folder(folder)
+        with _files.told(folder, "opened"):
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"{folder} is a file: choose a folder for the run")
+            if resume and not folder.exists():
+                raise ValueError(f"there is no run in {folder}, which is missing: leave out resume to begin one")
+            _files.make_folder(folder)
+            _refuse_links(folder)
         locks = _files.lock_folder(folder)
         try:
             ledger = _known_ledger(folder, resume)
@@ -172,7 +186,7 @@ class Run:
         _make_private(folder)
         key = _key(seed, 1)
         identity = _identity(identity_of, key, mechanism)
-        path = folder / "ledger.jsonl"
+        path = folder / _UNBEGUN
         ledger = WriteAhead.create(path, mechanism, delta, accountant, reserve, key.reproducible, beside)
         return cls(folder, locks, ledger, key, identity, None, save_every)
 
@@ -236,8 +250,12 @@ class Run:
             self._tried = True
         identity = self._identity if options is None else dataclasses.replace(self._identity, options=dict(options))
         due = step + self._save_every
+        self._ledger.commit()
         Snapshot(self.identifier, self.attempt, step, due, self.key, identity, state).write(_checkpoint(self.folder))
-        self.due, self._stillborn = due, False
+        if self._unbegun:
+            self._ledger.rename(self.folder / _LEDGER)
+            self._unbegun = False
+        self.due = due
 
     def event(self) -> Event:
         """What was spent, by all attempts: of this process, the steps it charged; of those before, what they reserved.
@@ -254,13 +272,18 @@ class Run:
     def finish(self, release: Callable[[Path], None]) -> None:
         """End the run: ``release(folder)`` writes what may be shared to ``folder``, which becomes ``release/``.
 
-        It appears as a whole, and the private folder goes after that.
+        It appears as a whole, and the private folder goes after that. A process that dies in between leaves it: whoever
+        opens the folder next, or asks whether the run is `finished`, completes this.
         """
         self._refuse_closed()
+        if self._unbegun:
+            raise ValueError("save(0, state) comes before the end of a run: without it there is nothing to go on from")
+        _refuse_links(self.folder)
         partial = self.folder / f"release{_files.PARTIAL}"
         _files.remove(partial)
         _files.make_folder(partial)
-        release(partial)
+        with _files.told(partial):
+            release(partial)
         _files.publish(partial, self.folder / "release")
         self._ledger.settle(self._taken)
         self._ledger.finish(self.keep_private)
@@ -276,9 +299,6 @@ class Run:
         if not self._open:
             return
         try:
-            if self._stillborn and not _checkpoint(self.folder).exists():
-                _files.discard(self.folder / "ledger.jsonl")
-                return
             with suppress(OSError, ValueError):  # reserved steps then stay spent, which is always safe
                 self._ledger.settle(self._taken)
         finally:
@@ -308,18 +328,42 @@ def _checkpoint(folder: Path) -> Path:
     return folder / "private" / "checkpoint.pt"
 
 
+def finished(folder: str | PathLike[str]) -> bool:
+    """Whether the run in ``folder`` has ended; the key that a process left there, dying within `Run.finish`, goes.
+
+    >>> finished("no such folder")
+    False
+    """
+    folder = Path(folder)
+    if not (folder / _LEDGER).exists():
+        return False
+    _refuse_links(folder)
+    locks = _files.lock_folder(folder)
+    try:
+        return _ended(folder, WriteAhead.read(folder / _LEDGER))
+    finally:
+        _files.unlock(*locks)
+
+
+def _ended(folder: Path, ledger: WriteAhead) -> bool:
+    """Whether the run has ended; where it has, its secrets are gone when this returns, unless they are to be kept."""
+    if ledger.finished and not ledger.kept:
+        _remove_secrets(folder / "private")
+    return ledger.finished
+
+
 def _known_ledger(folder: Path, resume: bool) -> WriteAhead | None:
-    """The ledger in the folder, None where there is no run; what is neither a run nor empty is refused."""
-    path = folder / "ledger.jsonl"
-    if not path.exists():
-        names = {entry.name for entry in folder.iterdir() if not entry.name.endswith(_files.PARTIAL)}
-        if _checkpoint(folder).exists() or names - {"lock", "private"}:
-            raise ValueError(f"{folder} holds files and no ledger of a run: choose a new or empty folder")
-        return None
+    """The ledger in the folder, None where no run has begun; what is neither a run nor empty is refused."""
+    path = folder / _LEDGER
+    with _files.told(folder, "opened"):
+        if not path.exists():
+            names = {entry.name for entry in folder.iterdir() if not entry.name.endswith(_files.PARTIAL)}
+            lost = _checkpoint(folder).exists() and not (folder / _UNBEGUN).exists()
+            if lost or names - {"lock", "private"}:
+                raise ValueError(f"{folder} holds files and no ledger of a run: choose a new or empty folder")
+            return None
     ledger = WriteAhead.read(path)
-    if ledger.finished:
-        if not ledger.kept:
-            _remove_secrets(folder / "private")
+    if _ended(folder, ledger):
         raise ValueError(f"the run in {folder} is finished, see {folder / 'release'}: choose another folder")
     if not resume:
         raise ValueError(f"{folder} holds a run that is not finished: resume it, or choose another folder")
@@ -328,10 +372,26 @@ def _known_ledger(folder: Path, resume: bool) -> WriteAhead | None:
 
 def _remove_secrets(private: Path) -> None:
     """Remove what a process that ended within `Run.finish` left of the run's own; the rest was put there after it."""
-    for path in (*private.glob(f"*{_files.PARTIAL}"), private / "checkpoint.pt", private / "README.txt"):
-        _files.discard(path)
-    if private.is_dir() and not any(private.iterdir()):
-        _files.remove(private)
+    if not private.is_dir():
+        return
+    with _files.told(private, "removed"):
+        for path in (*private.glob(f"*{_files.PARTIAL}"), private / "checkpoint.pt", private / "README.txt"):
+            _files.unlink(path)
+        if any(private.iterdir()):
+            _files.sync_folder(private)
+        else:
+            _files.remove(private)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse links in place of the run's own files: the key would lie, and stay, elsewhere; locks would not hold."""
+    own = (_LEDGER, _UNBEGUN, "lock", "private", "private/checkpoint.pt", "release")
+    for path in (folder / name for name in own):
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a symbolic link: a run keeps its files in its own folder; put the file or folder itself "
+                "there, or make the whole run folder a link"
+            )
 
 
 def _found(folder: Path, ledger: WriteAhead) -> Snapshot:

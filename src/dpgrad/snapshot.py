@@ -61,7 +61,8 @@ class Snapshot:
     @classmethod
     def read(cls, path: Path) -> "Snapshot":
         """The checkpoint in ``path``; anything but what `write` wrote is refused."""
-        head, _, body = path.read_bytes().partition(b"\n")
+        with _files.told(path, "read"):
+            head, _, body = path.read_bytes().partition(b"\n")
         if not head.startswith(_MAGIC):
             raise ValueError(f"{path} is not a checkpoint of dpgrad: {REMEDY}")
         if head != _MAGIC + _checksum(body):

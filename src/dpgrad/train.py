@@ -11,6 +11,7 @@
 ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
 """
 
+import io
 import secrets
 import time
 import warnings
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from dpgrad import _validate, replay, source
+from dpgrad import _files, _validate, replay, source
 from dpgrad.accounting import account
 from dpgrad.augment import Augment
 from dpgrad.averaging import Averaged, Ema, Tail
@@ -519,6 +520,9 @@ def _outside(relation: Relation, held_out: Any, diagnostics: Diagnostics | None)
 
 def _write(fitted: Fitted, release: Release | None, weights: Weights, folder: Path) -> None:
     """Write what may be shared."""
-    torch.save(weights.state(), folder / WEIGHTS)
+    held = io.BytesIO()
+    torch.save(weights.state(), held)  # to memory: on a full disk torch gives no reason
+    with _files.told(folder / WEIGHTS):
+        (folder / WEIGHTS).write_bytes(held.getbuffer())
     if release is not None:
         release(folder, fitted)

@@ -21,7 +21,8 @@ A torn last line was not acknowledged, so a crash alone would prove that nothing
 be dropped. It is counted all the same, as the largest block it could have been: a file whose end was cut off within a
 line looks alike, and there the steps were computed. It costs at most one block, which the plan had paid for already,
 and nothing where the run goes on with the same key. Whole lines cut from the end leave no trace: so, when a new key
-begins, the old attempt is charged to where its next checkpoint was due, beyond which no step was taken.
+begins, the old attempt is charged to where its next checkpoint was due, beyond which no step was taken. A ledger that
+is cut further disagrees with the checkpoint, and one that is missing beside a checkpoint is refused.
 """
 
 import dataclasses
@@ -102,6 +103,7 @@ class WriteAhead:
         self.beside: Event = NOTHING
         self.attempts: list[Attempt] = []
         self.finished = self.kept = False
+        self._pending: list[dict[str, Any]] = []  # followed, and not yet in the file
         try:
             for number, record in enumerate(lines.records):
                 self._take(number, record)
@@ -168,9 +170,24 @@ class WriteAhead:
         else:
             self.finished, self.kept = bool(record["finished"]), bool(record["kept"])
 
+    def _plan(self, record: dict[str, Any]) -> None:
+        """Follow a line that `commit` will write."""
+        self._take(len(self._lines.records) + len(self._pending), record)
+        self._pending.append(record)
+
     def _add(self, record: dict[str, Any]) -> None:
-        self._lines.append(record)
-        self._take(len(self._lines.records) - 1, record)
+        self._plan(record)
+        self.commit()
+
+    def commit(self) -> None:
+        """Write what was begun; on the disk when this returns."""
+        while self._pending:
+            self._lines.append(self._pending[0])
+            del self._pending[0]
+
+    def rename(self, path: Path) -> None:
+        """Give the file another name in its folder."""
+        self._lines.rename(path)
 
     @property
     def present(self) -> Attempt:
@@ -198,14 +215,15 @@ class WriteAhead:
     def begin(self, began: int, due: int, reserve: int, seeded: bool) -> None:
         """A new attempt, that goes on at step ``began`` and ends where the budget does.
 
-        ``due`` is where the next checkpoint of the attempt before was due: to there it may have spent.
+        It costs nothing until `commit`. ``due`` is where the next checkpoint of the attempt before was due: to there
+        it may have spent.
         """
         now = self.present
         _validate.whole(most=now.mechanism.steps, **{"step of the checkpoint": began})
         if (until := min(due, now.last)) > now.until:
-            self._add({"until": until})
+            self._plan({"until": until})
         last = self._affordable(began)
-        self._add(_opening(len(self.attempts) + 1, began, last, reserve, seeded, now.mechanism))
+        self._plan(_opening(len(self.attempts) + 1, began, last, reserve, seeded, now.mechanism))
 
     def _affordable(self, began: int) -> int:
         """The step before which the steps from ``began``, with all that is spent, are within the budget.

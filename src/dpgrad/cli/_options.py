@@ -16,7 +16,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from dpgrad import _validate
+from dpgrad import _interrupt, _validate
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
@@ -187,6 +187,7 @@ def screen() -> tuple[bool, int]:
 @contextlib.contextmanager
 def patience(message: str) -> Iterator[None]:
     """A sign of life on standard error while the work takes long; nothing where it is quick."""
+    _interrupt.orderly()  # so that Ctrl-C leaves the terminal as it was
     if sys.stderr.isatty():
         from rich.console import Console
 

@@ -1,6 +1,7 @@
 """`dpgrad train`: train within a budget; without arguments, the main job on data that come with the package."""
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpgrad import _files, _interrupt
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.cli import _config, _options, _progress
 from dpgrad.events import Relation
@@ -156,6 +158,9 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
             return _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
         training.prepare()
         typed.out, typed.resume = str(training.out), True
+        from dpgrad import train as _loaded  # noqa: F401  # torch and all: Ctrl-C meanwhile ends the process at once
+
+        _interrupt.orderly()
         try:
             return training.answer({method: training.report(method) for method in training.methods})
         except KeyboardInterrupt:
@@ -290,7 +295,7 @@ class _Training:
 
     def _refuse_other_runs(self) -> None:
         """Refuse a folder with anything but the runs that are to go on: a run that nobody asked for spends too."""
-        names = {path.name for path in self.out.iterdir()}
+        names = {path.name for path in self.out.iterdir() if not path.name.endswith(_files.PARTIAL)}
         within = sorted(path.parent.name for path in self.out.glob(f"*/{_SPENT}"))
         if self.several and _SPENT in names:
             raise ValueError(
@@ -317,29 +322,30 @@ class _Training:
         """After a refusal, leave the folder as it was found where no run began in it."""
         if self.args.resume or not self.out.is_dir() or any(self.out.rglob(_SPENT)) or (self.out / _LEDGER).exists():
             return
-        from dpgrad import _files
-
         for lock in self.out.rglob("lock"):
             try:
                 _files.unlock(_files.lock(lock))
-            except ValueError:  # another process began here at the same time
+            except (OSError, ValueError):  # another process began here at the same time
                 return
-        for path in self.out.iterdir():
-            _files.remove(path) if path.is_dir() else _files.discard(path)
+        with contextlib.suppress(OSError):
+            for path in self.out.iterdir():
+                _files.remove(path) if path.is_dir() and not path.is_symlink() else _files.discard(path)
         if self._found:
             return
-        self.out.rmdir()
-        if not self.args.out and not any(self.out.parent.iterdir()):
-            self.out.parent.rmdir()
+        with contextlib.suppress(OSError):  # what was refused is what is said
+            self.out.rmdir()
+            if not self.args.out:
+                self.out.parent.rmdir()  # refused by the system where it holds other runs
 
     def report(self, method: str) -> "Report":
         """Train by one method; its report. A run that is finished is not trained again."""
         from dpgrad.augment import Shifts
+        from dpgrad.checkpoint import finished
         from dpgrad.lab import report
         from dpgrad.train import fit
 
         folder, options = self.folder(method), self.options(method)
-        if self.args.resume and (folder / "release" / report.FILE).is_file():
+        if self.args.resume and finished(folder) and (folder / "release" / report.FILE).is_file():
             found = report.load(folder)
             if found["method"]["name"] != method:
                 other = found["method"]["name"]
@@ -389,7 +395,8 @@ class _Training:
                 self.model(), self.rows.train, self.rows.loss, self.rows.held_out, epochs=self.job.baseline_epochs
             )
         metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
-        path.write_text(json.dumps({"metric": metric, "held_out": held_out, "note": NOT_COVERED}) + "\n", "utf-8")
+        with _files.told(path):
+            path.write_text(json.dumps({"metric": metric, "held_out": held_out, "note": NOT_COVERED}) + "\n", "utf-8")
         return Beside(metric, held_out)
 
     def answer(self, reports: "dict[str, Report]") -> str:
@@ -403,7 +410,8 @@ class _Training:
             first = next(iter(reports.values()))["guarantee"]
             together = self._ledger.guarantee(first["delta"], first["accountant"])
         said = None if together is None else f"{_summary.TOGETHER}: {together}"
-        (self.out / _PAGE).write_text(page(reports, beside, said), "utf-8")
+        with _files.told(self.out / _PAGE):
+            (self.out / _PAGE).write_text(page(reports, beside, said), "utf-8")
         folders = {method: self.folder(method) for method in reports}
         if self.args.json:
             found = _summary.plain(reports, folders, beside, together, self.out / _PAGE)
