@@ -1,22 +1,25 @@
 """Ctrl-C while the command loads its modules: one line instead of a traceback.
 
 An interrupt within an import surfaces anywhere: as another error, in lines about ignored exceptions, or as a process
-that ends by the signal. While a command loads there is nothing to put in order, so the process ends at once.
+that ends by the signal. While a command loads there is nothing to put in order, so the process ends at once. This
+file imports next to nothing, since until it is loaded Python itself answers.
 """
 
 import os
 import signal
-from contextlib import suppress
-from threading import current_thread, main_thread
-from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _LINE = b"dpgrad: error: interrupted\n"
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    with suppress(OSError):
+def _stop(number: int, frame: "FrameType | None") -> None:
+    try:
         os.write(2, _LINE)
-    os._exit(130)
+    finally:
+        os._exit(130)
 
 
 def at_once() -> None:
@@ -30,5 +33,5 @@ def orderly() -> None:
 
     >>> orderly()
     """
-    if signal.getsignal(signal.SIGINT) is _stop and current_thread() is main_thread():
+    if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -420,6 +421,131 @@ class TestResume:
         out = capsys.readouterr().out
         assert f"run folder    {tmp_path / 'a'}  (not for release)\n" in out
         assert "share release/" not in out
+
+
+class States:
+    """``os`` that keeps a copy of a folder before every call that changes it, once ``begin`` was made in it."""
+
+    def __init__(self, folder: Path, copies: Path, begin: str) -> None:
+        self.folder, self.copies, self.begin = folder, copies, begin
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in ("open", "write", "replace", "rename", "mkdir", "unlink", "rmdir", "chmod"):
+            return real
+
+        def called(*given: Any) -> Any:
+            if (self.folder / self.begin).exists():
+                shutil.copytree(self.folder, self.copies / str(len(list(self.copies.iterdir()))))
+            return real(*given)
+
+        return called
+
+    def distinct(self) -> list[Path]:
+        """The copies, each state once."""
+        known: dict[tuple[Any, ...], Path] = {}
+        for place in sorted(self.copies.iterdir(), key=lambda path: int(path.name)):
+            held = sorted((p.relative_to(place), p.read_bytes() if p.is_file() else b"") for p in place.rglob("*"))
+            known.setdefault(tuple(held), place)
+        return list(known.values())
+
+
+def states(command: str, folder: Path, copies: Path, begin: str) -> list[Path]:
+    """What a kill at any call would have left of a command's run folder, from the moment there is ``begin``."""
+    copies.mkdir()
+    seen = States(folder, copies, begin)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_files, "os", seen)
+        assert cli.main([*command.split(), "--out", str(folder)]) == 0
+    return seen.distinct()
+
+
+@pytest.mark.slow
+class TestKilled:
+    """A kill at every call: the folders that it would have left, resumed by the command."""
+
+    def test_within_the_end(self, capsys: Capture, tmp_path: Path) -> None:
+        found = states(SHORT, tmp_path / "a", tmp_path / "copies", "release")
+        left = [(place / "private" / "checkpoint.pt").exists() for place in found]
+        assert left == sorted(left, reverse=True)
+        assert 2 <= sum(left) < len(left) - 1  # released; released and said to be finished; then the key goes
+        weights = (tmp_path / "a" / "release" / "weights.pt").read_bytes()
+        for place in found:
+            capsys.readouterr()
+            run(f"{SHORT} --resume --out {place}", capsys)
+            assert {path.name for path in place.iterdir()} == {"ledger.jsonl", "lock", "release", "report.html"}, place
+        # a run that was finished is not released again
+        assert (found[-1] / "release" / "weights.pt").read_bytes() == weights
+
+    def test_before_the_first_checkpoint(self, capsys: Capture, tmp_path: Path) -> None:
+        found = states(SHORT, tmp_path / "a", tmp_path / "copies", "lock")
+        early = [place for place in found if not (place / "ledger.jsonl").exists()]
+        assert any((place / "private" / "checkpoint.pt").exists() for place in early)
+        assert not all((place / "private" / "checkpoint.pt").exists() for place in early)
+        for place in early[:: max(1, len(early) // 6)] + early[-1:]:
+            capsys.readouterr()
+            done = run(f"{SHORT} --resume --out {place}", capsys)
+            assert done["methods"]["dpsgd"]["report"]["result"]["steps"] == 3
+            assert not (place / "private").exists()
+
+
+LIMITED = """
+import resource, signal, sys
+import dpgrad.lab.page, dpgrad.train
+from dpgrad.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for most in sys.argv[2:]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), resource.RLIM_INFINITY))
+    assert main(sys.argv[1].split() + [most]) == 2
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_that_names_the_place(tmp_path: Path) -> None:
+    """Files that cannot grow fail in the same calls: at the beginning, at a checkpoint, in the release at the end."""
+    limits = {"0": "private/README.txt", "2000": "private/checkpoint.pt", "50000": "release.partial"}
+    command = [sys.executable, "-c", LIMITED, f"{SHORT} --out", *limits]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("dpgrad: error")]
+    assert said == [
+        f"dpgrad: error: {most}/{place} could not be written: File too large; what was written before is kept: fix "
+        "that or choose another folder"
+        for most, place in limits.items()
+    ]
+    assert "Traceback" not in done.stderr
+
+
+class TestInterrupted:
+    @pytest.mark.parametrize("module", ["dpgrad.cli", "argparse", "numpy", "torch", "torch.nn", "dpgrad.train"])
+    def test_ctrl_c_while_modules_load_is_one_line(self, module: str, tmp_path: Path) -> None:
+        code = (
+            "import signal, sys\n"
+            "class Finder:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Finder())\n"
+            "from dpgrad.__main__ import main\nsys.exit(main())"
+        )
+        command = [sys.executable, "-c", code, *SHORT.split(), "--out", str(tmp_path / "a")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "dpgrad: error: interrupted\n")
+        assert not (tmp_path / "a").exists()
+
+    def test_ctrl_c_that_is_ignored_stays_so(self) -> None:
+        code = (
+            "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nfrom dpgrad import _interrupt\n"
+            "_interrupt.at_once()\nsignal.raise_signal(signal.SIGINT)\n_interrupt.orderly()\n"
+            "signal.raise_signal(signal.SIGINT)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+    def test_ctrl_c_during_the_work_is_raised(self) -> None:
+        code = (
+            "import signal\nfrom dpgrad import _interrupt\n_interrupt.at_once()\n_interrupt.orderly()\n"
+            "try: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: raise SystemExit(7)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 7
 
 
 class TestProgress:
