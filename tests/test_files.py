@@ -43,6 +43,13 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_crash_left_of_a_longer_file_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.with_name(f"file{_files.PARTIAL}").write_bytes(b"what a process was writing when it ended")
+    _files.replace(path, b"short")
+    assert path.read_bytes() == b"short"
+
+
 def test_lines_are_found_again_and_chained(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     lines = Lines.create(path, [{"a": 1}])

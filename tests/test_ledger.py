@@ -184,11 +184,14 @@ def test_what_a_live_ledger_reads_of_others_it_remembers(tmp_path: Path) -> None
         reader.entries()
 
 
-@pytest.mark.parametrize("content", [b"", b"words", b"words\n", None], ids=["empty", "torn", "line", "cut"])
-def test_a_damaged_head_is_refused(content: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["empty", "words", "line", "cut", "longer", "twice"])
+def test_a_damaged_head_is_refused(how: str, tmp_path: Path) -> None:
     path = tmp_path / "books.jsonl"
     filled(path, "first")
-    head(path).write_bytes(head(path).read_bytes()[:-1] if content is None else content)
+    right = head(path).read_bytes()
+    damaged = {"empty": b"", "words": b"words", "line": b"words\n"}
+    damaged |= {"cut": right[:-1], "longer": right + b"x", "twice": 2 * right}
+    head(path).write_bytes(damaged[how])
     with pytest.raises(ValueError, match=r"books\.jsonl\.head"):
         Ledger(path)
 
@@ -332,6 +335,14 @@ def test_what_has_no_price_together_with_the_rest_is_refused(tmp_path: Path) -> 
             assert ledger.event() == first
 
 
+def test_a_report_that_a_run_replaces_is_priced_with_nothing() -> None:
+    one, other = Poisson(0.1, Gaussian(1e-3)), Approximate(1.0, 1e-6, ADD)
+    ledger = Ledger()
+    ledger.add(one, ADD, run="a")
+    ledger.add(other, ADD, run="a")
+    assert ledger.event() == other
+
+
 def test_an_event_too_deep_to_be_written_is_refused(tmp_path: Path) -> None:
     deep: Event = STEP
     for _ in range(3000):
@@ -339,6 +350,24 @@ def test_an_event_too_deep_to_be_written_is_refused(tmp_path: Path) -> None:
     for place in places(tmp_path):
         with pytest.raises(ValueError, match="nested too deeply"):
             Ledger(place).add(deep, ADD)
+
+
+def test_entries_that_others_add_while_it_is_read_are_no_disagreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head and ledger are two files: between reading one and the other, others may have added entries."""
+    path = tmp_path / "books.jsonl"
+    filled(path, "0")
+    reader, found, waiting = Ledger(path), _files.Lines.found, ["1", "2"]
+
+    def slowly(place: Path) -> _files.Lines | None:
+        if place == path and waiting:
+            new, waiting[:] = list(waiting), []
+            filled(path, *new)
+        return found(place)
+
+    monkeypatch.setattr(_files.Lines, "found", slowly)
+    assert [entry.label for entry in reader.entries()] == ["0", "1", "2"]
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,6 @@ class Ledger:
             if lines is None:
                 raise ValueError(f"{place} is missing: there is no ledger to adopt; Ledger(path) begins one")
             _entries(lines)
-            _mend(lines)
             _write_head(place, _reached(lines))
         return cls(place)
 
@@ -142,7 +141,8 @@ class Ledger:
                     _write_head(self._path, _Head())  # first: a file without a head would be refused
                     lines = _files.Lines.create(self._path, [{"format": FORMAT}, record])
                 else:
-                    _mend(lines)
+                    if lines.torn:
+                        lines.mend({"torn": True})  # in place of what an `add` that did not return left
                     _write_head(self._path, _reached(lines))  # never more than one entry behind
                     lines.append(record)
                 self._seen = _reached(lines)
@@ -159,9 +159,7 @@ class Ledger:
         ['spent']
         """
         with self._thread:
-            known = self._held if self._path is None else self._read()[0]
-            last = {entry.run: number for number, entry in enumerate(known)}
-            return tuple(e for number, e in enumerate(known) if e.run is None or last[e.run] == number)
+            return _counted(self._held if self._path is None else self._read()[0])
 
     def event(self) -> Event:
         """Everything that was charged, composed."""
@@ -238,7 +236,7 @@ def _refuse_shortened(path: Path, lines: _files.Lines | None, known: _Head) -> N
     remedy = "put it back, or count all runs on these data that you know of as spent and begin another ledger"
     if lines is None:
         raise ValueError(f"{path} was deleted or moved, and it held {known.count:,} entries: {remedy}")
-    if known.check not in lines.checks[known.count : known.count + 1]:
+    if known.check not in lines.checks:  # which covers all lines before it, and so their number
         held = max(len(lines.records) - 1, 0)
         raise ValueError(
             f"{path} was shortened or put back to an earlier state: it has {held:,} entries, and had {known.count:,} "
@@ -270,12 +268,6 @@ def _entries(lines: _files.Lines) -> list[Entry]:
     return [_entry(lines.path, record) for record in lines.records[1:] if "torn" not in record]
 
 
-def _mend(lines: _files.Lines) -> None:
-    """Replace an incomplete last line, whose `add` did not return, by one that says so."""
-    if lines.torn:
-        lines.mend({"torn": True})
-
-
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Within the block no other process or thread adds an entry."""
@@ -286,6 +278,12 @@ def _alone(path: Path) -> Iterator[None]:
         yield
     finally:
         _files.unlock(held)
+
+
+def _counted(known: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The entries that count: of each run that reports more than once, the last report."""
+    last = {entry.run: number for number, entry in enumerate(known)}
+    return tuple(e for number, e in enumerate(known) if e.run is None or last[e.run] == number)
 
 
 def _refuse_mixed(known: list[Entry], entry: Entry) -> None:
@@ -300,7 +298,8 @@ def _refuse_unpriced(known: Sequence[Entry], entry: Entry) -> None:
     """Refuse what no accountant prices, alone or with the entries before it: all of them would have no price."""
     if why := _unpriced(entry.event, entry.relation):
         raise ValueError(f"no accountant prices this release: {why}")
-    if known and (why := _unpriced(Compose((*(e.event for e in known), entry.event)), entry.relation)):
+    together = tuple(one.event for one in _counted([*known, entry]))
+    if len(together) > 1 and (why := _unpriced(Compose(together), entry.relation)):
         raise ValueError(
             f"no accountant prices this release together with those in the ledger: {why}; use another ledger and give "
             "both guarantees"
