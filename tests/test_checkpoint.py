@@ -403,6 +403,13 @@ def test_a_link_in_the_private_folder_goes_and_what_it_leads_to_stays(tmp_path: 
     assert (tmp_path / "mine" / "notes").read_text() == "words"
 
 
+def test_an_end_gives_back_what_was_reserved_and_not_taken(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        taken(run, 1)
+        run.finish(lambda place: None)
+    assert spent(tmp_path) == 1
+
+
 def test_a_run_that_saved_nothing_does_not_end(tmp_path: Path) -> None:
     with opened(tmp_path) as run, pytest.raises(ValueError, match=r"save\(0, state\) comes before the end"):
         run.finish(lambda place: None)

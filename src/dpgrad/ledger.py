@@ -313,8 +313,6 @@ def _unpriced(event: Event, relation: Relation) -> str:
         try:
             if not math.isnan(account(event, relation, accountant).epsilon(1e-5)):
                 return ""
-        except RecursionError:
-            why = "it is nested too deeply"
         except (ArithmeticError, ValueError) as error:
             why = str(error)
     return why or "its ε is not a number"

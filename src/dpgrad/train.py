@@ -11,7 +11,6 @@
 ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
 """
 
-import io
 import secrets
 import time
 import warnings
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from dpgrad import _files, _validate, replay, source
+from dpgrad import _validate, replay, source
 from dpgrad.accounting import account
 from dpgrad.augment import Augment
 from dpgrad.averaging import Averaged, Ema, Tail
@@ -520,9 +519,6 @@ def _outside(relation: Relation, held_out: Any, diagnostics: Diagnostics | None)
 
 def _write(fitted: Fitted, release: Release | None, weights: Weights, folder: Path) -> None:
     """Write what may be shared."""
-    held = io.BytesIO()
-    torch.save(weights.state(), held)  # to memory: on a full disk torch gives no reason
-    with _files.told(folder / WEIGHTS):
-        (folder / WEIGHTS).write_bytes(held.getbuffer())
+    weights.write(folder / WEIGHTS)
     if release is not None:
         release(folder, fitted)

@@ -1,7 +1,13 @@
 """What a run writes of a model to be shared: its parameters and buffers, and nothing that was read from the rows."""
 
+import io
+from pathlib import Path
+
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+
+from dpgrad import _files
 
 
 class Weights:
@@ -32,6 +38,13 @@ class Weights:
         """The state to write: each value a copy of its own, so that no memory beside it is written with it."""
         self.refuse_changed()
         return {name: value.cpu().clone() for name, value in self._state().items()}
+
+    def write(self, path: Path) -> None:
+        """Write the state, as torch.load reads it."""
+        held = io.BytesIO()
+        torch.save(self.state(), held)  # to memory first: on a full disk torch does not say why it failed
+        with _files.told(path):
+            path.write_bytes(held.getbuffer())
 
     def refuse_changed(self) -> None:
         """Refuse a model of which something changed that is not trained."""
