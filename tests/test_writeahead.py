@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpgrad import Mechanism, Relation, sampling, schedules
 from dpgrad.accounting import account
 from dpgrad.events import NOTHING, Compose, Gaussian, grouped, leaves
-from dpgrad.writeahead import WriteAhead, charges
+from dpgrad.writeahead import WriteAhead, _opening, charges
 
 DELTA = 1e-5
 PLANS = {
@@ -195,3 +195,19 @@ def test_lines_that_are_whole_and_make_no_sense_are_refused(tmp_path: Path) -> N
         ledger._lines.append(record)
         with pytest.raises(ValueError, match=f"is not the ledger of a run: .*{said}"):
             WriteAhead.read(tmp_path / "ledger")
+
+
+def test_nothing_takes_back_steps_but_an_orderly_end_and_nothing_begins_after_the_last(tmp_path: Path) -> None:
+    ledger = created(tmp_path / "ledger", PLANS["poisson"])
+    ledger.reserve(0)
+    ledger._lines.append({"until": 2})
+    with pytest.raises(ValueError, match="line 4 reserves steps out of turn"):
+        WriteAhead.read(tmp_path / "ledger")
+    ledger = created(tmp_path / "ledger", PLANS["poisson"])
+    ledger.reserve(0)
+    ledger.finish(kept=False)
+    with pytest.raises(ValueError, match="begins an attempt out of turn"):
+        ledger.begin(2, 5, 5, seeded=False)
+    ledger._lines.append(_opening(2, 0, 12, 5, False, PLANS["poisson"]))
+    with pytest.raises(ValueError, match="line 5 begins an attempt out of turn"):
+        WriteAhead.read(tmp_path / "ledger")
