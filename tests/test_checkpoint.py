@@ -145,6 +145,13 @@ def test_what_a_crash_at_the_end_left_of_the_key_goes_and_nothing_else(tmp_path:
     assert [path.name for path in private.iterdir()] == ["diagnostics.json"]
 
 
+def test_what_a_crash_left_of_a_checkpoint_goes_when_the_run_is_opened(tmp_path: Path) -> None:
+    crashed(tmp_path, 2)
+    (tmp_path / "private" / "checkpoint.pt.partial").write_bytes(b"half a key")
+    opened(tmp_path).close()
+    assert {path.name for path in (tmp_path / "private").iterdir()} == {"README.txt", "checkpoint.pt"}
+
+
 def test_umask_does_not_matter(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

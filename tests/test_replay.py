@@ -399,3 +399,9 @@ def test_another_process_comes_to_the_same() -> None:
     }
     assert len(found) == 1
     assert "not comparable" not in next(iter(found))
+
+
+def test_another_processor_is_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = replay.device_kind("cpu")
+    monkeypatch.setattr(replay, "_processor", lambda: "another model")
+    assert replay.device_kind("cpu") != here
