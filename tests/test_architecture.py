@@ -115,6 +115,7 @@ ORDER = [
     "augment",
     "replay",
     "snapshot",
+    "admission",
     "private",
     "graph",
     "losses",

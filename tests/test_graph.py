@@ -152,6 +152,12 @@ class TestOnTheCpu:
         clip = schedules.piecewise([7], [1.0, 0.3])
         assert_same_run(mechanism(sampler, clip=clip), rate=lambda step: 0.1 / (1 + step))
 
+    @pytest.mark.filterwarnings("ignore:rule gives")
+    def test_an_own_rule_is_held_to_the_bound(self) -> None:
+        assert_same_run(mechanism(), rule=excessive)
+        held, wanted = (trained(True, mechanism(), rows(), rule=rule)[0] for rule in (excessive, lambda n, c: c / n))
+        assert_equal(held, wanted)
+
     def test_gradients_that_someone_has_cleared(self) -> None:
         """As every training loop does: a step would be charged and nothing trained."""
         wanted = network()
@@ -386,6 +392,21 @@ def test_cuda_groups_and_rules() -> None:
     assert_same_run(mechanism(groups=groups), make=lambda model: sgd(model, fused=True))
     for rule in (scaling.Automatic(0.01), scaling.Psac(0.01), scaling.Psasc(0.5, 0.01)):
         assert_same_run(mechanism(), make=lambda model: sgd(model, fused=True), rule=rule)
+
+
+def excessive(norms: Tensor, clip: Any) -> Tensor:
+    """A rule of the user's own, which the engine has to correct."""
+    return 10 * clip / norms.mul_(0.5).clamp_min(1e-6)
+
+
+@on_cuda
+@pytest.mark.filterwarnings("ignore:rule gives")
+@pytest.mark.parametrize("groups", [(), (Group("0.*", clip=0.5), Group("[!0].*"))], ids=["one", "two"])
+def test_cuda_own_rules_are_held_in_a_graph_too(groups: Any) -> None:
+    assert_same_run(mechanism(groups=groups), make=lambda model: sgd(model, fused=True), rule=excessive)
+    plain = trained(True, mechanism(groups=groups), rows(), rule=lambda norms, clip: clip / norms)[0]
+    held = trained(True, mechanism(groups=groups), rows(), rule=excessive)[0]
+    assert_equal(held, plain)
 
 
 @on_cuda

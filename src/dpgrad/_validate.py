@@ -2,6 +2,8 @@
 
 import math
 import operator
+import sys
+import warnings
 from typing import SupportsFloat, SupportsIndex
 
 MOST_STEPS = 10**9
@@ -85,3 +87,11 @@ def whole(least: int = 0, most: int | None = None, **named: object) -> None:
 def step_count(**named: object) -> None:
     """Refuse anything but a number of steps from 1 to a thousand million: beyond that nothing is certified."""
     whole(least=1, most=MOST_STEPS, **named)
+
+
+def warn(words: str) -> None:
+    """Warn as of the caller's line: that of the first frame outside the package."""
+    level, package = 2, __name__.partition(".")[0]
+    while str(sys._getframe(level - 1).f_globals.get("__name__")).partition(".")[0] == package:
+        level += 1
+    warnings.warn(words, stacklevel=level)

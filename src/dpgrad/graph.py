@@ -15,7 +15,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -318,7 +317,7 @@ class CapturedStep:
             stds = self._stds.index_select(0, now)[0].unbind()
             named = {name: stds[groups[name] if groups else 0] for name in self._parameters}
             step = now + self._from
-            with per_example.clipped_if_finite(partial(private.rule, clip=clips), groups) as (summed, finite):
+            with per_example.clipped_if_finite(private.scale(clips), groups) as (summed, finite):
                 newly = ~finite & (self._stopped == 0)
                 self._stopped_at.copy_(torch.where(newly, self._slot, self._stopped_at))
                 self._stopped.copy_(torch.maximum(self._stopped, (~finite).float()))

@@ -60,6 +60,17 @@ def within_reach(data: Any, device: torch.device) -> Any:
     return pytree.tree_map(placed, data)
 
 
+def optimizer_name(optimizer: OptimizerChoice | None) -> str:
+    """What an optimizer is called in a plan.
+
+    >>> optimizer_name(None), optimizer_name(torch.optim.Adam)
+    ('sgd', 'Adam')
+    """
+    if isinstance(optimizer, str) or optimizer is None:
+        return optimizer or "sgd"
+    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
+
+
 def optimizer_named(
     choice: OptimizerChoice | None, parameters: Iterable[nn.Parameter], rate: float, momentum: float
 ) -> torch.optim.Optimizer:

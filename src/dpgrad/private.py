@@ -21,7 +21,6 @@ True
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import Any
 
@@ -32,6 +31,7 @@ from torch.utils.data import default_collate
 
 from dpgrad import _validate, draw, noise, sampling, source
 from dpgrad.accounting import account
+from dpgrad.admission import refuse_kinds, refuse_model, rule_fault
 from dpgrad.augment import Augment, augmented, probed
 from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
@@ -44,7 +44,7 @@ from dpgrad.grads.swap import unwrapped
 from dpgrad.guarantee import Guarantee
 from dpgrad.keys import Key
 from dpgrad.mechanism import Group, Mechanism
-from dpgrad.scaling import Hard, ScaleRule
+from dpgrad.scaling import Bounded, Hard, ScaleRule
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,9 +73,11 @@ class Observed:
 class PrivateGradient:
     """Steps of a mechanism on a model: each writes the noisy mean of clipped gradients to ``.grad``.
 
-    ``loss(model, batch)`` returns one value per row. ``engine`` is a name in `dpgrad.grads.ENGINES`. ``microbatch`` is
-    the most examples that are worked on at a time, or ``memory_limit`` the bytes from which to find it; neither changes
-    the result. With ``several_rows`` the data are (examples, K, ...): an example's gradient is the mean over its rows.
+    ``loss(model, batch)`` returns one value per row. ``rule`` is one of `dpgrad.scaling`, or a function of your own,
+    ``rule(norms, clip)``: it is applied to each example alone and cannot exceed the clip bound. ``engine`` is a name in
+    `dpgrad.grads.ENGINES`. ``microbatch`` is the most examples that are worked on at a time, or ``memory_limit`` the
+    bytes from which to find it; neither changes the result. With ``several_rows`` the data are (examples, K, ...): an
+    example's gradient is the mean over its rows.
     ``augment(batch, generator)`` makes such rows at every step: it is called for one example at a time, (1, ...), and
     returns (1, K, ...), drawn from the generator; `dpgrad.augment.Shifts` moves all images of a lot at once.
     ``inner_momentum`` and ``average`` (the γ of full batches) scale a momentum of each example's gradients instead of
@@ -122,7 +124,7 @@ class PrivateGradient:
         before: Event = NOTHING,
         charge: Callable[[int], None] | None = None,
     ) -> None:
-        _refuse_kinds(loss, mechanism, rule, inner_momentum)
+        refuse_kinds(loss, mechanism, rule, inner_momentum)
         self.model = unwrapped(model)
         self.mechanism = mechanism
         self.rule = Hard() if rule is None else rule
@@ -142,7 +144,7 @@ class PrivateGradient:
             raise ValueError("give seed or key, not both: a seed stands for a key")
         _validate.whole(most=mechanism.steps, start=start)
         _ = mechanism.divisor  # refused here, not at the first step
-        _refuse_model(self.model, mechanism)
+        refuse_model(self.model, mechanism)
         self._groups()
         self.key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
         self.observe = observe
@@ -160,6 +162,9 @@ class PrivateGradient:
         self._charged: list[Leaf] = []
         self._owed: set[int] = set()  # charged and not yet computed
         self._step = start
+        self._tried: ScaleRule | None = None
+        self._fault = ""
+        self._try_rule()
 
     def __repr__(self) -> str:
         return f"PrivateGradient(step {self._step} of {self.mechanism.steps}, {self.key.label})"
@@ -217,6 +222,12 @@ class PrivateGradient:
             raise ValueError(
                 f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
             )
+        self._try_rule()
+        if self._fault:
+            _validate.warn(
+                f"{self._fault}: such factors are lowered to it, or dropped, and no example exceeds the clip bound"
+            )
+            self._fault = ""  # once
         self._prepare(data, rows)
         if self._charge is not None:
             self._charge(step)
@@ -237,13 +248,20 @@ class PrivateGradient:
         self._owed.discard(step)
         with self._own_randomness(step):
             chosen, batch = self._drawn(data, rows, step)
-            scale = _Recorded(partial(self.rule, clip=self._clips(step)))
+            scale = _Recorded(self.scale(self._clips(step)))
             total = self._clipped_sum(chosen, batch, rows, step, scale)
         if self._inner_momentum is not None:
             self._iterates = self._inner_momentum.remembered(self._iterates, self.model)
         noisy = self._write(total, step)
         if self.observe is not None:
             self.observe(self._observed(step, batch, scale, total, noisy))
+
+    def scale(self, clip: Tensor | float) -> Scale:
+        """From the norms of examples to their factors, which keep every example within ``clip`` whatever the rule is.
+
+        Every step goes through here, captured or not.
+        """
+        return Bounded(self.rule, clip)
 
     def computed_elsewhere(self) -> None:
         """All steps that were charged have been computed by other means: `compute` will take none of them."""
@@ -313,6 +331,12 @@ class PrivateGradient:
             device = self._device()
             momenta = {name: value.to(device) for name, value in kept["momenta"].items()}
             self._state = Average(self._average, momenta, kept["updates"].to(device))
+
+    def _try_rule(self) -> None:
+        """Refuse a rule of the user's own that cannot be held to its contract, and note what has to be corrected."""
+        if self.rule is not self._tried:
+            self._fault = rule_fault(self.rule, self._clips, self.mechanism.steps, self._device())
+            self._tried = self.rule
 
     def _same_rows(self, data: Any) -> int:
         """The number of examples, which must not change: a batch drawn from a batch is not what is accounted."""
@@ -496,39 +520,6 @@ class _Recorded:
             return torch.zeros(1, 0, device=device), torch.zeros(1, 0, device=device)
         norms, factors = (torch.cat(part, 1) for part in zip(*self._seen, strict=True))
         return norms, factors
-
-
-def _refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:
-    """Refuse at once what would fail after a step was charged."""
-    if not callable(loss) or isinstance(loss, nn.modules.loss._Loss | torch.optim.Optimizer):
-        raise ValueError(
-            f"loss must be a function of (model, batch) that returns one value per example, got {_validate.shown(loss)}"
-        )
-    if not isinstance(mechanism, Mechanism):
-        raise ValueError(
-            f"mechanism must be a Mechanism, got {_validate.shown(mechanism)}: for a budget use "
-            "Mechanism(...).calibrated(epsilon=..., delta=...)"
-        )
-    if rule is not None and (not callable(rule) or isinstance(rule, type)):
-        raise ValueError(f"rule must be a rule of dpgrad.scaling such as Hard(), got {_validate.shown(rule)}")
-    if inner_momentum is not None and not isinstance(inner_momentum, InnerMomentum):
-        raise ValueError(
-            f"inner_momentum must be an InnerMomentum(gamma, length), got {_validate.shown(inner_momentum)}"
-        )
-    if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.rate_at(0):
-        raise ValueError("sampling_rate must be above 0, got 0: no example would ever be drawn")
-
-
-def _refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
-    """Refuse a model that has nothing to train, has no values yet, or lacks the parameters of a group."""
-    if not trainable(model):
-        raise ValueError("model must have a parameter to train, got none with requires_grad")
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise ValueError(f"parameter {name} is on the meta device, without values: load or initialise it first")
-    for group in mechanism.groups:
-        if not any(fnmatchcase(name, group.pattern) for name, _ in model.named_parameters()):
-            raise ValueError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
 
 
 def signature(model: nn.Module) -> list[object]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from dpgrad import _validate, schedules
 from dpgrad.grads.history import InnerMomentum
-from dpgrad.scaling import Automatic, Hard, Psac, Psasc, Quotient
+from dpgrad.scaling import Automatic, Hard, Psac, Psasc, Quotient, ScaleRule
 from dpgrad.schedules import Schedule
 
 ABADI = 'Abadi et al., "Deep learning with differential privacy" (2016)'
@@ -37,17 +37,21 @@ class Recipe:
     `dpgrad.schedules.parse_clip` reads; the noise then keeps its absolute size. ``momentum`` is Yu's c, and 1 − γ₁ of
     Huang et al. ``gamma`` is γ₀ of Algorithm 3 where ``length`` (K₀) is given, and γ of Algorithm 2 otherwise.
 
-    Guarantee: none depends on a recipe. Every rule keeps one example within the clip bound, and momentum is computed
-    from what has been released.
+    ``rule`` is one of the papers' by name, or any ``rule(norms, clip)`` of your own; ``clip`` is then the bound itself.
+
+    Guarantee: none depends on a recipe. The engine keeps one example within the clip bound whatever the rule returns
+    (`dpgrad.scaling.Bounded`), and momentum is computed from what has been released.
 
     >>> RECIPES["dpsgd-amended"].momentum, RECIPES["dpsgd-amended"].clip_schedule
     (0.6, 'linear')
+    >>> RECIPES["dpsgd"].with_options(rule=lambda norms, clip: clip / (norms + clip), clip=2.0).bound
+    2.0
     """
 
     name: str
     title: str
     citation: str
-    rule: Literal["hard", "automatic", "psac", "psasc"]
+    rule: Literal["hard", "automatic", "psac", "psasc"] | ScaleRule
     learning_rate: float
     clip: float | Schedule | None
     clip_schedule: str | None = None
@@ -71,7 +75,7 @@ class Recipe:
         if self.gamma is not None:
             _validate.unit_interval(gamma=self.gamma)
 
-    def scaling(self) -> Quotient:
+    def scaling(self) -> ScaleRule:
         """The rule that scales each example's gradient.
 
         >>> RECIPES["autos"].scaling()
@@ -86,6 +90,13 @@ class Recipe:
                 return Psac(r=_given(self.r))
             case "psasc":
                 return Psasc(s=_given(self.s), r=_given(self.r))
+        given: object = self.rule  # a caller may ignore types
+        if not callable(given) or isinstance(given, type):
+            raise ValueError(
+                "rule must be hard, automatic, psac, psasc, or a function rule(norms, clip) that returns the factors, "
+                f"got {_validate.shown(given)}"
+            )
+        return self.rule
 
     @property
     def bound(self) -> float | Schedule:
@@ -98,7 +109,8 @@ class Recipe:
         """
         if callable(self.clip):
             return self.clip
-        return self.scaling().sensitivity(1.0 if self.clip is None else self.clip)
+        rule, C = self.scaling(), 1.0 if self.clip is None else float(self.clip)
+        return rule.sensitivity(C) if isinstance(rule, Quotient) else C
 
     def clip_over(self, steps: int) -> float | Schedule:
         """The clip bound of the mechanism, where the schedule's clock runs over ``steps``.
@@ -141,12 +153,16 @@ class Recipe:
             raise ValueError("clip is a schedule already: give clip_schedule with a number as clip, or leave it out")
         if callable(changed.get("clip")) and self.clip_schedule is not None:
             changed["clip_schedule"] = None
+        if "rule" in changed and "title" not in changed:
+            changed["title"] = f"{self.title}, scaled by {_name(changed['rule'])}"
         left = tuple(name for name in self.chosen if name not in changed)
         return dataclasses.replace(self, **changed, chosen=left)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
         """The recipe as plain values, for JSON."""
-        found = dataclasses.asdict(self)
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
+            "rule": _name(self.rule)
+        }
         if callable(self.clip):
             found["clip"] = schedules.to_plain(self.clip, "clip")
         return {**found, "chosen": list(self.chosen)}
@@ -154,6 +170,13 @@ class Recipe:
 
 # Options that a method either has or has not; every method has a learning rate and may have momentum.
 _OWN = ("clip", "s", "r", "gamma", "length")
+
+
+def _name(rule: object) -> str:
+    """A rule in words: those of dpgrad as they are written, a function by its name."""
+    if isinstance(rule, str):
+        return rule
+    return repr(rule) if isinstance(rule, Quotient) else str(getattr(rule, "__name__", type(rule).__name__))
 
 
 def _given(value: float | None) -> float:

@@ -23,8 +23,9 @@ True
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,9 +41,13 @@ LEAST_R = 1e-12
 class ScaleRule(Protocol):
     """How much of each example's gradient is kept: the role that engines ask for.
 
+    Any function of your own may take this role. It is written in torch operations on ``norms``, and `Bounded` holds it
+    to the guarantee.
+
     Guarantee:
         For every norm n that is finite and at least 0, the factor f is finite, at least 0 and f·n ≤ ``clip``, exactly,
-        as numbers and not as floats. For n = inf, NaN or below zero the factor is 0. A rule sees one norm at a time.
+        as numbers and not as floats. For n = inf, NaN or below zero the factor is 0. The factors of an example depend
+        on the norms of that example alone.
 
     >>> rule: ScaleRule = Hard()
     >>> rule(torch.tensor([3.0]), 1.5)
@@ -97,7 +102,8 @@ class Quotient(ABC):
         exact = norms.double()
         # Sums and quotients round to the nearest float64, and rounding keeps order: n + x is not below n for x ≥ 0.
         denominator = self.denominator(exact, bound)
-        if norms.dtype == torch.float32 and norms.ndim == 2 and norms.numel() and kernels.runs_on(norms):
+        own = type(self) not in RULES  # runs inside vmap, where there is no memory that a kernel could read
+        if not own and norms.dtype == torch.float32 and norms.ndim == 2 and norms.numel() and kernels.runs_on(norms):
             from dpgrad.kernels.factors import quotient
 
             if bound.shape in ((), (len(norms), 1)):  # one number, or one a group
@@ -263,3 +269,131 @@ class Psasc(Quotient):
 
 # Every rule, for the tests that all of them must pass.
 RULES: tuple[type[Quotient], ...] = (Hard, Automatic, Psac, Psasc)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A rule at one clip bound, held to the guarantee of `ScaleRule`: from norms (groups, examples) to factors.
+
+    A rule of `RULES` keeps the guarantee by itself. Any other is applied to each example alone, inside ``torch.vmap``.
+    Its factors are then lowered to clip/norm where they are larger, and set to 0 where they are negative or not finite.
+
+    Guarantee: that of `ScaleRule`, whatever the rule returns and whatever it does to its arguments. Not covered: a rule
+    that remembers norms from one call to the next, as far as `fault` did not find it, or that reads the data elsewhere.
+
+    >>> norms = torch.tensor([[0.5, 2.0, 8.0]])
+    >>> Bounded(lambda norms, clip: 10 * clip / norms, clip=2.0)(norms)
+    tensor([[4.0000, 1.0000, 0.2500]])
+    >>> Bounded(lambda norms, clip: norms.max() / norms, clip=2.0)(norms)  # each norm is the largest of its example
+    tensor([[1.0000, 1.0000, 0.2500]])
+    """
+
+    rule: ScaleRule
+    clip: float | Tensor  # a number, or (groups, 1)
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        """The factor of each norm."""
+        if type(self.rule) in RULES:
+            return self.rule(norms, self.clip)
+        return _within(norms, _each_alone(self.rule, norms, self.clip), self.clip)
+
+
+def _each_alone(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
+    """What the rule returns for each example, (groups, examples), where it sees (groups, 1) norms at a time.
+
+    It gets copies: norms or a bound that it changes in place must not change what its factors are compared with.
+    """
+    if not norms.shape[-1]:
+        return torch.zeros_like(norms)
+    bound = clip.clone() if isinstance(clip, Tensor) else clip
+    asked = torch.Size((len(norms), 1))
+
+    def alone(own: Tensor) -> Tensor:
+        found: Any = rule(own, bound)  # a caller may ignore types
+        factors = found if isinstance(found, Tensor) else torch.as_tensor(found, dtype=norms.dtype, device=norms.device)
+        if factors.is_complex() or not (factors.shape == asked or factors.numel() == 1):
+            raise ValueError(
+                f"rule must return one real factor per norm, {tuple(asked)} for one example, got "
+                f"{tuple(factors.shape)} of {factors.dtype}"
+            )
+        return factors.to(norms.dtype).reshape(asked if factors.shape == asked else ()).expand(asked)
+
+    try:
+        found: Tensor = torch.vmap(alone)(norms.clone().T[:, :, None])
+    except (ValueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the rule raises
+        raise ValueError(
+            "rule must act on each norm alone, in torch operations such as torch.where and clamp, without branches on "
+            f"values and without random numbers; {type(error).__name__}: {str(error).partition(chr(10))[0]:.120}"
+        ) from error
+    return found[:, :, 0].T
+
+
+def _within(norms: Tensor, factors: Tensor, clip: float | Tensor) -> Tensor:
+    """The factors, lowered to the float below clip/norm where they are above it, 0 where they are no factors."""
+    bound, exact = _bound(norms, clip), norms.double()
+    nearest = (bound / exact).to(norms.dtype)
+    most = torch.nextafter(nearest, torch.zeros_like(nearest))  # the largest float where the quotient is beyond it
+    usable = factors.isfinite() & (factors >= 0) & (exact >= 0) & exact.isfinite() & (bound > 0) & (bound < math.inf)
+    return torch.where(usable, torch.minimum(factors, most), 0)
+
+
+_PROBES = 1000  # norms at which a rule is tried
+_DECADES = 9.0  # how far below and above the clip bound they reach
+_AGREEMENT = 1e-3  # how far two ways to compute a rule may differ by rounding
+
+
+def fault(rule: ScaleRule, clips: Sequence[float | Tensor], device: torch.device | str = "cpu") -> str:
+    """What `Bounded` has to correct in a rule of your own, in words; nothing where it keeps the guarantee by itself.
+
+    The rule is tried at norms around each clip bound, which have nothing to do with any data. One that cannot be
+    applied to each example alone, that mixes the norms of examples, or that remembers earlier ones is refused.
+
+    >>> fault(lambda norms, clip: (clip / norms).clamp(max=1), [2.0])
+    ''
+    >>> fault(lambda norms, clip: 3 * clip / norms, [2.0])
+    'rule gives a norm of 2e-09 the factor 3e+09 at clip 2, more than clip/norm'
+    >>> fault(lambda norms, clip: clip / norms.max(), [2.0])
+    Traceback (most recent call last):
+    ValueError: rule must act on each norm alone, but the factor of an example changes with the norms of others: ...
+    """
+    if type(rule) in RULES:
+        return ""
+    found = [words for clip in clips if (words := _fault_at(rule, clip, device))]
+    return found[0] if found else ""
+
+
+def _fault_at(rule: ScaleRule, clip: float | Tensor, device: torch.device | str) -> str:
+    bounds = torch.as_tensor(clip, dtype=torch.float64, device=device).view(-1, 1)
+    decades = torch.linspace(-_DECADES, _DECADES, _PROBES, dtype=torch.float64, device=device)
+    norms = (bounds * 10**decades).float()  # (groups, probes)
+    factors = _each_alone(rule, norms, clip)
+    _each_alone(rule, norms[:, : _PROBES // 2] * 3, clip)
+    if not _alike(factors, _each_alone(rule, norms, clip)):
+        raise ValueError(
+            "rule must be a function of its arguments, but the same norms got other factors: keep no state"
+        )
+    if not _alike(factors, _all_at_once(rule, norms, clip)):
+        raise ValueError(
+            "rule must act on each norm alone, but the factor of an example changes with the norms of others: one "
+            "example would then change the share of all, which no clip bound covers"
+        )
+    bad = ~(factors >= 0) | ~factors.isfinite() | (factors.double() * norms.double() > bounds * (1 + _AGREEMENT))
+    if not bool(bad.any()):
+        return ""
+    group, place = (int(at[0]) for at in bad.nonzero(as_tuple=True))
+    norm, factor, bound = float(norms[group, place]), float(factors[group, place]), float(bounds[group])
+    wrong = "more than clip/norm" if 0 <= factor < math.inf else "which is no factor"
+    return f"rule gives a norm of {norm:.3g} the factor {factor:.3g} at clip {bound:.3g}, {wrong}"
+
+
+def _all_at_once(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
+    """What the rule returns for all examples in one call, as its author will have tried it."""
+    found: Any = rule(norms.clone(), clip.clone() if isinstance(clip, Tensor) else clip)
+    factors = torch.as_tensor(found, dtype=norms.dtype, device=norms.device)
+    return factors.expand_as(norms) if factors.numel() == 1 else factors
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=_AGREEMENT, atol=0.0, equal_nan=True)

@@ -44,9 +44,10 @@ from dpgrad.ledger import Ledger
 from dpgrad.losses import Metric, PerRow, loss_named, metric_named
 from dpgrad.mechanism import Group
 from dpgrad.plan import Plan, make
-from dpgrad.prepare import OptimizerChoice, classes_of, device_of, optimizer_named, within_reach
+from dpgrad.prepare import OptimizerChoice, classes_of, device_of, optimizer_name, optimizer_named, within_reach
 from dpgrad.private import PrivateGradient
 from dpgrad.recipes import Recipe
+from dpgrad.scaling import ScaleRule, fault
 from dpgrad.schedules import Schedule
 from dpgrad.weights import Weights
 from dpgrad.writeahead import charges
@@ -103,6 +104,7 @@ def fit(
     loss: str | Loss = "cross-entropy",
     *,
     method: str | Recipe = "dpsgd",
+    rule: ScaleRule | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     epochs: float | None = None,
@@ -153,9 +155,10 @@ def fit(
     Data are tensors, arrays (memory maps are read row by row) or a map-style Dataset; the mechanism draws the batches.
     A loss by name takes data as (inputs, targets): cross-entropy, bce (summed over labels), squared, huber. A loss of
     your own is a function of (model, batch) that returns one value per example. ``method`` is a name in
-    `dpgrad.recipes.RECIPES`; ``clip`` (the paper's C), ``s``, ``r``, ``gamma``, ``length``, ``inner``, ``momentum``,
-    ``clip_schedule`` and ``learning_rate`` replace its constants. The budget, ``lot`` and ``reading`` are those of
-    `dpgrad.plan.make`. Give ``dataset_size`` as a constant to have the relation add-remove.
+    `dpgrad.recipes.RECIPES` or a `Recipe` of your own; ``rule(norms, clip)`` replaces its scaling rule and is held to
+    ``clip`` (`dpgrad.scaling.Bounded`); ``clip`` (the paper's C), ``s``, ``r``, ``gamma``, ``length``, ``inner``,
+    ``momentum``, ``clip_schedule`` and ``learning_rate`` replace its constants. The budget, ``lot`` and ``reading`` are
+    those of `dpgrad.plan.make`. Give ``dataset_size`` as a constant to have the relation add-remove.
 
     ``rate_schedule`` is read by `dpgrad.recipes.parse_rate`. ``optimizer`` is the name of one of torch.optim or a
     function of the parameters; Adam and its like see the noise in their second moment too, so that coordinates whose
@@ -197,9 +200,9 @@ def fit(
         method, dataset_size=rows if dataset_size is None else dataset_size, declared=dataset_size is not None,
         epsilon=epsilon, delta=delta, epochs=epochs, steps=steps, noise_multiplier=noise_multiplier, lot=lot,
         relation=relation, accountant=accountant, reading=reading, schedule_steps=schedule_steps, groups=groups,
-        learning_rate=learning_rate, rate_schedule=rate_schedule, optimizer=_name(optimizer), averaging=averaging,
+        learning_rate=learning_rate, rate_schedule=rate_schedule, optimizer=optimizer_name(optimizer), averaging=averaging,
         parameters=sum(parameter.numel() for parameter in trainable(core).values()),
-        classes=None if several_rows or augment else classes_of(core, goal, data, collate), beside=released,
+        classes=None if several_rows or augment else classes_of(core, goal, data, collate), beside=released, rule=rule,
         clip=clip, clip_schedule=clip_schedule, s=s, r=r, gamma=gamma, length=length, inner=inner, momentum=momentum,
     )  # fmt: skip
     plan = replace(plan, rate=None) if own_rate else plan
@@ -208,6 +211,7 @@ def fit(
         evaluate(core, judged, source.gathered(held_out, torch.arange(1), device, collate))
     if resume and folder is None:
         raise ValueError("resume needs the folder of the run that is to go on: give folder")
+    fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *groups[:1])], device)  # refuses a rule that cannot be held
     if folder is not None:
         Weights(core)  # refuses, before anything is spent, a model of which not everything may be released
     if capture and diagnostics is not None:
@@ -434,12 +438,6 @@ def _captured(
         if next(private.model.parameters()).is_cuda:
             warnings.warn(f"the step is not captured as a CUDA graph: {error}", stacklevel=3)
         return None
-
-
-def _name(optimizer: OptimizerChoice | None) -> str:
-    if isinstance(optimizer, str) or optimizer is None:
-        return optimizer or "sgd"
-    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
 
 
 def _every(given: int | None, name: str, plan: Plan) -> int:
