@@ -200,8 +200,8 @@ def fit(
         method, dataset_size=rows if dataset_size is None else dataset_size, declared=dataset_size is not None,
         epsilon=epsilon, delta=delta, epochs=epochs, steps=steps, noise_multiplier=noise_multiplier, lot=lot,
         relation=relation, accountant=accountant, reading=reading, schedule_steps=schedule_steps, groups=groups,
-        learning_rate=learning_rate, rate_schedule=rate_schedule, optimizer=optimizer_name(optimizer), averaging=averaging,
-        parameters=sum(parameter.numel() for parameter in trainable(core).values()),
+        learning_rate=learning_rate, rate_schedule=rate_schedule, optimizer=optimizer_name(optimizer),
+        averaging=averaging, parameters=sum(parameter.numel() for parameter in trainable(core).values()),
         classes=None if several_rows or augment else classes_of(core, goal, data, collate), beside=released, rule=rule,
         clip=clip, clip_schedule=clip_schedule, s=s, r=r, gamma=gamma, length=length, inner=inner, momentum=momentum,
     )  # fmt: skip
