@@ -25,6 +25,7 @@ ORDER = [
     "_validate",
     "_files",
     "_interrupt",
+    "processes",
     "keys",
     "events",
     "guarantee",

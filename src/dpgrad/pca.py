@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpgrad import _validate, calibrate, noise, source
+from dpgrad import _validate, calibrate, noise, processes, source
 from dpgrad.accounting import account
 from dpgrad.events import Gaussian, Relation
 from dpgrad.guarantee import Guarantee
@@ -132,6 +132,7 @@ def principal_directions(
     >>> bool(found.components[0, 0] > 0.99), found.event
     (True, Gaussian(noise_multiplier=1.0))
     """
+    processes.refuse_several()
     event, relation = Gaussian(noise_multiplier), Relation(relation)
     features = _features(rows)
     _validate.whole(least=1, most=features, directions=directions)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from dpgrad import _validate, draw, noise, sampling, source
+from dpgrad import _validate, draw, noise, processes, sampling, source
 from dpgrad.accounting import account
 from dpgrad.admission import refuse_kinds, refuse_model, rule_fault
 from dpgrad.augment import Augment, augmented, probed
@@ -124,6 +124,7 @@ class PrivateGradient:
         before: Event = NOTHING,
         charge: Callable[[int], None] | None = None,
     ) -> None:
+        processes.refuse_several()
         refuse_kinds(loss, mechanism, rule, inner_momentum)
         self.model = unwrapped(model)
         self.mechanism = mechanism
@@ -214,6 +215,7 @@ class PrivateGradient:
 
         For those who replay a captured step (`dpgrad.graph`); everyone else calls `step`.
         """
+        processes.refuse_several()
         rows = self._same_rows(data)
         if torch.is_inference_mode_enabled():
             raise ValueError("a step needs gradients: call it outside torch.inference_mode")
@@ -240,6 +242,7 @@ class PrivateGradient:
 
     def compute(self, data: Any, step: int) -> None:
         """The gradient of a step that was charged, in ``.grad``; refused for any other, and the second time."""
+        processes.refuse_several()
         rows = self._same_rows(data)
         if step not in self._owed:
             raise ValueError(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from dpgrad import _validate, replay, source
+from dpgrad import _validate, processes, replay, source
 from dpgrad.accounting import account
 from dpgrad.augment import Augment
 from dpgrad.averaging import Averaged, Ema, Tail
@@ -184,6 +184,7 @@ def fit(
     returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
     """
     began = time.perf_counter()
+    processes.refuse_several()
     rows = source.rows(data)
     if not rows:
         raise ValueError("data must hold at least one row, got none")

@@ -1,5 +1,6 @@
 """A model whose parameters are exchanged for other tensors, for the length of a block."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
@@ -16,15 +17,14 @@ from dpgrad.grads.sums import trainable
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside a compiled model: its parameters are the same, and each use of them can be seen.
 
-    Models that hide their modules otherwise are refused.
+    Models that hide their modules otherwise, or that are spread over several processes or devices, are refused.
     """
     given: object = model  # a caller may ignore types
     if not isinstance(given, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {shown(given)}")
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
         return unwrapped(model._orig_mod)
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"model must be the module itself, got {type(model).__name__}: give model.module")
+    _refuse_spread(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(f"module {name or 'itself'!r} is a TorchScript one: give the module it was made from")
@@ -32,6 +32,37 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if inner or module._compiled_call_impl is not None:
             raise ValueError(f"module {name or 'itself'!r} of the model is compiled: give it uncompiled")
     return model
+
+
+def _refuse_spread(model: nn.Module) -> None:
+    """Refuse a model of several processes, which must not become one model in each of them, or of several devices."""
+    of_processes = [nn.parallel.DistributedDataParallel, *_kinds("torch.distributed.fsdp", _FSDP)]
+    for name, module in model.named_modules():
+        if isinstance(module, tuple(of_processes)):
+            raise ValueError(
+                f"module {name or 'itself'!r} of the model is made for several processes "
+                f"({type(module).__name__}), which are not supported yet (dpgrad.distributed): each would release a "
+                "model of its own. Run in one process, with the plain module"
+            )
+        if isinstance(module, nn.DataParallel):
+            what = f"module {name!r}" if name else "model"
+            raise ValueError(f"{what} must be the module itself, got DataParallel: give its .module, on one device")
+    sharded = tuple(_kinds("torch.distributed.tensor", ("DTensor",)))
+    for name, parameter in model.named_parameters():
+        if sharded and isinstance(parameter, sharded):
+            raise ValueError(
+                f"parameter {name} is a DTensor, spread over several processes, which are not supported yet "
+                "(dpgrad.distributed): run in one process, with a plain module"
+            )
+
+
+_FSDP = ("FullyShardedDataParallel", "FSDPModule")
+
+
+def _kinds(module: str, names: tuple[str, ...]) -> list[type]:
+    """The classes of a module of torch, which no object can have before the module is loaded."""
+    known = sys.modules.get(module)
+    return [vars(known)[name] for name in names if name in vars(known)] if known is not None else []
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from sklearn import config_context
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from dpgrad import _validate
+from dpgrad import _validate, processes
 from dpgrad.convex.design import Matrix, blocks, shortened
 from dpgrad.keys import Key
 
@@ -173,13 +173,14 @@ def shape_facts(X: Matrix, radius: float | None) -> tuple[str, ...]:
 
 
 def budget_checked(epsilon: object) -> float:
-    """ε, a positive number.
+    """ε, a positive number; refused in one of several processes, since each would spend it.
 
     >>> budget_checked("1")
     Traceback (most recent call last):
     ValueError: epsilon must be a number, got '1'
     """
     _validate.positive(epsilon=epsilon)
+    processes.refuse_several()
     return float(epsilon)  # type: ignore[arg-type]
 
 
