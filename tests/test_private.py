@@ -510,7 +510,7 @@ def test_what_is_no_mechanism_loss_or_model_is_refused_at_once() -> None:
 def test_a_batch_instead_of_the_dataset_is_refused() -> None:
     private = PrivateGradient(network(), loss, mechanism())
     private.step(rows())
-    with pytest.raises(ValueError, match="another number of examples than at the step before: give the whole dataset"):
+    with pytest.raises(ValueError, match="data must be the whole dataset, with the same rows at every step"):
         private.step(rows(5))
     assert private.steps_taken == 1
 

@@ -155,6 +155,8 @@ class PrivateGradient:
         self._inner_momentum, self._average = inner_momentum, average
         self._microbatch, self._memory_limit, self._collate = microbatch, memory_limit, collate
         self._rows: int | None = None
+        self._data: source.Remembered | None = None
+        self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
         self._iterates: tuple[Iterate, ...] = ()
         self._state: Average | None = None
         self._engine: Engine | None = None
@@ -243,7 +245,7 @@ class PrivateGradient:
     def compute(self, data: Any, step: int) -> None:
         """The gradient of a step that was charged, in ``.grad``; refused for any other, and the second time."""
         processes.refuse_several()
-        rows = self._same_rows(data)
+        rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
         if step not in self._owed:
             raise ValueError(
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
@@ -342,14 +344,17 @@ class PrivateGradient:
             self._tried = self.rule
 
     def _same_rows(self, data: Any) -> int:
-        """The number of examples, which must not change: a batch drawn from a batch is not what is accounted."""
+        """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted."""
         rows = source.rows(data)
-        if self._rows not in (None, rows):
+        if self._data is None:
+            self._data = source.Remembered.of(data, self.key)
+        elif rows != self._rows or not self._data.holds(data):
             raise ValueError(
-                "data has another number of examples than at the step before: give the whole dataset at every step, "
-                "not a batch; the mechanism draws the batch"
+                "data must be the whole dataset, with the same rows at every step, and these are others than at the "
+                "first: the mechanism draws the batches itself. Give the dataset of a loader, not its batches, and "
+                "random changes of the rows as augment"
             )
-        self._rows = rows
+        self._rows, self._compared = rows, data
         return rows
 
     def _prepare(self, data: Any, rows: int) -> None:

@@ -4,16 +4,18 @@ Data are tensors or arrays with a common first dimension, alone or in tuples, li
 examples), or a map-style `torch.utils.data.Dataset`.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from dpgrad.grads.sums import Batch
+from dpgrad.keys import Key
 
 Collate = Callable[[list[Any]], Batch]
 
@@ -24,10 +26,11 @@ def rows(data: Any) -> int:
     >>> rows({"x": torch.zeros(3, 2), "y": np.zeros(3)})
     3
     """
-    if isinstance(data, IterableDataset | DataLoader) or (isinstance(data, Dataset) and not isinstance(data, Sized)):
+    passed_by = isinstance(data, IterableDataset | DataLoader | Iterator)
+    if passed_by or (isinstance(data, Dataset) and not isinstance(data, Sized)):
         raise ValueError(
             f"data must be tensors or a map-style Dataset with a length, got {type(data).__name__}: the mechanism "
-            "draws the batches, so it needs every example by its index; give the dataset itself"
+            "draws the batches, so it needs every example by its index; give the whole dataset itself"
         )
     if isinstance(data, Dataset):
         return len(data)  # type: ignore[arg-type]
@@ -84,6 +87,109 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
                 f"{type(leaf).__name__}: leave it out, or give collate"
             )
     return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+
+
+_COMPARED = 16  # rows of other data than before
+_GLANCED = 2  # rows of the same memory on the CPU, into which numpy may have written other rows
+_MOST = 1 << 12  # values of one row that are compared; of a longer one, every so many
+
+Column = Tensor | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Remembered:
+    """The data of the first step, to be recognised at the next ones by a few rows at secret places. Private.
+
+    Tensors on a device are read only where they are other tensors than before, or were written into: otherwise nothing
+    waits for the device. The memory of the data is held, or other data might come to lie in the same place.
+
+    >>> seen = Remembered.of(torch.arange(50), Key.fresh())
+    >>> seen.holds(torch.arange(50)), seen.holds(torch.arange(50) + 50)
+    (True, False)
+    """
+
+    data: Any
+    places: tuple[int, ...]
+    columns: Mapping[str, Column]  # none of a Dataset
+    versions: Mapping[str, int]  # how often each tensor was written into
+    samples: Mapping[str, "np.ndarray[Any, Any]"]  # the rows at those places
+
+    @classmethod
+    def of(cls, data: Any, key: Key) -> "Remembered":
+        """Remember ``data``; the places follow from the key of the run."""
+        count = rows(data)
+        random = np.random.default_rng(np.frombuffer(key.derive("rows compared"), np.uint64))
+        places = tuple(int(place) for place in random.integers(count, size=_COMPARED)) if count else ()
+        found = columns(data)
+        versions = {name: _version(column) for name, column in found.items()}
+        samples = {name: _sampled(column, places) for name, column in found.items()}
+        return cls(data, places, found, versions, samples)
+
+    def holds(self, data: Any) -> bool:
+        """Whether these are the same data: the same objects, copies of them, or the same contents read again."""
+        if isinstance(self.data, Dataset) and not isinstance(self.data, TensorDataset):
+            return data is self.data or self._same_examples(data)
+        found = columns(data)
+        return found.keys() == self.columns.keys() and all(map(self._same_column, found, found.values()))
+
+    def _same_column(self, name: str, column: Column) -> bool:
+        count = _COMPARED
+        if _memory(column) == _memory(self.columns[name]) and _version(column) == self.versions[name]:
+            count = 0 if isinstance(column, Tensor) and column.device.type != "cpu" else _GLANCED
+        return not count or _equal(_sampled(column, self.places[:count]), self.samples[name][:count])
+
+    def _same_examples(self, data: Any) -> bool:
+        """Whether another Dataset has the same examples at the places."""
+        if not isinstance(data, Dataset):
+            return False
+        pairs = ((pytree.tree_leaves(self.data[place]), pytree.tree_leaves(data[place])) for place in self.places)
+        return all(
+            len(one) == len(other) and all(_equal(_plain(a), _plain(b)) for a, b in zip(one, other, strict=True))
+            for one, other in pairs
+        )
+
+
+def columns(data: Any) -> dict[str, Column]:
+    """Tensors and arrays of the data by their place in it; nothing of a Dataset but a TensorDataset.
+
+    >>> list(columns({"x": torch.zeros(3), "y": np.zeros(3)}))
+    ["['x']", "['y']"]
+    """
+    if isinstance(data, Dataset):
+        data = data.tensors if isinstance(data, TensorDataset) else ()
+    return {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(data)[0]}
+
+
+def _version(column: Column) -> int:
+    """How often torch wrote into a tensor; one of inference mode does not count, and cannot be written into outside."""
+    return column._version if isinstance(column, Tensor) and not column.is_inference() else 0
+
+
+def _memory(column: Column) -> object:
+    """Where the values lie, and how."""
+    if isinstance(column, Tensor):
+        return column.data_ptr(), column.shape, column.stride(), column.dtype, column.device
+    return column.ctypes.data, column.shape, column.strides, column.dtype
+
+
+def _sampled(column: Column, places: Sequence[int]) -> "np.ndarray[Any, Any]":
+    """The rows at ``places``, of long ones every so many values: (places, values)."""
+    each = max(1, -(-(column[:1].numel() if isinstance(column, Tensor) else column[:1].size) // _MOST))
+    if isinstance(column, Tensor):
+        found = torch.stack([column[place].reshape(-1)[::each] for place in places]) if places else column[:0]
+        return _plain(found)
+    return np.stack([np.ravel(column[place])[::each] for place in places]) if places else np.zeros(0)
+
+
+def _plain(value: Any) -> "np.ndarray[Any, Any]":
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().resolve_conj().numpy()
+
+
+def _equal(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> bool:
+    """Whether values are equal; NaN is equal to NaN."""
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def blocks(rows: Tensor | np.ndarray[Any, Any], size: int) -> Iterator[Tensor]:
