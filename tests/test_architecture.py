@@ -22,6 +22,7 @@ MOST_LINES = 400
 # A module imports only modules listed above it. `folder.*` stands for the files of that folder that have no line of
 # their own; they do not import each other. A package (its __init__) comes after its files.
 ORDER = [
+    "_submodules",
     "_validate",
     "_files",
     "_interrupt",

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,12 @@ MODULES = {
     "accounting", "calibrate", "checkpoint", "convex", "data", "events", "features", "grads", "online", "pca", "plan",
     "recipes", "sampling", "scaling", "schedules",
 }  # fmt: skip
+
+
+def submodules() -> list[str]:
+    """Every public module of the package by its whole name; the kernels need Triton, which is not everywhere."""
+    found = (module.name for module in pkgutil.walk_packages(dpgrad.__path__, "dpgrad."))
+    return [name for name in found if "._" not in name and not name.startswith("dpgrad.kernels.")]
 
 
 def test_public_names() -> None:
@@ -58,8 +65,32 @@ def test_every_name_resolves_in_a_fresh_interpreter() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_submodule_is_reached_by_attribute_without_an_import_of_its_own() -> None:
+    exported = {"dpgrad.grads.check", "dpgrad.grads.convert"}  # functions, after which their modules are named
+    names = sorted({*submodules()} - exported)
+    assert {"dpgrad.augment", "dpgrad.ledger", "dpgrad.lab", "dpgrad.lab.report", "dpgrad.train"} <= set(names)
+    code = f"import dpgrad\nfor name in {names}:\n    assert eval(name).__name__ == name, name"
+    for order in (code, code.replace("for name in ", "for name in reversed(", 1).replace("]:", "]):", 1)):
+        done = subprocess.run([sys.executable, "-c", order], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["augment", "ledger", "lab", "private", "lab.report", "accounting.pld", "data.mnist"])
+def test_a_submodule_is_the_first_thing_asked_for(name: str) -> None:
+    code = f"import dpgrad, sys\nassert 'torch' not in sys.modules\nassert dpgrad.{name}.__name__ == 'dpgrad.{name}'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["dpgrad", "dpgrad.lab", "dpgrad.accounting", "dpgrad.convex", "dpgrad.data"])
+@pytest.mark.parametrize("name", ["nothing", "_validate_", "__wrapped__"])
+def test_a_package_has_no_other_attributes(package: str, name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute '{name}'"):
+        getattr(importlib.import_module(package), name)
+
+
 def test_dir_lists_public_names() -> None:
-    assert set(dpgrad.__all__) <= set(dir(dpgrad))
+    assert {*dpgrad.__all__, "augment", "ledger", "lab"} <= set(dir(dpgrad))
 
 
 def test_unknown_name_is_refused_by_name() -> None:
@@ -71,7 +102,7 @@ def test_type_checkers_see_every_name() -> None:
     tree = ast.parse(Path(dpgrad.__file__).read_text("utf-8"))
     (block,) = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     seen = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == {*PUBLIC, *MODULES}
+    assert seen == {*PUBLIC, *(name.removeprefix("dpgrad.") for name in submodules() if name.count(".") == 1)}
 
 
 def test_package_is_typed() -> None:

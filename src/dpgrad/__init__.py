@@ -1,32 +1,65 @@
 """Differentially private optimization: the object that configures a run is the object that is accounted.
 
-Public names are imported when first used, so ``import dpgrad`` loads neither torch nor numpy.
+Public names and submodules are imported when first used, so ``import dpgrad`` loads neither torch nor numpy.
 
 >>> import dpgrad
 >>> dpgrad.Relation("add-remove").name
 'ADD_REMOVE'
 """
 
+# ruff: noqa: F401 (modules that type checkers are to see as well)
+
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
+
+from dpgrad._submodules import attribute
 
 if TYPE_CHECKING:
     from dpgrad import (
         accounting,
+        admission,
+        augment,
+        averaging,
         calibrate,
         checkpoint,
+        cli,
         convex,
+        curves,
         data,
+        device_noise,
+        diagnostics,
+        draw,
         events,
         features,
         grads,
+        graph,
+        guarantee,
+        kernels,
+        keys,
+        lab,
+        lanes,
+        ledger,
+        losses,
+        mechanism,
+        noise,
         online,
         pca,
+        philox,
         plan,
+        prepare,
+        private,
+        processes,
         recipes,
+        replay,
         sampling,
         scaling,
         schedules,
+        snapshot,
+        source,
+        train,
+        weights,
+        writeahead,
     )
     from dpgrad.events import Relation
     from dpgrad.guarantee import Guarantee
@@ -63,7 +96,7 @@ __all__ = [
     "schedules",
 ]
 
-# Public name -> the module that defines it; a module is its own home.
+# Public name -> the module that defines it. Modules are found by their own names, the public ones not in __all__ too.
 _HOMES = {
     "Group": "dpgrad.mechanism",
     "Guarantee": "dpgrad.guarantee",
@@ -71,22 +104,7 @@ _HOMES = {
     "Mechanism": "dpgrad.mechanism",
     "PrivateGradient": "dpgrad.private",
     "Relation": "dpgrad.events",
-    "accounting": "dpgrad.accounting",
-    "calibrate": "dpgrad.calibrate",
-    "checkpoint": "dpgrad.checkpoint",
-    "convex": "dpgrad.convex",
-    "data": "dpgrad.data",
-    "events": "dpgrad.events",
-    "features": "dpgrad.features",
     "fit": "dpgrad.train",
-    "grads": "dpgrad.grads",
-    "online": "dpgrad.online",
-    "pca": "dpgrad.pca",
-    "plan": "dpgrad.plan",
-    "recipes": "dpgrad.recipes",
-    "sampling": "dpgrad.sampling",
-    "scaling": "dpgrad.scaling",
-    "schedules": "dpgrad.schedules",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any misspelt name for an object
@@ -94,12 +112,12 @@ if not TYPE_CHECKING:  # a type checker would take any misspelt name for an obje
     def __getattr__(name: str) -> object:
         home = _HOMES.get(name)
         if home is None:
-            raise AttributeError(f"module 'dpgrad' has no attribute {name!r}")
-        module = import_module(home)
-        value: object = module if home == f"dpgrad.{name}" else getattr(module, name)
+            return attribute(__name__)(name)
+        value: object = getattr(import_module(home), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    modules = (found.name for found in iter_modules(__path__))
+    return sorted({*globals(), *__all__, *(name for name in modules if not name.startswith("_"))})

@@ -7,7 +7,9 @@
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
+from dpgrad._submodules import attribute
 from dpgrad.events import Event, Relation
 from dpgrad.guarantee import Profile
 
@@ -32,3 +34,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE, accountant: 
     module, function = ACCOUNTANTS[accountant]
     profile: Profile = getattr(import_module(f"dpgrad.accounting.{module}"), function)(event, Relation(relation))
     return profile
+
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

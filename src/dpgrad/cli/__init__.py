@@ -13,8 +13,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dpgrad import __version__
+from dpgrad._submodules import attribute
 from dpgrad.cli import bench, budget, curvature, predict, report, train
 from dpgrad.cli._options import Parser, Printed
 
@@ -114,3 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.flags.dev_mode:
             raise
         return _refused(f"{type(error).__name__}: {error}: a defect of dpgrad, please report this command", 1)
+
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

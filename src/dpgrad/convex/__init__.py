@@ -17,6 +17,7 @@ rivals are `objective` and `output` perturbation and `amp`, with `one_vs_rest` f
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dpgrad._submodules import attribute
 from dpgrad.convex import amp, auto, bounds, curvature, gd, objective, one_vs_rest, output, regression, sgd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
@@ -61,7 +62,7 @@ if not TYPE_CHECKING:  # a type checker would take any misspelt name for an obje
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
-            raise AttributeError(f"module 'dpgrad.convex' has no attribute {name!r}")
+            return attribute(__name__)(name)
         value: object = getattr(import_module("dpgrad.convex.estimators"), name)
         globals()[name] = value
         return value

@@ -9,7 +9,9 @@ import importlib
 import pkgutil
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from dpgrad._submodules import attribute
 from dpgrad.data._dataset import DataError, Dataset, MissingFileError
 from dpgrad.data._source import Source
 
@@ -78,3 +80,7 @@ def _module(name: str) -> ModuleType:
         remedy = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
         raise DataError(f"dataset must be one of the known names, got {name!r}: {remedy}")
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

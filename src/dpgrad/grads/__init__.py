@@ -6,6 +6,9 @@ that an engine does not get right, `convert` replaces BatchNorm by GroupNorm, an
 each example's gradients instead of the gradient.
 """
 
+from typing import TYPE_CHECKING
+
+from dpgrad._submodules import attribute
 from dpgrad.grads.accumulate import ENGINES, Engine, clipped_sum
 from dpgrad.grads.check import check
 from dpgrad.grads.convert import convert
@@ -13,3 +16,6 @@ from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.sums import ClippedSum
 
 __all__ = ["ENGINES", "ClippedSum", "Engine", "InnerMomentum", "check", "clipped_sum", "convert"]
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

@@ -18,6 +18,9 @@ not covered: scores on these rows or on held-out ones, and choices made from the
 reproducible, not for release
 """
 
+from typing import TYPE_CHECKING
+
+from dpgrad._submodules import attribute
 from dpgrad.convex.estimators.classifiers import DPLinearSVC, DPLogisticRegression
 from dpgrad.convex.estimators.preprocessing import DPStandardScaler, RowNormalizer
 from dpgrad.convex.estimators.privacy import Privacy, PrivacyWarning
@@ -32,3 +35,6 @@ __all__ = [
     "PrivacyWarning",
     "RowNormalizer",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

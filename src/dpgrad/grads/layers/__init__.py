@@ -9,8 +9,9 @@ or ``F.linear(x, embedding.weight)`` is seen for what it computes.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dpgrad._submodules import attribute
 from dpgrad.grads.layers import attention, convolution, embedding, linear, normalization, recurrent, reparametrized
 from dpgrad.grads.uses import Use
 
@@ -32,3 +33,6 @@ REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
 ANY_RANK: frozenset[Rule] = frozenset(
     {linear.linear, linear.matmul, embedding.embedding, normalization.layer_norm, normalization.rms_norm}
 )
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)
