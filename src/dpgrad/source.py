@@ -4,6 +4,7 @@ Data are tensors or arrays with a common first dimension, alone or in tuples, li
 examples), or a map-style `torch.utils.data.Dataset`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -174,11 +175,9 @@ def _memory(column: Column) -> object:
 
 def _sampled(column: Column, places: Sequence[int]) -> "np.ndarray[Any, Any]":
     """The rows at ``places``, of long ones every so many values: (places, values)."""
-    each = max(1, -(-(column[:1].numel() if isinstance(column, Tensor) else column[:1].size) // _MOST))
-    if isinstance(column, Tensor):
-        found = torch.stack([column[place].reshape(-1)[::each] for place in places]) if places else column[:0]
-        return _plain(found)
-    return np.stack([np.ravel(column[place])[::each] for place in places]) if places else np.zeros(0)
+    each = max(1, -(-math.prod(column.shape[1:]) // _MOST))
+    taken = _plain(_taken(column, torch.tensor(places, dtype=torch.int64)))
+    return taken.reshape(len(places), math.prod(column.shape[1:]))[:, ::each]
 
 
 def _plain(value: Any) -> "np.ndarray[Any, Any]":
