@@ -7,6 +7,7 @@
 # make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
 # make table-convex Table 4 of the convex solvers: what is missing of it, then the tables (hours; PEER=python to compare)
 # make soak        100 SIGKILLs of private runs at random moments (some minutes)
+# make mutants     small faults in the privacy-critical files that a test must notice (hours; FILES=..., SAMPLE=N, SEED=S)
 # make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-gpu check format pytest wheel-test bench bench-engines table-convex conformance soak clean
+.PHONY: help install demo test test-fast test-gpu check format pytest wheel-test bench bench-engines table-convex mutants conformance soak clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -88,6 +89,10 @@ table-convex: install
 
 soak: install
 	$(ONE_THREAD) $(BIN)/python tests/soak.py
+
+# What is done is kept: a run that was stopped goes on where it was.
+mutants: install
+	$(BIN)/python -m benchmarks.mutants $(FILES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 conformance: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance

@@ -156,6 +156,9 @@ def test_spread_is_one_number_where_all_share_it() -> None:
     parameters = likes()
     segment = Stream(parameters, KEY, "cpu").segments[0]
     assert spread(segment, parameters, dict.fromkeys(SHAPES, 2.0)).shape == ()
+    equal = dict(zip(SHAPES, map(float, "222222"), strict=True))  # not the same objects
+    assert spread(segment, parameters, equal).shape == ()
+    assert spread(segment, parameters, {**equal, "b": 5.0}).tolist() == [2.0] * 3 + [5.0] * 4 + [2.0]
     one = torch.tensor(3.0)
     assert spread(segment, parameters, dict.fromkeys(SHAPES, one)).tolist() == 3.0
     stds: dict[str, Any] = {**dict.fromkeys(SHAPES, 2.0), "b": one}

@@ -1,0 +1,397 @@
+"""Small faults, one at a time, in the files that carry the guarantee: does a test notice?
+
+    python -m benchmarks.mutants [FILE ...] [--sample N] [--seed S] [--minutes M] [--fresh] [--list]
+
+Each mutant is the file with one change (a comparison or an operator turned round, a constant off by one or halved, a
+statement dropped, two arguments swapped, an abs, clamp or max taken away) in a copy of the sources, on which the mapped
+tests run up to the first failure. Results are kept in benchmarks/results/mutants.json, so that a run that is stopped
+goes on where it was, and written to benchmarks/results/mutants.md. A file that changed begins anew, and survivors
+without a reason are tried again. Why a survivor is
+no fault, or cannot be noticed, is said in benchmarks/mutants.toml. POSIX only: each mutant runs in a fork of a process
+that has torch loaded. The exit status is 1 where a mutant survived for which no reason is given.
+"""
+
+import argparse
+import ast
+import copy
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+REASONS = ROOT / "benchmarks" / "mutants.toml"
+SOURCES = ROOT / "src" / "dpgrad"
+
+# The tests of each file, the quickest first; without a folder it is that of the tests.
+TESTS: dict[str, tuple[str, ...]] = {
+    "noise.py": ("test_noise.py",),
+    "device_noise.py": ("test_device_noise.py",),
+    "philox.py": ("test_draw.py", "test_device_noise.py"),
+    "draw.py": ("test_draw.py",),
+    "keys.py": ("test_keys.py",),
+    "scaling.py": ("test_own_rules.py", "test_scaling.py"),
+    "grads/clip.py": ("grads/test_precision.py", "test_own_rules.py", "grads/test_edges.py", "grads/test_engines.py"),
+    "mechanism.py": ("test_mechanism.py", "test_private.py"),
+    "private.py": ("test_private.py", "test_private_attacks.py", "test_own_rules.py", "test_same_data.py"),
+    "graph.py": ("test_graph.py",),
+    "checkpoint.py": ("test_checkpoint.py", "test_train.py", "test_faults.py"),
+    "writeahead.py": ("test_writeahead.py", "test_checkpoint.py", "test_faults.py"),
+    "ledger.py": ("test_ledger.py",),
+    "processes.py": ("test_processes.py",),
+    "source.py": ("test_same_data.py", "test_private.py"),
+    **{f"convex/{name}.py": (f"convex/test_{name}.py", "convex/test_attacks.py")
+       for name in ("output", "objective", "amp", "gd", "sgd", "perturbed", "bounds", "design")},
+}  # fmt: skip
+
+_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult, ast.Mod: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd,
+    ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+_BOUNDS = {"abs", "max", "min", "maximum", "minimum", "clamp", "clamp_min", "ceil", "sqrt", "nextafter"}
+
+
+@dataclass(frozen=True, eq=False)
+class Mutant:
+    """One change of one file."""
+
+    where: str  # the function
+    before: str
+    after: str
+    tree: ast.Module
+    node: ast.AST
+    other: ast.AST
+
+    @property
+    def name(self) -> str:
+        """Stays the same when lines move."""
+        return f"{self.where}: {self.before} → {self.after}"
+
+    @property
+    def line(self) -> int:
+        return getattr(self.node, "lineno", 0)
+
+    @property
+    def source(self) -> str:
+        """The whole file with the change."""
+        return ast.unparse(ast.fix_missing_locations(_exchanged(self.tree, self.node, self.other)))
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """What one node may be exchanged for."""
+    match node:
+        case ast.Compare(left, [operator, *rest], right) if type(operator) in _TURNED:
+            yield ast.Compare(left, [_TURNED[type(operator)](), *rest], right)
+        case ast.BoolOp(operator, values):
+            yield ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values)
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand) if not isinstance(operand, ast.Constant):
+            yield operand
+        case ast.BinOp(left, operator, right) if type(operator) in _OPERATORS and not _is_text(left, right):
+            yield ast.BinOp(left, _OPERATORS[type(operator)](), right)
+        case ast.AugAssign(target, operator, value) if type(operator) in _OPERATORS:
+            yield ast.AugAssign(target, _OPERATORS[type(operator)](), value)
+            yield ast.Pass()
+        case ast.Constant(bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(int() as value):
+            yield ast.Constant(value + 1)
+        case ast.Constant(float() as value):
+            yield ast.Constant(value / 2 if value else 1.0)
+        case ast.If(test, body, orelse):
+            yield ast.If(ast.UnaryOp(ast.Not(), test), body, orelse)
+        case ast.Expr(ast.Call()) | ast.Raise():
+            yield ast.Pass()
+        case ast.Call(ast.Name(name) | ast.Attribute(_, name), [first, *_]) if name in _BOUNDS and not _method(node):
+            yield first
+        case ast.Call(ast.Attribute(receiver, name)) if name in _BOUNDS and _method(node):
+            yield receiver
+    match node:
+        case ast.Call(function, [first, second, *rest], keywords) if not _starred(first, second):
+            yield ast.Call(function, [second, first, *rest], keywords)
+
+
+def _is_text(*nodes: ast.expr) -> bool:
+    return any(isinstance(node, ast.JoinedStr) or getattr(node, "value", None).__class__ is str for node in nodes)
+
+
+def _starred(*nodes: ast.expr) -> bool:
+    return any(isinstance(node, ast.Starred) for node in nodes)
+
+
+def _method(call: ast.Call) -> bool:
+    """Whether the call is a method of a value, not a function of a module."""
+    function = call.func
+    return isinstance(function, ast.Attribute) and not (
+        isinstance(function.value, ast.Name) and function.value.id in ("torch", "np", "math")
+    )
+
+
+def _exchanged(tree: ast.AST, node: ast.AST, other: ast.AST) -> ast.AST:
+    """A copy of the tree with ``other`` in the place of the node."""
+    return copy.deepcopy(tree, {id(node): ast.copy_location(other, node)})
+
+
+def mutants(text: str) -> list[Mutant]:
+    """Every mutant of a file, in the order of its lines, under names that differ."""
+    found: list[Mutant] = []
+
+    def walk(tree: ast.Module, node: ast.AST, where: str) -> None:
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns", "decorator_list", "type_params"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if not isinstance(child, ast.AST) or _is_prose(child):
+                    continue
+                inner = where
+                if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                    inner = f"{where}.{child.name}".lstrip(".")
+                shown = node if isinstance(child, ast.Constant) and not isinstance(node, _COMPOUND) else child
+                found.extend(_made(tree, child, other, shown, where or "module") for other in changes(child))
+                walk(tree, child, inner)
+
+    tree = ast.parse(text)
+    walk(tree, tree, "")
+    counts: Counter[str] = Counter()
+    named = []
+    for mutant in sorted(found, key=lambda mutant: mutant.line):
+        counts[mutant.name] += 1
+        again = f" ({counts[mutant.name]})" if counts[mutant.name] > 1 else ""
+        named.append(replace(mutant, after=mutant.after + again))
+    return named
+
+
+_COMPOUND = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.If, ast.For, ast.While, ast.With, ast.Try, ast.match_case)
+
+
+def _is_prose(node: ast.AST) -> bool:
+    """Documentation, messages, and what only type checkers or readers see."""
+    match node:
+        case ast.Expr(ast.Constant()) | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+            return True
+        case ast.If(ast.Name("TYPE_CHECKING")) | ast.If(ast.UnaryOp(ast.Not(), ast.Name("TYPE_CHECKING"))):
+            return True
+        case ast.FunctionDef(name) if name in ("__repr__", "__dir__"):
+            return True
+    return False
+
+
+def _made(tree: ast.Module, node: ast.AST, other: ast.AST, shown: ast.AST, where: str) -> Mutant:
+    """The mutant with ``other`` in place of ``node``; it is told by what becomes of the node that is ``shown``."""
+    before, after = ast.unparse(shown), ast.unparse(_exchanged(shown, node, other))
+    return Mutant(where, _short(before), _short(after), tree, node, other)
+
+
+def _short(code: str) -> str:
+    line = " ".join(code.split())
+    return line if len(line) <= 100 else f"{line[:60]} … {line[-35:]}"
+
+
+class Bench:
+    """A copy of the repository in which mutants are tried, one fork each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("src", "tests", "benchmarks"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile"):
+            shutil.copy(ROOT / name, folder / name)
+
+    def outcome(self, file: str, source: str | None, limit: float) -> str:
+        """killed, survived or stalled; with the file as it is where there is no other source."""
+        path = self.folder / "src" / "dpgrad" / file
+        before = path.read_text("utf-8")
+        try:
+            if source is not None:
+                path.write_text(source, "utf-8")
+            return self._forked([f"tests/{name}" for name in TESTS[file]], limit)
+        finally:
+            path.write_text(before, "utf-8")
+
+    def _forked(self, tests: list[str], limit: float) -> str:
+        child = os.fork()
+        if not child:
+            self._run(tests)
+        return _waited(child, limit)
+
+    def _run(self, tests: list[str]) -> None:
+        """Run the tests in this process and end it."""
+        os.setsid()
+        os.chdir(self.folder)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        sys.path[:] = [
+            str(self.folder / "src"),
+            str(self.folder),
+            *(p for p in sys.path if p and Path(p) != ROOT / "src"),
+        ]
+        sys.dont_write_bytecode = True
+        os.environ |= {"PYTHONPATH": f"{self.folder / 'src'}", "CI": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        code = 1
+        try:
+            import pytest
+
+            here = ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-q", "-x", "-m", "not slow", *tests]
+            code = int(pytest.main(here))
+        finally:
+            os._exit(code)
+
+
+def _waited(child: int, limit: float) -> str:
+    """How a forked run of tests ended; after ``limit`` seconds it is ended."""
+    until = time.monotonic() + limit
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "stalled"
+
+
+def _loaded() -> None:
+    """What every test imports and no mutant changes."""
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # as tests/conftest.py says
+    for name in ("hypothesis.strategies", "numpy", "pytest", "scipy.special", "scipy.stats", "torch._dynamo"):
+        importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)  # a fork has none of the other threads
+
+
+def tried(file: str, known: dict[str, str], sample: int | None, seed: int, until: float) -> Iterator[dict[str, str]]:
+    """Try the mutants of a file that have no outcome yet, or so many of them; yields all outcomes after each."""
+    every = mutants((SOURCES / file).read_text("utf-8"))
+    chosen = every if sample is None else random.Random(f"{seed} {file}").sample(every, min(sample, len(every)))
+    told = reasons().get(file, {})
+    open_ = {name for name, outcome in known.items() if outcome == "survived" and name not in told}  # tests may be new
+    waiting = [mutant for mutant in chosen if mutant.name not in known or mutant.name in open_]
+    if not waiting:
+        return
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        bench = Bench(Path(folder))
+        began = time.monotonic()
+        if bench.outcome(file, None, 1800.0) != "survived":
+            raise SystemExit(f"error: the tests of {file} fail without a mutant: {', '.join(TESTS[file])}")
+        limit = 60 + 5 * (time.monotonic() - began)
+        for mutant in waiting:
+            if time.monotonic() > until:
+                return
+            known[mutant.name] = bench.outcome(file, mutant.source, limit)
+            print(f"{known[mutant.name]:9} {file}:{mutant.line} {mutant.name}", flush=True)
+            yield known
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256((SOURCES / file).read_bytes()).hexdigest()[:16]
+
+
+def _read() -> dict[str, dict[str, object]]:
+    path = RESULTS / "mutants.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def _write(state: dict[str, dict[str, object]]) -> None:
+    (RESULTS / "mutants.json").write_text(
+        json.dumps(state, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8"
+    )
+    (RESULTS / "mutants.md").write_text(page(state, reasons()), "utf-8")
+
+
+def reasons() -> dict[str, dict[str, str]]:
+    """Why a mutant that survives is no fault, or cannot be noticed: by file, then by name."""
+    return tomllib.loads(REASONS.read_text("utf-8")) if REASONS.is_file() else {}
+
+
+def page(state: dict[str, dict[str, object]], why: dict[str, dict[str, str]]) -> str:
+    """The results as a page."""
+    lines = [
+        "# Mutants of the privacy-critical files", "",
+        "Made by `make mutants` (`python -m benchmarks.mutants`). A mutant is one small fault in a copy of a file; "
+        "the mapped tests, without slow ones and without a CUDA device, run until one fails. *Stalled* is a run that "
+        "did not end within its limit. Where fewer mutants were tried than there are, they are a random sample "
+        "(`--sample`); files that are not listed were not tried.", "",
+        "| file | mutants | tried | killed | stalled | survived | of these explained | date | options |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    survivors: list[str] = []
+    for file, entry in sorted(state.items()):
+        outcomes: dict[str, str] = entry["outcomes"]  # type: ignore[assignment]
+        left = sorted(name for name, outcome in outcomes.items() if outcome == "survived")
+        counts = [sum(found == kind for found in outcomes.values()) for kind in ("killed", "stalled", "survived")]
+        told = why.get(file, {})
+        lines.append(
+            f"| {file} | {entry['mutants']} | {len(outcomes)} | {' | '.join(map(str, counts))} | "
+            f"{sum(name in told for name in left)} | {entry['date']} | {entry['options']} |"
+        )
+        survivors += [f"- `{file}` {_code(name)}: {told.get(name, '**no reason given**')}" for name in left]
+    return "\n".join([*lines, "", "## What survived", "", *(survivors or ["Nothing."])]) + "\n"
+
+
+def _code(name: str) -> str:
+    where, _, change = name.partition(": ")
+    before, _, after = change.partition(" → ")
+    return f"{where}: `{before}` → `{after}`"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="files under src/dpgrad; default: all that are mapped")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most so many mutants of each file")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="which of them")
+    parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="begin no mutant after so long")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier outcomes of these files")
+    parser.add_argument("--list", action="store_true", help="show the mutants and try none")
+    given = parser.parse_args()
+    files = [str(Path(file).resolve().relative_to(SOURCES)) if Path(file).exists() else file for file in given.files]
+    unknown = [file for file in files if file not in TESTS]
+    if unknown:
+        print(f"error: no tests are mapped to {', '.join(unknown)}: add them to TESTS", file=sys.stderr)
+        return 2
+    files = files or list(TESTS)
+    if given.list:
+        for file in files:
+            for mutant in mutants((SOURCES / file).read_text("utf-8")):
+                print(f"{file}:{mutant.line} {mutant.name}")
+        return 0
+    _loaded()
+    state, until = _read(), time.monotonic() + 60 * given.minutes
+    for file in files:
+        entry = state.get(file)
+        if entry is None or entry["digest"] != _digest(file) or given.fresh:
+            entry = {"digest": _digest(file), "outcomes": {}}
+        entry["mutants"] = len({mutant.name for mutant in mutants((SOURCES / file).read_text("utf-8"))})
+        for outcomes in tried(file, dict(entry["outcomes"]), given.sample, given.seed, until):  # type: ignore[call-overload]
+            options = "all" if given.sample is None else f"--sample {given.sample} --seed {given.seed}"
+            state[file] = {**entry, "outcomes": outcomes, "date": time.strftime("%Y-%m-%d"), "options": options}
+            _write(state)
+    _write(state)
+    why = reasons()
+    open_ = [
+        f"{file}: {name}"
+        for file in files
+        for name, outcome in state.get(file, {}).get("outcomes", {}).items()  # type: ignore[attr-defined]
+        if outcome == "survived" and name not in why.get(file, {})
+    ]
+    print(f"{len(open_)} survivors without a reason", *open_, sep="\n  ")
+    return 1 if open_ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
