@@ -6,9 +6,9 @@ Each mutant is the file with one change (a comparison or an operator turned roun
 statement dropped, two arguments swapped, an abs, clamp or max taken away) in a copy of the sources, on which the mapped
 tests run up to the first failure. Results are kept in benchmarks/results/mutants.json, so that a run that is stopped
 goes on where it was, and written to benchmarks/results/mutants.md. A file that changed begins anew, and survivors
-without a reason are tried again. Why a survivor is
-no fault, or cannot be noticed, is said in benchmarks/mutants.toml. POSIX only: each mutant runs in a fork of a process
-that has torch loaded. The exit status is 1 where a mutant survived for which no reason is given.
+without a reason are tried again. Why a survivor is no fault, or cannot be noticed, is said in benchmarks/mutants.toml.
+POSIX only: each mutant runs in a fork of a process that has torch loaded. The exit status is 1 where a mutant survived
+for which no reason is given.
 """
 
 import argparse
@@ -45,7 +45,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "scaling.py": ("test_own_rules.py", "test_scaling.py"),
     "grads/clip.py": ("grads/test_precision.py", "test_own_rules.py", "grads/test_edges.py", "grads/test_engines.py"),
     "mechanism.py": ("test_mechanism.py", "test_private.py"),
-    "private.py": ("test_private.py", "test_private_attacks.py", "test_own_rules.py", "test_same_data.py"),
+    "private.py": ("test_private_attacks.py", "test_same_data.py", "test_private.py"),
     "graph.py": ("test_graph.py",),
     "checkpoint.py": ("test_checkpoint.py", "test_train.py", "test_faults.py"),
     "writeahead.py": ("test_writeahead.py", "test_checkpoint.py", "test_faults.py"),

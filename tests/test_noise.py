@@ -385,3 +385,25 @@ def test_cuda_does_not_wait() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(drawn, gaussian(like, 2.0, 7, 0, "w"))
+
+
+class _SaysCuda(Tensor):
+    """A tensor on the CPU that says it is on a CUDA device."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def test_parameters_on_a_device_are_drawn_by_it() -> None:
+    likes, stds = {"a": torch.ones(3), "b": torch.ones(2, 2)}, {"a": 1.0, "b": 3.0}
+    there = {name: like.as_subclass(_SaysCuda) for name, like in likes.items()}
+    for found, wanted in (
+        (noise.gaussians(there, stds, 7, 4), device_noise.gaussians(likes, stds, 7, 4)),
+        (noise.noisy_means(there, stds, 7, 4, 5.0), device_noise.gaussians(likes, stds, 7, 4, 5.0)),
+    ):
+        assert list(found) == list(wanted)
+        for name in likes:
+            assert torch.equal(found[name].as_subclass(Tensor), wanted[name])
+    with pytest.raises(ValueError, match="std must be positive"):
+        noise.noisy_means(there, {**stds, "b": 0.0}, 7, 4, 5.0)
