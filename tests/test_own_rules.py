@@ -227,8 +227,9 @@ class TestFactors:
         assert torch.allclose(scale(norms[:, order]), every[:, order], rtol=1e-6, atol=0)
         assert torch.allclose(scale(norms[:, 7:8]), every[:, 7:8], rtol=1e-6, atol=0)
 
-    def test_no_examples(self) -> None:
-        assert Bounded(EXCESSIVE["ten times"], 1.0)(torch.zeros(2, 0)).shape == (2, 0)
+    @pytest.mark.parametrize("name", OWN)
+    def test_no_examples(self, name: str) -> None:
+        assert Bounded(OWN[name], 1.0)(torch.zeros(2, 0)).shape == (2, 0)
 
 
 class TestSteps:
