@@ -83,6 +83,12 @@ class TestCounting:
     def test_fold_counts_as_leaves_do(self, event: Event) -> None:
         assert fold(event, lambda _: 1, lambda x, n: n * x, sum) == leaves(event).total()
 
+    @given(SMALL)
+    def test_each_distinct_leaf_is_priced_once_in_order(self, event: Event) -> None:
+        asked: list[Leaf] = []
+        fold(event, asked.append, lambda _, n: n, list)
+        assert asked == list(dict.fromkeys(unrolled(event)))
+
     @given(LEAVES, st.integers(0, 30))
     def test_repeat_is_compose(self, leaf: Leaf, count: int) -> None:
         assert leaves(Repeat(leaf, count)) == leaves(Compose((leaf,) * count))
@@ -109,8 +115,9 @@ class TestCounting:
     def test_deep_trees_are_counted(self) -> None:
         event: Event = Gaussian(1.0)
         for _ in range(5000):
-            event = Compose((event,))
-        assert leaves(event) == {Gaussian(1.0): 1}
+            event = Compose((Repeat(event, 2), NOTHING))
+        assert leaves(event) == {Gaussian(1.0): 2**5000}
+        assert fold(event, lambda _: 1, lambda x, n: n * x, sum) == 2**5000
 
     def test_many_distinct_steps_are_counted_at_once(self) -> None:
         steps = [Gaussian(1 + t / 100_000) for t in range(100_000)]

@@ -1,7 +1,8 @@
 """The language of accounting: what was released, and for which neighbours.
 
 An event says what a mechanism did, in public numbers alone. Leaves are one application of a mechanism; `Repeat` and
-`Compose` count them. Accountants price a leaf and let `fold` do the counting, so a count cannot be forgotten.
+`Compose` count them. Accountants price a leaf and let `fold` do the counting, so a count cannot be forgotten: no
+accountant opens a `Repeat` or a `Compose` itself.
 
 A noise multiplier is std/clip, where clip bounds the norm of one example's contribution, under every relation: the
 relation changes only the price.
@@ -15,7 +16,7 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, assert_never, get_args
@@ -199,7 +200,10 @@ class Compose:
             _known(event)
 
 
-T = TypeVar("T")
+Price = TypeVar("Price")
+Counted = TypeVar("Counted")
+Total = TypeVar("Total")
+Priced = TypeVar("Priced", bound=Hashable)
 Noised = Gaussian | Poisson | FixedSize | Shuffle | Pinned
 Leaf = Noised | Approximate | Shifted
 Event = Leaf | Repeat | Compose
@@ -230,33 +234,20 @@ def _inner_gaussian(event: object) -> None:
 
 def fold(
     event: Event,
-    leaf: Callable[[Leaf], T],
-    repeat: Callable[[T, int], T],
-    combine: Callable[[Iterable[T]], T],
-) -> T:
-    """Reduce an event tree: ``leaf`` prices one application, ``repeat`` and ``combine`` do the counting.
+    leaf: Callable[[Leaf], Price],
+    repeat: Callable[[Price, int], Counted],
+    combine: Callable[[Iterable[Counted]], Total],
+) -> Total:
+    """Reduce an event tree: ``leaf`` prices one application, ``repeat`` multiplies it, ``combine`` adds all of them up.
 
-    >>> fold(Repeat(Gaussian(1.0), 3), lambda _: 1, lambda x, n: n * x, sum)
-    3
+    A composition costs the same in any order, so equal leaves are counted together first, wherever they are in the
+    tree. Each distinct leaf is priced once, in order of its first application; one that is never applied is not priced.
+
+    >>> fold(Repeat(Compose((Gaussian(1.0), Gaussian(2.0))), 3), lambda _: 1, lambda x, n: n * x, sum)
+    6
     """
-    match event:
-        case Repeat(inner, count):
-            return repeat(fold(inner, leaf, repeat, combine), count)
-        case Compose(events):
-            return combine(fold(e, leaf, repeat, combine) for e in events)
-        case _:
-            _known(event)
-            return leaf(event)
-
-
-def leaves(event: Event) -> Counter[Leaf]:
-    """How often each distinct leaf is applied.
-
-    >>> leaves(Repeat(Compose((Gaussian(1.0), Gaussian(2.0), Gaussian(1.0))), 5))
-    Counter({Gaussian(noise_multiplier=1.0): 10, Gaussian(noise_multiplier=2.0): 5})
-    """
-    counts: Counter[Leaf] = Counter()
-    stack: list[tuple[Event, int]] = [(event, 1)]  # not `fold`: a Counter an inner node would be quadratic in depth
+    counts: dict[Leaf, int] = {}
+    stack: list[tuple[Event, int]] = [(event, 1)]  # no recursion: a tree may be deeper than Python's stack
     while stack:
         node, times = stack.pop()
         match node:
@@ -267,8 +258,33 @@ def leaves(event: Event) -> Counter[Leaf]:
             case _:
                 _known(node)
                 if times:
-                    counts[node] += times
-    return counts
+                    counts[node] = counts.get(node, 0) + times
+    return combine(repeat(leaf(one), count) for one, count in counts.items())
+
+
+def tally(event: Event, price: Callable[[Leaf], Priced]) -> Counter[Priced]:
+    """How often each price occurs: `fold` for prices that are compared and counted, not added.
+
+    >>> tally(Repeat(Compose((Gaussian(1.0), Gaussian(2.0))), 5), lambda leaf: type(leaf).__name__)
+    Counter({'Gaussian': 10})
+    """
+    counts: Counter[Priced] = Counter()
+
+    def add(parts: Iterable[tuple[Priced, int]]) -> Counter[Priced]:
+        for one, count in parts:
+            counts[one] += count
+        return counts
+
+    return fold(event, price, lambda one, count: (one, count), add)
+
+
+def leaves(event: Event) -> Counter[Leaf]:
+    """How often each distinct leaf is applied.
+
+    >>> leaves(Repeat(Compose((Gaussian(1.0), Gaussian(2.0), Gaussian(1.0))), 5))
+    Counter({Gaussian(noise_multiplier=1.0): 10, Gaussian(noise_multiplier=2.0): 5})
+    """
+    return tally(event, lambda leaf: leaf)
 
 
 def grouped(steps: Iterable[Leaf]) -> Event:

@@ -20,6 +20,7 @@ Two kinds of leaves that are not Gaussian compose with them in closed form too (
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from scipy.special import erfcx, log_expit, log_ndtr
 
 from dpgrad import _validate
 from dpgrad.accounting import pairs
-from dpgrad.events import Approximate, Compose, Event, Leaf, Poisson, Relation, Repeat, Shifted, leaves
+from dpgrad.events import Approximate, Compose, Event, Leaf, Poisson, Relation, Repeat, Shifted, fold, leaves
 
 NAME = "exact"
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
@@ -236,8 +237,8 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianP
     0.993691
     """
     relation = Relation(relation)
-    plain, rest = apart(event, relation)
-    square = math.fsum(count * _precision(leaf, relation) for leaf, count in plain.items())
+    _, rest = apart(event, relation)
+    square = fold(event, lambda leaf: precision(leaf, relation), operator.mul, math.fsum)
     if not rest.approximate and not rest.shifted:
         return GaussianProfile(math.sqrt(square), event, relation)
     return MixedProfile(math.sqrt(square), rest.approximate, rest.shifted, event, relation)
@@ -255,15 +256,11 @@ def apart(event: Event, relation: Relation) -> tuple[Counter[Leaf], MixedProfile
     approximate, shifted, others = [], [], []
     for leaf, count in leaves(event).items():
         match leaf:
-            case Approximate(epsilon, delta, declared):
-                if declared is not relation:
-                    raise ValueError(
-                        f"a release declared ({epsilon:g}, {delta:g})-private under {declared} has no price under "
-                        f"{relation}: ask for relation {declared}"
-                    )
+            case Approximate(epsilon, delta):
+                refuse_other(leaf, relation)
                 approximate.append((epsilon, delta, count))
             case Shifted(shift, inner):
-                shifted.append((shift, math.sqrt(_precision(inner, relation)), count))
+                shifted.append((shift, math.sqrt(precision(inner, relation)), count))
             case _:
                 plain[leaf] += count
                 continue
@@ -272,9 +269,18 @@ def apart(event: Event, relation: Relation) -> tuple[Counter[Leaf], MixedProfile
     return plain, rest
 
 
-def _precision(leaf: Leaf, relation: Relation) -> float:
-    """(shift/std)² of one application."""
-    if isinstance(leaf, Poisson) and leaf.sampling_rate == 0:
+def refuse_other(leaf: Approximate, relation: Relation) -> None:
+    """Refuse an approximate leaf that was declared for neighbours under another relation."""
+    if leaf.relation is not relation:
+        raise ValueError(
+            f"a release declared ({leaf.epsilon:g}, {leaf.delta:g})-private under {leaf.relation} has no price under "
+            f"{relation}: ask for relation {leaf.relation}"
+        )
+
+
+def precision(leaf: Leaf, relation: Relation) -> float:
+    """(shift/std)² of one application; 0 of a leaf that is no Gaussian noise on a sum."""
+    if isinstance(leaf, Approximate | Shifted) or (isinstance(leaf, Poisson) and leaf.sampling_rate == 0):
         return 0.0
     pair = pairs.of(leaf, relation, pairs.directions(relation)[0])
     if pair.rate < 1:

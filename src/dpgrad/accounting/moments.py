@@ -12,8 +12,8 @@ the paper's bound without its O(q³/σ³), which understates: it has `guarantee`
 """
 
 import math
+import operator
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -122,16 +122,9 @@ def asymptotic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> Moment
 
 
 def _total(event: Event, one: dict[Leaf, Array]) -> Array:
-    """α(λ) of the whole from that of one application of each leaf; what is repeated zero times has none."""
+    """α(λ) of the whole from that of one application of each leaf."""
     nothing = np.zeros(len(MOMENTS))
-
-    def add(parts: Iterable[Array]) -> Array:
-        total = nothing.copy()
-        for part in parts:
-            total += part
-        return total
-
-    return fold(event, lambda leaf: one.get(leaf, nothing), lambda x, n: n * x, add)
+    return fold(event, one.__getitem__, operator.mul, lambda parts: sum(parts, nothing))
 
 
 def _closed_pair(leaf: Leaf, relation: Relation) -> Pair:

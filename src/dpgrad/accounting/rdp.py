@@ -34,9 +34,9 @@ K(c) = log (e^{(1+c)ε} + e^{−cε})/(1 + e^ε); a shifted one s + max(0, G), K
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ from scipy.special import gammaln, log_ndtr
 from dpgrad import _validate
 from dpgrad.accounting import cumulants, exact, pairs
 from dpgrad.accounting.pairs import Array, Kind, Pair
-from dpgrad.events import Event, FixedSize, Relation
+from dpgrad.events import Approximate, Event, FixedSize, Leaf, Relation, Shifted, tally
 
 NAME = "rdp"
 CLASSIC = "rdp-classic"
@@ -173,22 +173,23 @@ def _log_mixture(rate: Array, y: Array) -> Array:
 class Curve:
     """K of a composition in one direction, a sum over its distinct steps.
 
-    >>> Curve(Counter({Pair(Kind.REMOVE, 1.0, 2.0): 4})).at(3.0)
+    >>> Curve({Pair(Kind.REMOVE, 1.0, 2.0): 4}).at(3.0)
     Tilted(value=6.0, slope=3.5, curvature=1.0)
     """
 
-    def __init__(self, counts: Counter[Pair], others: "Sequence[tuple[_Closed, int]]" = ()) -> None:
+    def __init__(self, counts: "Mapping[_Priced, int]") -> None:
         # steps that see every row are one Gaussian; those that see none are dropped
-        square = math.fsum(n / p.sigma**2 for p, n in counts.items() if p.rate == 1)
-        steps = {p: float(n) for p, n in counts.items() if 0 < p.rate < 1}
+        noised = {p: n for p, n in counts.items() if isinstance(p, Pair)}
+        square = math.fsum(n / p.sigma**2 for p, n in noised.items() if p.rate == 1)
+        steps = {p: float(n) for p, n in noised.items() if 0 < p.rate < 1}
         if square:
             steps[Pair(Kind.REMOVE, 1.0, square**-0.5)] = 1.0
         self.count = np.array(list(steps.values()))
         self._batches = _Batches(list(steps))
+        self._others = [(one, n) for one, n in counts.items() if not isinstance(one, Pair)]
         # beyond, quadrature would take millions of points; the best order never lies there in practice
-        self._others = others
         reaches = [float(self._batches.sigma.min())] if steps else []
-        self.most = 1e5 * min(reaches + [one.reach for one, _ in others], default=0.0)
+        self.most = 1e5 * min(reaches + [one.reach for one, _ in self._others], default=0.0)
 
     @property
     def empty(self) -> bool:
@@ -244,6 +245,7 @@ class _Positive:
 
 
 _Closed = _Pure | _Positive
+_Priced = Pair | _Closed
 
 
 @dataclass(frozen=True)
@@ -331,20 +333,24 @@ def classic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
 
 
 def _curves(event: Event, relation: Relation) -> tuple[Curve, ...]:
-    plain, rest = exact.apart(event, relation)
-    if rest.certain:
-        raise ValueError(
-            "accountant rdp has no price for a release that is private with delta above 0: use accountant pld or exact"
-        )
-    others: list[tuple[_Closed, int]] = [(_Pure(epsilon), n) for epsilon, _, n in rest.approximate if epsilon]
-    others += [(_Positive(shift, mu), n) for shift, mu, n in rest.shifted]
-    found = []
-    for direction in pairs.directions(relation):
-        composed: Counter[Pair] = Counter()
-        for leaf, count in plain.items():
-            composed[pairs.of(leaf, relation, direction)] += count
-        found.append(Curve(composed, others))
-    return tuple(found)
+    return tuple(Curve(tally(event, partial(_price, relation, one))) for one in pairs.directions(relation))
+
+
+def _price(relation: Relation, direction: Kind, leaf: Leaf) -> _Priced:
+    """What bounds the loss of one application of ``leaf``."""
+    match leaf:
+        case Approximate(epsilon, delta):
+            exact.refuse_other(leaf, relation)
+            if delta:
+                raise ValueError(
+                    "accountant rdp has no price for a release that is private with delta above 0: use accountant pld "
+                    "or exact"
+                )
+            return _Pure(epsilon) if epsilon else Pair(direction, 0.0, 1.0)  # it sees no row
+        case Shifted(shift, inner):
+            return _Positive(shift, math.sqrt(exact.precision(inner, relation)))
+        case _:
+            return pairs.of(leaf, relation, direction)
 
 
 def _root(excess: Callable[[float], tuple[float, float]], most: float) -> float:

@@ -22,14 +22,13 @@ and δ = 1e-5 that is 0.4 where the truth is 3.03.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpgrad import _validate
 from dpgrad.accounting import exact, pairs
 from dpgrad.accounting.pairs import Kind
-from dpgrad.events import Event, Gaussian, Leaf, Poisson, Relation, leaves
+from dpgrad.events import Event, Gaussian, Leaf, Poisson, Relation, leaves, tally
 
 NAME = "strong"
 PRINTED = "strong-printed"
@@ -143,15 +142,14 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> StrongPro
     Guarantee: (epsilon(δ), δ)-private for every δ, for neighbours under ``relation``.
     """
     relation = Relation(relation)
-    steps: Counter[tuple[float, float]] = Counter()
-    counts = leaves(event)
-    for leaf, count in counts.items():
+    many = len(leaves(event)) > _MANY
+
+    def price(leaf: Leaf) -> tuple[float, float]:
         rate, mu = _sampled(leaf, relation)
-        if len(counts) > _MANY:
-            mu = max(mu, math.exp(math.ceil(math.log(mu) * 1000) / 1000))
-        if rate > 0:
-            steps[rate, mu] += count
-    return StrongProfile(event, relation, tuple((rate, mu, count) for (rate, mu), count in steps.items()))
+        return rate, max(mu, math.exp(math.ceil(math.log(mu) * 1000) / 1000)) if many else mu
+
+    steps = tally(event, price)
+    return StrongProfile(event, relation, tuple((rate, mu, count) for (rate, mu), count in steps.items() if rate))
 
 
 def printed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> PrintedProfile:
