@@ -1,7 +1,5 @@
 """Following a run: the scheduled follower is exact and quick, the filter never lets a run exceed its budget."""
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,15 +40,19 @@ def test_a_step_too_many_is_refused_and_not_counted() -> None:
     assert run.taken == run.last
 
 
-def test_an_answer_takes_less_than_fifty_microseconds() -> None:
-    run = Follower(lambda n: Repeat(STEP, n), epsilon=2.0, delta=1e-5)
-    best = float("inf")
-    for _ in range(5):  # the best of five: other processes share the machine
-        start = time.perf_counter()
-        for _ in range(1000):
-            run.allows()
-        best = min(best, (time.perf_counter() - start) / 1000)
-    assert best < 50e-6
+def test_an_answer_prices_nothing() -> None:
+    """The last step is found before the run: asking and advancing neither build an event nor price one."""
+    built = []
+
+    def plan(n: int) -> Event:
+        built.append(n)
+        return Repeat(STEP, n)
+
+    run = Follower(plan, epsilon=2.0, delta=1e-5)
+    before = len(built)
+    while run.allows():
+        run.advance()
+    assert len(built) == before > 0
 
 
 @pytest.mark.parametrize("relation", list(Relation))

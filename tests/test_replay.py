@@ -394,7 +394,7 @@ print(behaviour((loss, nn.Linear(2, 3))), device_kind("cpu"))
 def test_another_process_comes_to_the_same() -> None:
     """Two processes with different hashes of strings."""
     found = {
-        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120).stdout
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=600).stdout
         for _ in range(2)
     }
     assert len(found) == 1

@@ -1,7 +1,8 @@
-"""Traps seen in peers, one test each: what a peer returns, and what is true.
+"""Traps seen in peers, one test each: what is true, and that ours is on the right side of it.
 
-Where a peer is quick its value is computed here, so that the trap is seen to be real; the truth is the independent
-oracle's, and ours must be on the right side of it.
+The truth is the independent oracle's. A peer's value is computed only where its fault is one of method: a factor left
+out, a grid too coarse, an approximation taken for a bound. What a peer makes of round-off differs between processors
+and is never asserted.
 """
 
 import logging
@@ -49,48 +50,19 @@ def quiet_peers() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def opacus_prv(rate: float, noise: float, steps: int, delta: float) -> float:
-    from opacus.accountants import PRVAccountant
-
-    peer = PRVAccountant()
-    peer.history = [(noise, rate, steps)]
-    return float(peer.get_epsilon(delta))
-
-
-def test_a_pessimistic_pld_below_the_truth() -> None:
-    """FFT round-off at a small δ: 9.31517 returned, 9.31614 true."""
-    peer = PLDAccountant()
-    peer.compose(sampled(0.01, 1.0), 10_000)
-    true = truth(0.01, 1.0, 10_000, 1e-10)
-    assert round(true, 5) == 9.31614
-    assert peer.get_epsilon(1e-10) == pytest.approx(9.31517, abs=1e-4)
-    interval = pld.account(run(0.01, 1.0, 10_000)).interval(1e-10)
-    assert peer.get_epsilon(1e-10) < interval.lower <= true <= interval.upper < true * (1 + 1e-4)
-
-
-@pytest.mark.parametrize("delta", [1e-11, 1e-13, 1e-15, 1e-30])
+@pytest.mark.parametrize("delta", [1e-10, 1e-11, 1e-13, 1e-15, 1e-30])
 def test_no_delta_is_too_small_for_round_off(delta: float) -> None:
+    """Where an FFT's round-off is as large as δ, a pessimistic PLD of peers can fall below the truth."""
     true = truth(0.01, 1.0, 10_000, delta)
     interval = pld.account(run(0.01, 1.0, 10_000)).interval(delta)
-    assert interval.lower <= true <= interval.upper < true * (1 + 1e-3)
+    assert interval.lower <= true <= interval.upper < true * (1 + (1e-4 if delta >= 1e-10 else 1e-3))
 
 
-def test_a_prv_upper_bound_below_the_truth() -> None:
-    """T = 1000, δ = 1e-12: 3.9131 returned, 3.9143 true."""
-    true = truth(0.01, 1.0, 1000, 1e-12)
-    assert round(true, 4) == 3.9143
-    assert opacus_prv(0.01, 1.0, 1000, 1e-12) == pytest.approx(3.9131, abs=2e-4)
-    assert opacus_prv(0.01, 1.0, 1000, 1e-12) < true
-    interval = pld.account(run(0.01, 1.0, 1000)).interval(1e-12)
-    assert interval.lower <= true <= interval.upper < true * (1 + 1e-4)
-
-
-def test_a_prv_bound_that_is_noise() -> None:
-    """δ = 3e-14: 7.44 returned without an error, 4.394 true."""
-    true = truth(0.01, 1.0, 1000, 3e-14)
-    assert round(true, 3) == 4.394
-    assert opacus_prv(0.01, 1.0, 1000, 3e-14) > 1.5 * true
-    interval = pld.account(run(0.01, 1.0, 1000)).interval(3e-14)
+@pytest.mark.parametrize("delta", [1e-12, 3e-14])
+def test_an_upper_bound_is_above_the_truth_at_a_small_delta(delta: float) -> None:
+    """Peers return a PRV "upper bound" below the truth, or noise, without an error."""
+    true = truth(0.01, 1.0, 1000, delta)
+    interval = pld.account(run(0.01, 1.0, 1000)).interval(delta)
     assert interval.lower <= true <= interval.upper < true * (1 + 1e-4)
 
 
@@ -100,7 +72,7 @@ def test_replace_one_without_the_factor_two() -> None:
     peer.compose(dp_accounting.GaussianDpEvent(2.0))
     true = oracle.epsilon([(1.0, 2.0, 1)], 1e-5, "antipodal")
     assert round(true, 2) == 4.38
-    assert peer.get_epsilon(1e-5) == pytest.approx(2.17, abs=0.01)
+    assert peer.get_epsilon(1e-5) < true / 2
     for name in [*GUARANTEES, "exact"]:
         assert account(Gaussian(2.0), Relation.REPLACE_ONE, name).epsilon(1e-5) >= true * (1 - 1e-12), name
 
@@ -124,17 +96,14 @@ def test_the_gaussian_approximation_understates() -> None:
     peer.history = [(1.0, 0.01, 100)]
     true = truth(0.01, 1.0, 100, 1e-5)
     assert round(true, 4) == 0.7180
-    assert round(peer.get_epsilon(1e-5), 4) == 0.4575
+    assert peer.get_epsilon(1e-5) < 0.7 * true
     interval = pld.account(run(0.01, 1.0, 100)).interval(1e-5)
     assert interval.lower <= true <= interval.upper
     assert not {"gdp", "clt", "gaussian"} & set(ACCOUNTANTS)
 
 
 def test_fractional_orders_that_are_lost() -> None:
-    """q = 0.05, σ = 0.6: orders below 1.6 do not converge in a peer, which returns 64.5 for 59.7."""
-    peer = RdpAccountant()
-    peer.compose(sampled(0.05, 0.6), 2000)
-    assert round(peer.get_epsilon(1e-5), 1) == 64.5
+    """q = 0.05, σ = 0.6: a peer whose orders below 1.6 do not converge returns 64.5 for 59.7."""
     found = rdp.account(run(0.05, 0.6, 2000))
     assert round(found.epsilon(1e-5), 1) == 59.7
     assert all(math.isfinite(found.divergence(1 + 10.0**x)) for x in range(-6, 4))
@@ -178,7 +147,7 @@ def test_a_grid_too_coarse_for_a_tiny_rate() -> None:
     peer = PLDAccountant()
     peer.compose(sampled(1e-5, 1.0), 1_000_000)
     true = 0.04524404197  # two routes of the oracle: test_oracle
-    assert peer.get_epsilon(1e-6) / true == pytest.approx(2.25, abs=0.01)
+    assert peer.get_epsilon(1e-6) > 2 * true
     interval = pld.account(run(1e-5, 1.0, 1_000_000)).interval(1e-6)
     assert interval.lower <= true <= interval.upper < true * (1 + 2e-4)
 
@@ -188,7 +157,7 @@ def test_fixed_size_moves_by_two_clips() -> None:
     peer = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     half = dp_accounting.GaussianDpEvent(SIGMA_B / 2)
     peer.compose(dp_accounting.SampledWithoutReplacementDpEvent(60_000, 512, half), STEPS_B)
-    assert round(peer.get_epsilon(1e-5), 1) == 61.8
+    assert peer.get_epsilon(1e-5) > 60
     assert round(pld.account(FIXED_B, Relation.REPLACE_ONE).epsilon(1e-5), 1) == 28.7
 
 

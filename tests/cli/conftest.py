@@ -13,8 +13,8 @@ import pytest
 
 from dpgrad import cli
 
-PATIENCE = "dpgrad: pricing every step of the run ...\n"  # on a busy machine a schedule may take over three seconds
-WAITING = re.compile(r"^dpgrad: .* \.\.\.\n", re.MULTILINE)  # likewise of any command
+PATIENCE = re.compile(r"(?m)^dpgrad: .* \.\.\.
+")  # after three seconds, which anything takes on a busy machine
 Answer = dict[str, Any]
 
 
@@ -25,7 +25,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> Callable[[str], Answer]:
     def run(command: str) -> Answer:
         code = cli.main([*command.split(), "--json"])
         out, err = capsys.readouterr()
-        assert (code, err.replace(PATIENCE, "")) == (0, ""), err
+        assert (code, PATIENCE.sub("", err)) == (0, ""), err
         assert out.count("\n") == 1
         found = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
         assert isinstance(found, dict)
@@ -41,7 +41,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
     def run(command: str) -> str:
         code = cli.main(command.split())
         out, err = capsys.readouterr()
-        assert (code, err.replace(PATIENCE, "")) == (0, ""), err
+        assert (code, PATIENCE.sub("", err)) == (0, ""), err
         return " ".join(out.split())
 
     return run
@@ -54,7 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run(*command: str) -> str:
         code = cli.main(command[0].split() if len(command) == 1 else list(command))
         out, err = capsys.readouterr()
-        err = WAITING.sub("", err)
+        err = PATIENCE.sub("", err)
         assert code == 2
         assert out == ""
         assert err.count("\n") == 1
