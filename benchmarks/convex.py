@@ -513,14 +513,14 @@ def memory() -> None:
     targets = random.integers(0, 7, len(rows))
     small = {"epsilon": 1.0, "delta": 1e-12, "relation": Relation.REPLACE_ONE, "key": 0}
     auto.solve(rows[:2000], targets[:2000], Softmax(7), **small)  # loads what is loaded at first use
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _resident("VmRSS")
     auto.solve(rows, targets, Softmax(7), steps=5, **small)
     print(json.dumps({"fit": _resident("VmHWM") - before, "input": rows.nbytes / 2**20}))
 
 
 def _resident(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 

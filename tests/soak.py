@@ -171,7 +171,7 @@ def _child(folder: Path, mechanism: Mechanism, seed: int, option: str, truth: Pa
 def _begun(truth: Path) -> list[tuple[int, int]]:
     if not truth.exists():
         return []
-    return [(int(a), int(b)) for a, b in (line.split() for line in truth.read_text().splitlines())]
+    return [(int(a), int(b)) for a, b in (line.split() for line in truth.read_text(encoding="utf-8").splitlines())]
 
 
 def soak(kills: int, seed: int, place: Path, steps: int = 40, pause: float = 0.02) -> dict[str, int]:

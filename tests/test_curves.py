@@ -1,6 +1,7 @@
 """What a run shows: the bound on what is spent so far, evaluation on held-out rows."""
 
 import math
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from dpgrad import curves
 from dpgrad.accounting import account
 from dpgrad.curves import Progress, Spent, Watch, evaluate, judging, refuse_held_out
-from dpgrad.events import Compose
+from dpgrad.events import Approximate, Compose, Event, Relation
 from dpgrad.losses import Metric, NamedLoss, metric_named
 from dpgrad.mechanism import Group
 from dpgrad.plan import make
@@ -23,16 +24,53 @@ def rows(count: int) -> tuple[Tensor, Tensor]:
     return inputs, inputs[:, :3].argmax(1)
 
 
-def test_the_bound_on_what_is_spent_so_far() -> None:
-    for method in ("dpsgd", "dpsgd-dynamic"):
-        plan = make(method, dataset_size=1000, lot=50, steps=70, noise_multiplier=1.5, delta=1e-4)
-        spent = Spent(plan)
-        bounds = [spent(step) for step in range(1, 71)]
-        assert bounds == sorted(bounds)
-        assert bounds[-1] == plan.guarantee.epsilon
-        for step in (1, 8, 33, 69):
-            assert plan.epsilon_after(step) <= bounds[step - 1] <= plan.guarantee.epsilon
-        assert len(set(bounds)) > 5
+@pytest.mark.parametrize(("method", "accountant"), [("dpsgd", "pld"), ("dpsgd", "moments"), ("dpsgd-dynamic", "rdp")])
+def test_the_bound_on_what_is_spent_so_far(method: str, accountant: str) -> None:
+    plan = make(method, dataset_size=1000, lot=50, steps=70, epsilon=3.0, delta=1e-4, accountant=accountant)
+    spent = Spent(plan)
+    bounds = [spent(step) for step in range(1, 71)]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] == plan.guarantee.epsilon
+    for step in (1, 8, 33, 69):
+        assert plan.epsilon_after(step) <= bounds[step - 1] <= plan.guarantee.epsilon
+    assert len(set(bounds)) == 20
+    for step in range(7, 70, 7):  # where `dpgrad train` prints a line
+        assert bounds[step - 1] == plan.epsilon_after(step) < plan.guarantee.epsilon
+
+
+@pytest.mark.parametrize(("method", "every"), [("dpsgd-amended", 4), ("dpsgd", 1), ("dpgd", 7)])
+def test_the_curve_of_epsilon_is_that_of_shorter_runs(method: str, every: int) -> None:
+    """Up to the last step before the end, and so is what the progress shows at each point."""
+    options: dict[str, Any] = {} if method == "dpgd" else {"lot": 143}
+    plan = make(method, dataset_size=1437, steps=21, epsilon=3.0, delta=1e-5, **options)
+    seen: list[Progress] = []
+    watch = Watch(plan, every, None, seen.append)
+    for step in range(1, 22):
+        watch.after(step, 0.1)
+    for point in watch.points:
+        assert point.epsilon == seen[point.step - 1].epsilon == plan.epsilon_after(point.step)
+    drawn = [point.epsilon for point in watch.points]
+    assert all(one < other for one, other in pairwise(drawn))
+    assert drawn[-1] == plan.guarantee.epsilon
+
+
+def test_many_points_do_not_price_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make("dpsgd", dataset_size=1000, lot=50, steps=400, noise_multiplier=1.5, delta=1e-4)
+    asked: list[Event] = []
+    monkeypatch.setattr(curves, "account", lambda event, *rest: asked.append(event) or account(event, *rest))
+    watch = Watch(plan, 1, None, lambda now: None)
+    for step in range(1, 401):
+        watch.after(step, 0.1)
+    assert len(asked) < 20
+    for point in watch.points[::37]:
+        assert plan.epsilon_after(point.step) <= point.epsilon <= plan.epsilon_after(min(point.step + 20, 400))
+
+
+def test_what_is_released_beside_is_priced_by_the_accountant_of_the_plan() -> None:
+    """One that is private with a δ of its own has no Rényi divergence."""
+    beside = Approximate(0.1, 1e-6, Relation.ZERO_OUT)
+    plan = make("dpsgd", dataset_size=1000, lot=50, steps=40, epsilon=3.0, delta=1e-4, beside=beside)
+    assert Spent(plan).at(20) == plan.epsilon_after(20) < plan.guarantee.epsilon
 
 
 def test_what_earlier_keys_spent_is_in_the_bound() -> None:

@@ -4,6 +4,7 @@ Nothing here is read from the training rows without noise: the loss or the accur
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from dpgrad import _compare, schedules, source
+from dpgrad import schedules, source
 from dpgrad.accounting import account
 from dpgrad.events import NOTHING, Compose, Event
 from dpgrad.grads.batch import row_losses
@@ -26,15 +27,17 @@ from dpgrad.sampling import Indices
 from dpgrad.writeahead import charges
 
 _JUDGED = 1024  # held-out rows at a time
-_PRICED = 20  # how often the ε so far is computed in the course of a run
+_STAGES = 10  # in the course of a run the ε so far is computed at the ends and the middles of as many stages
+_FEW = 50  # points of the curves up to which each has its own ε
 
 
 @dataclass(frozen=True)
 class Point:
     """A point of the curves, after ``step`` steps; ``held_out`` is the metric on held-out rows.
 
-    ``epsilon`` is a bound on the cost of the steps so far, by a price that is quick to compute. It is what a run would
-    have cost whose number of steps had been fixed at ``step``; to stop here because of what was seen costs the plan.
+    ``epsilon`` is what a run would have cost whose number of steps had been fixed at ``step``, by the accountant of the
+    plan; where a run has more than fifty points, what it would have cost at the next of twenty steps. To stop here
+    because of what was seen costs the plan.
 
     >>> Point(117, 1.0, 0.4, learning_rate=0.8, clip=0.3, noise_multiplier=0.9, held_out=0.95).held_out
     0.95
@@ -51,7 +54,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress bar shows: steps taken and in all, ε so far as in `Point`, the last metric, and time.
+    """What a progress bar shows: steps taken and in all, a bound on ε so far, the last metric, and time.
+
+    ``epsilon`` is that of the `Point` of this step, or else of one of the next steps: see `Spent`.
 
     >>> Progress(5, 100, 0.4, None, seconds=1.0, seconds_left=19.0).step
     5
@@ -66,33 +71,37 @@ class Progress:
 
 
 class Spent:
-    """A bound on the ε of the first steps of a run, quick to compute: Rényi accounting, at twenty points of the run.
+    """The ε of the first steps of a run, by the accountant of its plan.
 
-    ``before`` is what was spent under keys before the present one, which came into use at step ``began``. Between two
-    points the later one's bound is given, since further steps only add. The plan's own ε, which is exact to several
-    digits and takes longer, is a bound on the cost of any part of it too, and is given for the whole.
+    ``before`` is what was spent under keys before the present one, which came into use at step ``began``. `at` prices
+    a step. A call prices twenty steps of the run at most and gives the next of them, a bound, since further steps only
+    add.
 
     >>> from dpgrad.plan import make
     >>> plan = make("dpgd", dataset_size=1000, steps=100, noise_multiplier=20.0, delta=1e-5)
     >>> spent = Spent(plan)
-    >>> spent(3) == spent(5) > plan.epsilon_after(5), spent(100) == plan.guarantee.epsilon
+    >>> spent(3) == spent(5) == plan.epsilon_after(5) > spent.at(3), spent(100) == plan.guarantee.epsilon
     (True, True)
     """
 
     def __init__(self, plan: Plan, before: Event = NOTHING, began: int = 0) -> None:
         self._plan, self._before, self._began = plan, before, began
-        self._every = -(-plan.steps // _PRICED)
+        stage = -(-plan.steps // _STAGES)
+        ends = range(0, plan.steps + stage, stage)
+        self._priced = sorted({min(end + part, plan.steps) for end in ends for part in (0, -(-stage // 2))})
         self._known = {plan.steps: plan.guarantee.epsilon}
 
     def __call__(self, step: int) -> float:
-        """A bound on the cost of the first ``step`` steps."""
-        at = min(-(-step // self._every) * self._every, self._plan.steps)
-        if at not in self._known:
-            # Where steps are many and different, with noise rounded down by up to a hundredth, which only adds.
-            event = _compare.coarse(self._event(at), grid=100, most=_PRICED)
-            quick = account(event, self._plan.mechanism.relation, "rdp").epsilon(self._plan.delta)
-            self._known[at] = min(quick, self._plan.guarantee.epsilon)
-        return self._known[at]
+        """A bound on the ε of the first ``step`` steps, at little cost."""
+        return self._known.get(step) or self.at(self._priced[bisect_left(self._priced, step)])
+
+    def at(self, step: int) -> float:
+        """The ε of the first ``step`` steps; at most that of the plan, which bounds each part of it."""
+        if step not in self._known:
+            plan = self._plan
+            found = account(self._event(step), plan.mechanism.relation, plan.guarantee.accountant).epsilon(plan.delta)
+            self._known[step] = min(found, plan.guarantee.epsilon)
+        return self._known[step]
 
     def _event(self, step: int) -> Event:
         """What was released by the first ``step`` steps, by those that an earlier key took as well, and beside them."""
@@ -244,7 +253,8 @@ class Watch:
     def after(self, step: int, rate: float) -> bool:
         """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped."""
         if step % self._every == 0 or step == self._last:
-            self.points.append(self._point(step, rate))
+            each = self._plan.steps <= _FEW * self._every or step == self._last
+            self.points.append(self._point(step, rate, self._spent.at(step) if each else self._spent(step)))
         if self._progress is None:
             return False
         seconds = time.perf_counter() - self._began
@@ -255,13 +265,13 @@ class Watch:
     def finish(self, step: int, rate: float) -> None:
         """Add the last point of a run that ends before its plan does."""
         if step and (not self.points or self.points[-1].step < step):
-            self.points.append(self._point(step, rate))
+            self.points.append(self._point(step, rate, self._spent.at(step)))
 
-    def _point(self, step: int, rate: float) -> Point:
+    def _point(self, step: int, rate: float, epsilon: float) -> Point:
         mechanism = self._plan.mechanism
         clip = schedules.as_schedule(mechanism.clip)(step - 1)
         held_out = None if self._score is None else self._score()
         return Point(
-            step, step / self._plan.steps_per_epoch, self._spent(step), rate, clip,
+            step, step / self._plan.steps_per_epoch, epsilon, rate, clip,
             mechanism.multiplier_at(step - 1), held_out,
         )  # fmt: skip

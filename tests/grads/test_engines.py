@@ -85,7 +85,7 @@ def test_an_autocast_around_many_passes_keeps_none_of_them() -> None:
     def held() -> int:
         if x.is_cuda:
             return torch.cuda.memory_allocated()
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
     with torch.autocast(x.device.type, torch.bfloat16):

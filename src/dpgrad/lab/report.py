@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad import __version__, _compare, events
-from dpgrad.curves import Point
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.guarantee import Guarantee, down, up
 from dpgrad.lab import _json
@@ -26,7 +25,6 @@ SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json
 FILE = "report.json"
 _MOST_LEAVES = 50  # an event of more is given by their number
 _WIDTH = 100
-_FEW = 3  # distinct steps that an accountant prices in some hundredths of a second
 
 SEEDED = (
     "it was made from a seed, for repetition: whoever guesses the seed can subtract the noise, whatever ε says; "
@@ -66,7 +64,7 @@ def privacy(
             "steps": last,
             "seconds": fitted.seconds,
         },
-        "curves": [{**asdict(point), "epsilon": _so_far(fitted, point)} for point in fitted.curves],
+        "curves": [{**asdict(point), "epsilon": _finite(point.epsilon)} for point in fitted.curves],
         "plan": _without_infinities(fitted.plan.to_dict()),
         "event": events.to_dict(event) if distinct < _MOST_LEAVES else None,
         "distinct_steps": distinct,
@@ -107,13 +105,6 @@ def _guarantee(guarantee: Guarantee) -> dict[str, Any]:
         "accountant": guarantee.accountant,
         "reason": "no finite epsilon is certified at this delta" if math.isinf(guarantee.epsilon) else None,
     }
-
-
-def _so_far(fitted: Fitted, point: Point) -> float | None:
-    """The ε after a point; by the plan's own accountant where that is quick and the run is the one that was planned."""
-    plan = fitted.plan
-    steady = _compare.runs(plan.mechanism.event()) < _FEW and fitted.event == plan.mechanism.event()
-    return _finite(min(point.epsilon, plan.epsilon_after(point.step)) if steady else point.epsilon)
 
 
 def _finite(value: float) -> float | None:

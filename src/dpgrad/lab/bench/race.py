@@ -292,14 +292,14 @@ def weighed(engine: Engine, settings: Settings, workload: Workload) -> float | N
         prepared = engine(workload, settings.device)
         prepared.step()
         prepared.wait()
-        RESTART_PEAK.write_text("5")
+        RESTART_PEAK.write_text("5", encoding="utf-8")
         prepared.step()
         prepared.wait()
         return _resident("VmHWM") - before
 
 
 def _resident(entry: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(entry))
 
 
