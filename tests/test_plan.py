@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpgrad import Relation, schedules
+from dpgrad import Relation, _compare, schedules
 from dpgrad.accounting import ACCOUNTANTS, account
-from dpgrad.events import Compose, Gaussian, Poisson, Repeat
+from dpgrad.events import NOTHING, Compose, Event, Gaussian, Poisson, Repeat
 from dpgrad.mechanism import Group
 from dpgrad.plan import Plan, accumulated_noise, make, theorem_2_rate, theorem_3_scales
 
@@ -285,3 +286,20 @@ class TestShown:
         assert plan.epsilon_after(0) == 0.0
         assert plan.epsilon_after(10) == plan.mechanism.with_steps(10).guarantee(1e-4).epsilon
         assert plan.epsilon_after(100) == plan.guarantee.epsilon
+
+
+@pytest.mark.parametrize("beside", [NOTHING, Gaussian(30.0)])
+def test_figures_of_rounded_noise_are_marked(monkeypatch: pytest.MonkeyPatch, beside: Event) -> None:
+    """Moments and its binomial sum are the same bound: where they differ, the words and the JSON say why."""
+    monkeypatch.setattr(_compare, "coarse", partial(_compare.coarse, most=15))
+    options: dict[str, Any] = {"dataset_size": 1000, "lot": 50, "noise_multiplier": 2.0, "delta": 1e-4}
+    for steps, rounded in ((10, False), (20, True)):
+        plan = make("dpsgd-dynamic", steps=steps, accountant="moments", beside=beside, **options)
+        figures = plan.to_dict()["accountants"]
+        assert {name for name, found in figures.items() if found.get("noise_rounded")} == (
+            {name for name, found in figures.items() if "epsilon" in found} - {"moments"} if rounded else set()
+        )
+        assert (figures["moments"]["epsilon"] < figures["moments-closed"]["epsilon"] * (1 - 1e-6)) == rounded
+        said = "\n".join(plan.lines())
+        assert ("noise rounded down by up to 0.1 %" in said) == rounded
+        assert said.count("ε = ~") == (sum(found["noise_rounded"] for found in figures.values() if "epsilon" in found))

@@ -31,7 +31,11 @@ _WHAT = {
 
 @dataclass(frozen=True)
 class Figure:
-    """The ε of one accountant at one δ; ``lower`` and ``estimate`` where it has them."""
+    """The ε of one accountant at one δ; ``lower`` and ``estimate`` where it has them.
+
+    ``rounded`` says that it is the ε of noise rounded down by up to 0.1 % (see `coarse`): a bound, but a little above
+    what the accountant gives for the noise of the run.
+    """
 
     accountant: str
     epsilon: float
@@ -39,6 +43,12 @@ class Figure:
     lower: float | None = None
     estimate: float | None = None
     chosen: bool = False
+    rounded: bool = False
+
+    @property
+    def shown(self) -> str:
+        """ε rounded up, with a ~ where the noise was rounded."""
+        return ("~" if self.rounded else "") + up(self.epsilon)
 
 
 def figure(event: Event, relation: Relation, accountant: str, delta: float, chosen: bool = False) -> Figure:
@@ -70,17 +80,18 @@ def runs(event: Event) -> int:
 
 
 def coarse(event: Event, grid: int = 1000, most: int = MANY) -> Event:
-    """The event itself up to ``most`` stretches of equal steps; beyond, with noise rounded down by less than 1/grid.
+    """The event itself up to ``most`` distinct steps; beyond, with noise rounded down by less than 1/grid.
 
     Less noise is never cheaper, so a bound on the answer is a bound on the event.
 
     >>> coarse(Compose((Gaussian(1.0), Gaussian(1.05))), grid=10, most=1)
     Compose(events=(Repeat(event=Gaussian(noise_multiplier=1.0), count=2),))
     """
-    if runs(event) <= most:
+    distinct = leaves(event)
+    if len(distinct) <= most:
         return event
     counts: Counter[Leaf] = Counter()
-    for leaf, count in leaves(event).items():
+    for leaf, count in distinct.items():
         if isinstance(leaf, Approximate | Shifted):
             counts[leaf] += count
             continue
@@ -104,7 +115,8 @@ def compare(event: Event, relation: Relation, delta: float, chosen: Figure) -> l
             found.append((name, chosen))
             continue
         try:
-            found.append((name, figure(rounded, relation, name, delta)))
+            own = figure(rounded, relation, name, delta)
+            found.append((name, dataclasses.replace(own, rounded=rounded is not event)))
         except ValueError as error:
             found.append((name, _short(name, str(error))))
     return found
@@ -189,6 +201,9 @@ def _drawn(run: Mechanism) -> str:
             return f"Every row takes part in each of {steps} (full batch)."
 
 
+ROUNDED = "those with ~ are for noise rounded down by up to 0.1 %, to answer soon"
+
+
 def words(chosen: Figure, run: Mechanism, delta: float, public: list[str], rough: bool) -> list[tuple[str, str]]:
     """What is covered, for whom, how rows were drawn, what is public, and why accountants differ; each with a label."""
     declared = "Declared, not read from the data: " if run.relation is Relation.ADD_REMOVE else ""
@@ -202,7 +217,7 @@ def words(chosen: Figure, run: Mechanism, delta: float, public: list[str], rough
             "accountants",
             "Every figure marked yes is a proven bound on the same truth, so the least may be quoted; some proofs lose "
             "more than others. Figures marked no repeat a paper's arithmetic and can be too small."
-            + (" Those with ~ are for noise rounded down by up to 0.1 %, to answer soon." if rough else ""),
+            + (f" {ROUNDED.capitalize()}." if rough else ""),
         ),
     ]
 
@@ -211,11 +226,10 @@ def page(
     headline: list[str],
     rows: list[tuple[str, Figure | str]],
     explained: list[tuple[str, str]],
-    rough: bool,
     terminal: bool,
     width: int,
 ) -> str:
-    """The answer for people: a headline, the table of accountants, and the words. ``rough``: compared on `coarse`."""
+    """The answer for people: a headline, the table of accountants, and the words."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -230,10 +244,9 @@ def page(
         if isinstance(found, str):
             table.add_row(name, "–", "–", Text(found), style="dim")
             continue
-        about = rough and not found.chosen
         table.add_row(
             f"{name} (chosen)" if found.chosen else name,
-            ("~" if about else "") + up(found.epsilon),
+            found.shown,
             "yes" if found.guarantee else "no",
             Text(_note(found)),
             style="bold" if found.chosen else "" if found.guarantee else "dim",

@@ -211,9 +211,12 @@ class Plan:
             + (", as many as the budget allows" if self.ends == "budget" else ""),
             f"guarantee         {self.guarantee}",
         ]
-        for name, figure in self.figures():
-            told = figure if isinstance(figure, str) else f"ε = {up(figure.epsilon)}"
+        figures = self.figures()
+        for name, figure in figures:
+            told = figure if isinstance(figure, str) else f"ε = {figure.shown}"
             found.append(f"  {name:<20}{told}" + ("" if isinstance(figure, str) or figure.guarantee else " (no proof)"))
+        if any(not isinstance(figure, str) and figure.rounded for _, figure in figures):
+            found.append(f"  of these, {_compare.ROUNDED}")
         found += [f"{name:<18}{text}" for name, text in self.suggestions()]
         if named.chosen:
             found.append(f"chosen by us      {', '.join(named.chosen)}: not printed in the paper")
@@ -226,7 +229,12 @@ _ADAPTIVE = {"adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", 
 
 
 def _figure(found: _compare.Figure) -> dict[str, Any]:
-    return {"epsilon": _finite(found.epsilon), "epsilon_lower": found.lower, "guarantee": found.guarantee}
+    return {
+        "epsilon": _finite(found.epsilon),
+        "epsilon_lower": found.lower,
+        "guarantee": found.guarantee,
+        "noise_rounded": found.rounded,
+    }
 
 
 def _plain_rate(rate: float | Schedule | None) -> object:

@@ -242,11 +242,11 @@ def _found(args: argparse.Namespace) -> str:
         _plot.draw(args.plot, run, args.delta, known or {args.accountant: chosen})
     if args.json:
         return json.dumps(_fields(args, run, event, chosen, public), allow_nan=False) + "\n"
-    rough = _compare.runs(event) > _compare.MANY
+    rough = any(isinstance(found, _compare.Figure) and found.rounded for _, found in rows)
     explained = _compare.words(chosen, run, args.delta, public, rough)
     if args.plot is not None:
         explained.append(("plot", f"ε against steps is drawn in {args.plot}."))
-    return _compare.page(_headline(args, run, chosen), rows, explained, rough, *_options.screen())
+    return _compare.page(_headline(args, run, chosen), rows, explained, *_options.screen())
 
 
 def _fields(
