@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No deadline: shared machines stall. Under CI the examples are the same in every run.
-settings.register_profile("dpgrad", deadline=None, derandomize=bool(os.environ.get("CI")))
-settings.load_profile("dpgrad")
+# No deadline: shared machines stall. The examples are the same in every run and on every machine; to look for others,
+# HYPOTHESIS_PROFILE=explore.
+settings.register_profile("dpgrad", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dpgrad"))
+
+# What a shell or a CI says about its terminal, which rich, argparse and matplotlib read. Tests that are about a
+# terminal set what they need.
+for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "PYTHON_COLORS", "TTY_COMPATIBLE"):
+    os.environ.pop(_name, None)
 
 # Some virtual machines name AMX among their processor's instructions and then do not run it: bfloat16 products would
 # end the process. Read when torch is imported.

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dpgrad import _files, cli, data, train
-from dpgrad.cli import _progress
+from dpgrad.cli import _progress, _summary
 from dpgrad.curves import Progress
 from dpgrad.lab import jobs, report
 
@@ -51,6 +51,14 @@ class TestJob:
         assert "whoever sees all of them" in text
         assert str(trained.folder / "report.html") in text
         assert text.count("(share release/ only)") == 2
+
+    def test_no_figure_is_left_out_on_a_narrow_terminal(self, trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "40")
+        folders = {method: trained.folder / method for method in ("dpsgd", "psasc")}
+        reports = {method: report.load(folder) for method, folder in folders.items()}
+        said = " ".join(_summary.words(reports, folders, None, None, trained.folder / "report.html").split())
+        for method in folders:
+            assert re.search(rf"{method} 3 1e-05 \d\d\.\d % 20 [\d.]+", said)
 
     def test_progress_is_plain_lines_elsewhere_than_on_a_terminal(self, trained: Any) -> None:
         lines = [line for line in trained.err.splitlines() if line.startswith("dpsgd: ")]

@@ -47,6 +47,7 @@ def words(
     """The summary for people."""
     from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     from dpgrad.lab.report import shown, text
@@ -72,6 +73,8 @@ def words(
     console = Console(
         file=buffer, force_terminal=terminal or None, width=width, highlight=False, markup=False, emoji=False
     )
+    # A narrow terminal may break lines, but no figure is left out for want of room.
+    console.width = max(width, Measurement.get(console, console.options.update(max_width=1000), table).minimum)
     console.print(table)
     drawn = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n\n"
     first = next(iter(reports))
