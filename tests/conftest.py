@@ -1,6 +1,7 @@
 """Shared by all tests: how hypothesis runs, where the data folder is."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "
 # Some virtual machines name AMX among their processor's instructions and then do not run it: bfloat16 products would
 # end the process. Read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Numbers drawn from torch's own generator do not depend on which tests ran before in the same process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
 
 ROOT = Path(__file__).resolve().parent.parent
 

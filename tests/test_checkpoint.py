@@ -481,7 +481,7 @@ def test_what_cannot_be_loaded_again_is_not_stored(tmp_path: Path) -> None:
 def test_two_processes_are_kept_apart_and_a_dead_one_does_not_block(tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom dpgrad import _files\n"
-        "_files.lock(Path(sys.argv[1]) / 'lock')\nprint('held', flush=True)\ntime.sleep(60)"
+        "_files.lock(Path(sys.argv[1]) / 'lock')\nprint('held', flush=True)\ntime.sleep(3600)"
     )
     crashed(tmp_path, 2)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as other:

@@ -96,7 +96,7 @@ def test_processes_lose_nothing(tmp_path: Path) -> None:
         "for _ in range(15): ledger.add(Gaussian(1.0), Relation.ADD_REMOVE)"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
+    assert [process.wait(600) for process in both] == [0, 0]
     assert leaves(Ledger(path).event())[Gaussian(1.0)] == 30
 
 
