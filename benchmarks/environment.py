@@ -33,8 +33,8 @@ def write(name: str, data: dict[str, Any], title: str, sections: list[str]) -> N
         f"# {title}\n\n`{ran['command']}`, {ran['date']}\n\n{ran['processor']}, {ran['cores']} cores "
         f"(load {ran['load_average'][0]}), {ran['system']}, Python {ran['python']}, {versions}"
     )
-    (RESULTS / f"{name}.json").write_text(_json(data))
-    (RESULTS / f"{name}.md").write_text("\n\n".join([header, *sections]) + "\n")
+    (RESULTS / f"{name}.json").write_text(_json(data), "utf-8")
+    (RESULTS / f"{name}.md").write_text("\n\n".join([header, *sections]) + "\n", "utf-8")
 
 
 def _json(data: dict[str, Any]) -> str:

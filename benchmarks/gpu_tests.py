@@ -30,7 +30,7 @@ def files() -> list[str]:
     """Test files of the engines and of the private step, and those that ask whether there is a CUDA device."""
     always = {path for pattern in ALWAYS for path in TESTS.glob(pattern)}
     asking = re.compile(r"(not|if) torch\.cuda\.is_available\(\)")
-    naming = {path for path in TESTS.rglob("test_*.py") if asking.search(path.read_text())}
+    naming = {path for path in TESTS.rglob("test_*.py") if asking.search(path.read_text("utf-8"))}
     return sorted(str(path.relative_to(environment.ROOT)) for path in always | naming)
 
 

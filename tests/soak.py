@@ -119,7 +119,7 @@ def train(
             "stopped": interruption.signal,
         }
         if not interruption:
-            run.finish(lambda place: (place / "summary.json").write_text(json.dumps(summary)) and None)
+            run.finish(lambda place: (place / "summary.json").write_text(json.dumps(summary), "utf-8") and None)
     return summary
 
 
@@ -204,7 +204,7 @@ def soak(kills: int, seed: int, place: Path, steps: int = 40, pause: float = 0.0
         whole.join()
         took = time.perf_counter() - begin
         assert whole.exitcode == 0
-        wanted = json.loads((place / f"whole-{run}" / "release" / "summary.json").read_text())
+        wanted = json.loads((place / f"whole-{run}" / "release" / "summary.json").read_text("utf-8"))
         for _ in range(40):
             child = started(folder, run, str(option), truth)
             if seen["kills"] < kills:
@@ -227,7 +227,7 @@ def soak(kills: int, seed: int, place: Path, steps: int = 40, pause: float = 0.0
             option += dice.random() < 0.15
         else:
             continue  # killed forty times before its end: the next run
-        found = json.loads((folder / "release" / "summary.json").read_text())
+        found = json.loads((folder / "release" / "summary.json").read_text("utf-8"))
         assert not (folder / "private").exists()
         spent = check_ledger(folder, _begun(truth), mechanism)
         for told in ("event", "ledger"):

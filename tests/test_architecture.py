@@ -390,3 +390,14 @@ class TestTheTestsThemselves:
     )
     def test_machine_paths_are_told_apart(self, line: str, bad: bool) -> None:
         assert bool(MACHINE_PATH.search(line)) is bad
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
+def test_text_files_name_their_encoding(folder: str) -> None:
+    """The locale's need not be UTF-8, and ε is in many of ours. Ruff sees only what it knows to be a path."""
+    positional = {"read_text": 1, "write_text": 2}
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in positional:
+                named = len(node.args) >= positional[node.func.attr] or "encoding" in {key.arg for key in node.keywords}
+                assert named, f"{path}:{node.lineno}: give the encoding"

@@ -85,16 +85,16 @@ def test_a_run_folder(tmp_path: Path) -> None:
         assert {path.name for path in private.iterdir()} == {"README.txt", "checkpoint.pt"}
         for path in private.iterdir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert "Whoever holds this can subtract the noise" in (private / "README.txt").read_text()
+        assert "Whoever holds this can subtract the noise" in (private / "README.txt").read_text("utf-8")
         assert {path.name for path in folder.iterdir()} == {"lock", "ledger.jsonl", "private"}
         for step in range(3, 10):
             if step == run.due:
                 run.save(step, {})
             run.charge(step)
         assert run.event() == PLAN.event()
-        run.finish(lambda place: (place / "model").write_text("weights") and None)
+        run.finish(lambda place: (place / "model").write_text("weights", "utf-8") and None)
     assert {path.name for path in folder.iterdir()} == {"lock", "ledger.jsonl", "release"}
-    assert (folder / "release" / "model").read_text() == "weights"
+    assert (folder / "release" / "model").read_text("utf-8") == "weights"
     assert WriteAhead.read(folder / "ledger.jsonl").event() == PLAN.event()
     for resume in (True, False):
         with pytest.raises(ValueError, match=r"run is finished, see .*release"):
@@ -139,7 +139,7 @@ def test_what_a_crash_at_the_end_left_of_the_key_goes_and_nothing_else(tmp_path:
     private = tmp_path / "private"
     private.mkdir()
     (private / "checkpoint.pt").write_bytes(secrets)
-    (private / "diagnostics.json").write_text("{}")
+    (private / "diagnostics.json").write_text("{}", "utf-8")
     with pytest.raises(ValueError, match="is finished"):
         opened(tmp_path)
     assert [path.name for path in private.iterdir()] == ["diagnostics.json"]
@@ -520,7 +520,7 @@ def test_a_folder_is_begun_once_and_resumed_when_asked(tmp_path: Path) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("words")
+    (tmp_path / "thesis.tex").write_text("words", "utf-8")
     with pytest.raises(ValueError, match="holds files and no ledger of a run"):
         opened(tmp_path)
     with pytest.raises(ValueError, match="is a file: choose a folder"):
@@ -604,16 +604,16 @@ def test_a_release_appears_as_a_whole_in_place_of_the_one_before(tmp_path: Path)
     taken(run, 10)
     run.save(10, {})
     (tmp_path / "release").mkdir()
-    (tmp_path / "release" / "old").write_text("old")
+    (tmp_path / "release" / "old").write_text("old", "utf-8")
 
     def breaks(place: Path) -> None:
-        (place / "half").write_text("half")
+        (place / "half").write_text("half", "utf-8")
         raise RuntimeError("no model")
 
     with pytest.raises(RuntimeError, match="no model"):
         run.finish(breaks)
     assert {path.name for path in (tmp_path / "release").iterdir()} == {"old"}
-    run.finish(lambda place: (place / "new").write_text("new") and None)
+    run.finish(lambda place: (place / "new").write_text("new", "utf-8") and None)
     assert {path.name for path in (tmp_path / "release").iterdir()} == {"new"}
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "ledger.jsonl", "release"}
 

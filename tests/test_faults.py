@@ -65,7 +65,7 @@ def walk(
             "replayed": run.replayed,
             "reason": run.reason,
         }
-        run.finish(lambda place: (place / "summary.json").write_text(json.dumps(found)) and None)
+        run.finish(lambda place: (place / "summary.json").write_text(json.dumps(found), "utf-8") and None)
     return found
 
 
@@ -100,7 +100,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "release" / "summary.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "release" / "summary.json").read_text("utf-8"))
     assert not (folder / "private").exists()
     assert not list(folder.glob("*.partial"))
     return found

@@ -85,9 +85,9 @@ def test_folders_are_made_published_and_removed(tmp_path: Path) -> None:
     _files.make_folder(tmp_path / "a" / "b", 0o700)
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
     (tmp_path / "a" / "b" / "inner").mkdir()
-    (tmp_path / "a" / "b" / "inner" / "file").write_text("x")
+    (tmp_path / "a" / "b" / "inner" / "file").write_text("x", "utf-8")
     _files.publish(tmp_path / "a" / "b", tmp_path / "c")
-    assert (tmp_path / "c" / "inner" / "file").read_text() == "x"
+    assert (tmp_path / "c" / "inner" / "file").read_text("utf-8") == "x"
     _files.remove(tmp_path / "c")
     _files.remove(tmp_path / "c")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -489,10 +489,10 @@ def test_a_line_left_out_is_noticed(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
-    path.write_text("notes")
+    path.write_text("notes", "utf-8")
     with pytest.raises(ValueError, match="is not a file of checked lines"):
         Ledger(path)
-    path.write_text("")
+    path.write_text("", "utf-8")
     with pytest.raises(ValueError, match="is not a ledger of dpgrad"):
         Ledger(path)
     with pytest.raises(ValueError, match="its folder is missing"):

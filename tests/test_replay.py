@@ -99,7 +99,7 @@ def test_code_is_told_by_its_source(tmp_path: Path) -> None:
     digests = set()
     for name, content in (("a.py", "1"), ("a.py", "2"), ("b.py", "3"), ("c/d.py", "")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(content, "utf-8")
         digests.add(replay._source_digest(tmp_path))
         assert replay._source_digest(tmp_path) in digests
     assert len(digests) == 4
@@ -312,7 +312,7 @@ def test_only_what_the_checkpoint_holds_is_left_out(persistent: bool) -> None:
 
 def test_values_behind_names_are_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A function that says it is of torch, one with attributes, and modules that are named, enclosed, imported late."""
-    (tmp_path / "dpgrad_settings.py").write_text("SCALE = 1.0\nUNUSED = 1.0\n")
+    (tmp_path / "dpgrad_settings.py").write_text("SCALE = 1.0\nUNUSED = 1.0\n", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     settings = importlib.import_module("dpgrad_settings")
     monkeypatch.setitem(globals(), "settings", settings)

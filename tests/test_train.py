@@ -535,7 +535,7 @@ class TestFolders:
 
     def test_what_is_released(self, tmp_path: Path) -> None:
         def release(folder: Path, done: Fitted) -> None:
-            (folder / "report.txt").write_text(str(done.guarantee))
+            (folder / "report.txt").write_text(str(done.guarantee), "utf-8")
 
         done = fitted(folder=tmp_path / "run", release=release)
         assert sorted(path.name for path in (tmp_path / "run" / "release").iterdir()) == ["report.txt", "weights.pt"]
@@ -662,7 +662,7 @@ class TestTheSameKey:
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(progress=killed_at(5), **options, **first)
         fitted(resume=True, **options, **second)
-        return (folder / "ledger.jsonl").read_text().count('"attempt"')
+        return (folder / "ledger.jsonl").read_text("utf-8").count('"attempt"')
 
     @pytest.mark.parametrize("name", CHANGED)
     def test_is_not_used_where_anything_changed(self, name: str, tmp_path: Path) -> None:

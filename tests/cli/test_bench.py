@@ -142,7 +142,7 @@ class TestRefusals:
     def test_results_without_curves(self, refused: Callable[..., str], tmp_path: Path) -> None:
         file = tmp_path / "results.json"
         for text, said in (("{}", "holds no curves"), ("[]", "holds no results"), ("{", "is not JSON")):
-            file.write_text(text)
+            file.write_text(text, "utf-8")
             assert said in refused(f"bench --plot-from {file}")
 
     def test_cuda_where_there_is_none(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class TestFigure1:
     def test_plot_is_drawn(self, answer: Callable[[str], Answer], tmp_path: Path) -> None:
         file = tmp_path / "figure.svg"
         assert answer(f"curvature graduate-admission --plot {file}")["plot"] == str(file)
-        text = file.read_text()
+        text = file.read_text("utf-8")
         assert text.startswith("<?xml")
         again = file.read_bytes()
         answer(f"curvature graduate-admission --plot {file}")

@@ -371,7 +371,7 @@ class TestLedger:
             assert ledger.entries() == ()
             ledger.add(Gaussian(1.0), ZERO)
             assert ledger.guarantee(1e-5).epsilon > 0
-        assert "approximate" not in (tmp_path / "spent.jsonl").read_text()
+        assert "approximate" not in (tmp_path / "spent.jsonl").read_text("utf-8")
 
     def test_a_grid_of_objective_perturbations_has_a_price(self) -> None:
         ledger = Ledger()

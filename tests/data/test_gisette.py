@@ -22,8 +22,10 @@ def x(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def publish(folder: Path, x: np.ndarray, labels: list[int]) -> None:
     (folder / "gisette").mkdir()
     # every line ends with a blank, as in the published file
-    (folder / "gisette" / "gisette_train.data").write_text("".join(" ".join(map(str, row)) + " \n" for row in x))
-    (folder / "gisette" / "gisette_train.labels").write_text("".join(f"{label}\n" for label in labels))
+    (folder / "gisette" / "gisette_train.data").write_text(
+        "".join(" ".join(map(str, row)) + " \n" for row in x), "utf-8"
+    )
+    (folder / "gisette" / "gisette_train.labels").write_text("".join(f"{label}\n" for label in labels), "utf-8")
 
 
 def test_rows_are_scaled_by_the_documented_range(x: np.ndarray, tmp_path: Path) -> None:
@@ -46,7 +48,9 @@ def test_values_beyond_the_range_and_other_labels_are_refused(x: np.ndarray, tmp
     with refused(r"gisette_train.data: a value lies outside 0\.\.999"):
         data.load("gisette", tmp_path)
     x[3, 2] = 999
-    (tmp_path / "gisette" / "gisette_train.data").write_text("".join(" ".join(map(str, row)) + "\n" for row in x))
-    (tmp_path / "gisette" / "gisette_train.labels").write_text("0\n" * ROWS)
+    (tmp_path / "gisette" / "gisette_train.data").write_text(
+        "".join(" ".join(map(str, row)) + "\n" for row in x), "utf-8"
+    )
+    (tmp_path / "gisette" / "gisette_train.labels").write_text("0\n" * ROWS, "utf-8")
     with refused("gisette_train.labels: a label is neither 1 nor -1"):
         data.load("gisette", tmp_path)

@@ -71,7 +71,7 @@ def test_without_a_folder_the_message_says_how_to_give_one(name: str, monkeypatc
 
 def test_only_the_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
-    (tmp_path / "adult" / "adult.data").write_text("there")
+    (tmp_path / "adult" / "adult.data").write_text("there", "utf-8")
     with pytest.raises(data.MissingFileError) as caught:
         data.load("adult", tmp_path)
     assert "adult/adult.test" in str(caught.value)

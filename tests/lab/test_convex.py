@@ -120,7 +120,7 @@ class TestLog:
         log.add(found)
         again = lab.Log(log.file).outcomes[found.trial]
         assert again.accuracy == pytest.approx(found.accuracy, abs=1e-4)
-        assert len(json.loads(log.file.read_text())) == 1
+        assert len(json.loads(log.file.read_text("utf-8"))) == 1
 
     def test_two_runs_keep_what_the_other_wrote(self, small: lab.Task, tmp_path: Path) -> None:
         one, other = lab.Log(tmp_path / "log.json"), lab.Log(tmp_path / "log.json")
