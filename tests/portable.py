@@ -69,6 +69,7 @@ def variations() -> dict[str, dict[str, str]]:
         "COLUMNS": "200",
         "PYTHONHASHSEED": "2",
         "HYPOTHESIS_PROFILE": "explore",
+        "OMP_WAIT_POLICY": "passive",  # there may be fewer cores than threads
     }
     return {"old": old | threads(1), "threads": other | threads(4), "load": threads(2)}
 
