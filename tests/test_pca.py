@@ -347,3 +347,44 @@ def test_a_ledger_is_charged_before_anything_is_computed(monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match="directions must be at most 4"):
         pca.principal_directions(rows_of(20, 4), 5, 3.0, ledger=ledger)
     assert len(ledger.entries()) == 2
+
+
+class TestTypes:
+    """How one row is read does not depend on the type that another gives the whole array."""
+
+    WHOLE = np.random.default_rng(0).integers(-(2**24), 2**24, (200, 5))
+
+    def neighbours(self, kind: str) -> tuple[Any, Any]:
+        other = self.WHOLE.astype(np.float64)
+        other[0] = 0.5
+        if kind == "array":
+            return self.WHOLE, other
+        return torch.tensor(self.WHOLE.tolist()), torch.tensor([[0.5] * 5, *self.WHOLE[1:].tolist()])
+
+    @pytest.mark.parametrize("kind", ["array", "tensor"])
+    def test_projected_rows_stay_alike(self, kind: str) -> None:
+        components = torch.linalg.qr(rows_of(5, 5)).Q[:2]
+        made = pca.Projection(components, Gaussian(1.0), Relation.ADD_REMOVE, reproducible=False)
+        one, other = (torch.as_tensor(made(rows)).float() for rows in self.neighbours(kind))
+        assert torch.equal(one[1:], other[1:])
+
+    @pytest.mark.parametrize("kind", ["array", "tensor"])
+    def test_second_moments_differ_by_one_row(self, kind: str) -> None:
+        one, other = (rows[1:] for rows in self.neighbours(kind))
+        assert torch.equal(pca._second_moment(one, 5), pca._second_moment(other, 5))
+
+    def test_whole_numbers_that_torch_would_round_are_refused(self) -> None:
+        rows = torch.tensor([[2**24 + 1, 0]] * 3)
+        for call in (
+            lambda: pca.principal_directions(rows, directions=1, noise_multiplier=1.0),
+            lambda: pca.Projection(torch.eye(2)[:1], Gaussian(1.0), Relation.ADD_REMOVE, reproducible=False)(rows),
+        ):
+            with pytest.raises(
+                ValueError, match=r"^rows must hold whole numbers of at most 2\^24, .*rows\.double\(\)$"
+            ):
+                call()
+
+    @pytest.mark.parametrize("dtype", [np.longdouble, object, "datetime64[D]"])
+    def test_types_that_torch_does_not_have_are_refused_in_words(self, dtype: Any) -> None:
+        with pytest.raises(ValueError, match=r"^rows must hold (numbers of a type that torch has|real numbers), got "):
+            pca.principal_directions(np.ones((3, 2)).astype(dtype), directions=1, noise_multiplier=1.0)

@@ -17,6 +17,7 @@ True
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -33,6 +34,7 @@ from dpgrad.ledger import Ledger
 from dpgrad.mechanism import Mechanism
 
 _HELD = 1 << 23  # float64 values of rows that are worked on at a time
+_WHOLE = 1 << 24  # up to here float32 holds every whole number
 
 Rows = Tensor | np.ndarray[Any, Any]
 
@@ -67,18 +69,17 @@ class Projection:
     def __call__(self, rows: Rows) -> Rows:
         """The coordinates of each row, (rows, directions), as an array or tensor like ``rows``, by blocks.
 
-        Rows are taken as they are: not scaled to norm 1, as they were for finding the directions.
+        Rows are taken as they are: not scaled to norm 1, as they were for finding the directions. Sums run in float64
+        whatever the type of the rows, which one of them may decide.
         """
         features = self.components.shape[1]
         if _features(rows) != features:
             raise ValueError(f"rows must have {features} features, as the projection was made for, got {_shape(rows)}")
-        coordinates = [self._coordinates(few.flatten(1)) for few in source.blocks(rows, max(1, _HELD // features))]
+        wide = self.components.double()
+        kept = torch.float64 if str(rows.dtype).endswith("float64") else torch.float32
+        coordinates = [(few @ wide.to(few.device).T).to(kept) for few in _double(rows, max(1, _HELD // features))]
         found = torch.cat(coordinates) if coordinates else self.components.new_zeros(0, len(self.components))
         return found if isinstance(rows, Tensor) else found.numpy()
-
-    def _coordinates(self, rows: Tensor) -> Tensor:
-        dtype = torch.promote_types(rows.dtype, torch.float32)
-        return rows.to(dtype) @ self.components.to(rows.device, dtype).T
 
     def layer(self) -> nn.Linear:
         """The same map as a frozen layer, so that a model that begins with it takes rows as they are.
@@ -172,10 +173,27 @@ def _second_moment(rows: Rows, features: int) -> Tensor:
     """Σ x xᵀ over the rows, each of norm 1 or a little less, in float64. Private."""
     device = rows.device if isinstance(rows, Tensor) else torch.device("cpu")
     total = torch.zeros(features, features, dtype=torch.float64, device=device)
-    for few in source.blocks(rows, max(1, _HELD // features)):
-        unit = _unit(few.flatten(1).double())
+    for few in _double(rows, max(1, _HELD // features)):
+        unit = _unit(few)
         total.addmm_(unit.T, unit)
     return total
+
+
+def _double(rows: Rows, held: int) -> Iterator[Tensor]:
+    """Blocks of rows, flattened, in float64.
+
+    Guarantee: how a row is read does not depend on the others. Where one is not whole, numpy makes all of them float64,
+    as is done here. Torch makes them float32: whole numbers in a tensor that it would round are refused.
+    """
+    for few in source.blocks(rows, held):
+        found = few.flatten(1).double()
+        whole = isinstance(rows, Tensor) and not few.is_floating_point()
+        if whole and bool((found.abs() > _WHOLE).any()):
+            raise ValueError(
+                "rows must hold whole numbers of at most 2^24, which every type holds: convert all of them to one type "
+                "that you choose, such as rows.double()"
+            )
+        yield found
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -198,11 +216,11 @@ def _features(rows: Rows) -> int:
     given: object = rows  # a caller may ignore types
     if not isinstance(given, Tensor | np.ndarray) or given.ndim < 2 or not math.prod(given.shape[1:]):
         raise ValueError(f"rows must be an array or tensor of shape (rows, features), got {_shape(given)}")
-    real = (
-        given.is_floating_point() or not given.is_complex() if isinstance(given, Tensor) else given.dtype.kind in "fiub"
-    )
+    real = not given.is_complex() if isinstance(given, Tensor) else given.dtype.kind in "fiub"
     if not real:
         raise ValueError(f"rows must hold real numbers, got {given.dtype}")
+    if isinstance(given, np.ndarray):
+        source.refuse_type("rows", given.dtype)
     return math.prod(given.shape[1:])
 
 

@@ -42,11 +42,8 @@ def rows(data: Any) -> int:
                 f"data{pytree.keystr(path)} must be a tensor or an array with one entry per example, got a "
                 f"{type(leaf).__name__}: wrap a list of examples in a map-style Dataset"
             )
-        if isinstance(leaf, np.ndarray) and not _has_numbers(leaf):
-            raise ValueError(
-                f"data{pytree.keystr(path)} must hold numbers that torch knows, got {leaf.dtype}: give labels as class "
-                "indices 0, 1, ..., in an order fixed without looking at the data, and convert other columns to float32"
-            )
+        if isinstance(leaf, np.ndarray):
+            refuse_type(f"data{pytree.keystr(path)}", leaf.dtype)
     lengths = {f"data{pytree.keystr(path)}": len(leaf) for path, leaf in named}
     if len(set(lengths.values())) != 1:
         shown = ", ".join(f"{name} has {length:,}" for name, length in [*lengths.items()][:4]) or "nothing"
@@ -57,16 +54,23 @@ def rows(data: Any) -> int:
     return next(iter(lengths.values()))
 
 
-def _has_numbers(array: np.ndarray[Any, Any]) -> bool:
+def refuse_type(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse an array of a type that torch does not have, such as text, dates, objects and long doubles."""
     try:
-        torch.from_numpy(np.empty(0, array.dtype.newbyteorder("=")))
+        torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
     except TypeError:
-        return False
-    return True
+        raise ValueError(
+            f"{name} must hold numbers of a type that torch has, got {dtype}: give labels as class indices 0, 1, ..., in "
+            "an order fixed without looking at the data, and convert other columns to one type that you choose, such as "
+            ".astype(np.float32)"
+        ) from None
 
 
 def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate = default_collate) -> Batch:
     """The examples at ``indices`` as one batch on ``device``.
+
+    Guarantee: how an example is read does not depend on the others. `default_collate` gives a batch the type that suits
+    all of its examples, so one of another type would round the rest differently: it is refused.
 
     >>> gathered(torch.tensor([5, 6, 7]), torch.tensor([2, 0]), torch.device("cpu"))
     tensor([7, 5])
@@ -74,6 +78,8 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
     if not isinstance(data, Dataset):
         return pytree.tree_map(lambda leaf: _taken(leaf, indices).to(device), data)
     examples: Sequence[Any] = [data[int(index)] for index in indices]
+    if collate is default_collate:
+        _refuse_mixed(examples)
     try:
         batch = collate(list(examples))
     except (RuntimeError, TypeError) as error:
@@ -189,6 +195,31 @@ def _plain(value: Any) -> "np.ndarray[Any, Any]":
 def _equal(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> bool:
     """Whether values are equal; NaN is equal to NaN."""
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+_PLAIN = {float: "float64", int: "int64", bool: "bool"}  # as default_collate reads them
+
+
+def _refuse_mixed(examples: Sequence[Any]) -> None:
+    """Refuse examples whose values are of different types."""
+
+    def types(example: Any) -> list[str]:
+        leaves = pytree.tree_leaves(example)
+        return [
+            str(leaf.dtype).removeprefix("torch.")
+            if isinstance(leaf, Tensor | np.ndarray | np.generic)
+            else _PLAIN.get(type(leaf), type(leaf).__name__)
+            for leaf in leaves
+        ]
+
+    first = types(examples[0]) if examples else []
+    for example in examples:
+        for one, other in zip(first, types(example), strict=False):  # other structures are for collate to refuse
+            if one != other:
+                raise ValueError(
+                    f"the examples of data must hold values of one type, got {one} and {other}: let the Dataset "
+                    "convert every example, such as torch.as_tensor(x, dtype=torch.float32)"
+                )
 
 
 def blocks(rows: Tensor | np.ndarray[Any, Any], size: int) -> Iterator[Tensor]:
