@@ -278,7 +278,7 @@ class CompensatedSum:
 
 def _matrix(rows: ArrayLike | Matrix) -> Matrix:
     """The rows as a dense array or as a CSR array that shares their memory; refused where they are anything else."""
-    found = _csr(rows) if sparse.issparse(rows) else np.asarray(rows)
+    found = _csr(rows) if sparse.issparse(rows) else _dense(rows)
     if found.ndim != 2:
         raise ValueError(f"rows must have two dimensions, got shape {found.shape}: one row is rows.reshape(1, -1)")
     if 0 in found.shape:
@@ -286,6 +286,16 @@ def _matrix(rows: ArrayLike | Matrix) -> Matrix:
     if found.dtype not in (np.float32, np.float64):
         raise ValueError(f"rows must be float32 or float64, got {found.dtype}: convert them, rows.astype(np.float32)")
     return found
+
+
+def _dense(rows: ArrayLike) -> NDArray[Any]:
+    """An array as it is; anything else in float64, since numpy would choose a type by all of its values."""
+    if isinstance(rows, np.ndarray):
+        return rows
+    try:
+        return np.asarray(rows, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("rows must be an array of numbers, or rows of numbers, all of one length") from None
 
 
 def _csr(rows: Matrix) -> Matrix:

@@ -298,7 +298,7 @@ class TestPrivacy:
     def test_what_is_public_and_what_is_not_covered_is_said(self) -> None:
         told = fitted().privacy_
         assert told.reproducible
-        assert "the number of rows, 600, and of columns, 4, and the names of the columns" in told.public
+        assert "the number of rows, 600, and of columns, 4, and the names and types of the columns" in told.public
         assert "that every value is a finite number" in told.public
         assert "the 2 classes, and that no label lies beyond them" in told.public
         assert any("other fits" in fact and "shared ledger" in fact for fact in told.outside)

@@ -8,7 +8,7 @@
 released: mean, sensitivity 0.004, noise 0.03739, 5 % of the budget
 released: second moment, sensitivity 0.002828, noise 0.0187, 10 % of the budget
 released: gradients, sensitivity 1, noise 17.56, 60 times, 85 % of the budget
-assumed public: the number of rows, 500, and of columns, 3, and the names of the columns
+assumed public: the number of rows, 500, and of columns, 3, and the names and types of the columns
 assumed public: that every value is a finite number
 assumed public: rows are normalised, by a rule that is not read from them
 assumed public: the 2 classes, and that no label lies beyond them

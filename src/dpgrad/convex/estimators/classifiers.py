@@ -30,6 +30,8 @@ from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.weighted import Weighted
 from dpgrad.ledger import Ledger
 
+_LARGEST_LABEL = 2**53
+
 
 class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """What private linear classifiers share: the arguments, the fit, and the scores."""
@@ -225,16 +227,22 @@ class DPLinearSVC(LinearClassifier):
 
 
 def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The classes in order, and the place of each row's label among them; no label is repeated in an error."""
+    """The classes in order, and the place of each row's label among them; no label is repeated in an error.
+
+    Guarantee: the place of a label depends on that label and the classes alone. Whole numbers of 2⁵³ and more are
+    refused as classes: one label that is not whole makes all of them floats, which cannot tell such numbers apart.
+    """
     if classes is None:
         present, places = _ordered(y, "y holds labels that cannot be put in order: use text or numbers alone")
         if len(present) < 2:
             raise ValueError("y holds one class: at least 2 are needed; name all that could occur, classes=[...]")
+        _refuse_large(present, "y holds labels")
         return present, places
     refused = f"classes must be a list of at least 2 different labels, text or numbers, got {_validate.shown(classes)}"
     known, _ = _ordered(np.asarray(classes), refused)
     if np.ndim(classes) != 1 or len(known) != np.size(classes) or len(known) < 2:
         raise ValueError(refused)
+    _refuse_large(known, "classes holds numbers")
     numbers = {label: number for number, label in enumerate(known.tolist())}
     if y.dtype == object:  # labels of several kinds have no order
         found = np.array([numbers.get(label, -1) if isinstance(label, Hashable) else -1 for label in y.tolist()])
@@ -244,6 +252,12 @@ def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], 
     if (found < 0).any():
         raise ValueError(f"y holds labels that are not among the {len(known)} classes: name all that could occur")
     return known, found
+
+
+def _refuse_large(labels: NDArray[Any], told: str) -> None:
+    """Refuse numbers that floats cannot tell from their neighbours."""
+    if any(isinstance(label, int | float) and abs(label) >= _LARGEST_LABEL for label in labels.tolist()):
+        raise ValueError(f"{told} of 2^53 or more, which floats cannot tell apart: use text, str(label)")
 
 
 def _ordered(labels: NDArray[Any], refused: str) -> tuple[NDArray[Any], NDArray[np.int64]]:

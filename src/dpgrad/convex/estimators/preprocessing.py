@@ -23,6 +23,7 @@ from dpgrad.ledger import Ledger
 
 RULES: dict[str, Rule] = {"normalize": "normalise", "clip": "clip"}
 _ROUNDING = 1e-9  # μ stays below its bound by this much
+_AIM = 2.0**-22  # how far below the norm rows are scaled to: what rounding to float32 may add
 _SLACK = 1e-6  # and so do the sums, as those of `Design`
 
 
@@ -31,7 +32,8 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
 
     What happens to a row depends on that row alone, so it costs no privacy; rows of zeros stay, and a row shorter than
     1e-18 is normalised to zeros. Sparse rows stay sparse. No row that it scaled is longer than ``norm``, rounding
-    included: for that it aims below by a few parts in 10⁷ in float32 and in 10¹² in float64.
+    included: for that it aims below by a few parts in 10⁷. It does so in float64 too, since one row may decide the
+    type of all.
 
     >>> RowNormalizer(norm=2.0, rule="clip").fit_transform([[3.0, 4.0], [0.6, 0.8]]).round(6).tolist()
     [[1.2, 1.6], [0.6, 0.8]]
@@ -51,8 +53,7 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
         """The scaled rows, in a new array."""
         self._check()
         X, lengths = shortened(rows.canonical(rows.validated(self, X, reset=False)))
-        rounding = 2.0**-22 if X.dtype == np.float32 else 1e-12 + X.shape[1] * 2.0**-53
-        return _scaled(X, factors(lengths, self.norm * (1 - rounding), RULES[self.rule]))
+        return _scaled(X, factors(lengths, self.norm * (1 - _AIM), RULES[self.rule]))
 
     def _check(self) -> None:
         rows.norm_checked(norm=self.norm)

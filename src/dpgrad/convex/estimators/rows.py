@@ -16,6 +16,7 @@ NORMALIZE = "normalize"
 FLOATS = (np.float64, np.float32)
 WHOLE = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 NUMBERS = (*FLOATS, np.float16, *WHOLE, np.bool_)  # what is narrowed to float32 without a copy in between
+_DATE_TYPES, _TEXT_TYPES = ("date", "time", "period", "duration"), ("str", "bytes", "large_string", "binary", "utf8")
 _MOST_BOUND = 1e100  # of bounds, whose widths are squared
 LEAST_NORM, MOST_NORM = 1e-12, 1e12  # beyond, squares and inverses of it leave float32
 # errors of scikit-learn that print the input, and what is said instead
@@ -23,7 +24,14 @@ _WITHOUT_VALUES = {
     "could not convert": "X and y must hold numbers: encode text, by categories that are public",
     "Reshape your data": "Expected 2D array. Reshape your data: one row is X.reshape(1, -1), one column (-1, 1)",
     "Complex data not supported": "Complex data not supported: X and y must hold real numbers",
+    "inhomogeneous": "X must have rows of one length, all with as many numbers as the first",
+    "setting an array element with a sequence": "X must hold one number in each place, not a sequence",
 }
+_TEXT = _WITHOUT_VALUES["could not convert"]
+_DATES = (
+    "convert them to numbers by a public rule, such as days since a date that you choose: "
+    "(X[column] - start) / np.timedelta64(1, 'D')"
+)
 
 _MISSING = "fill in missing values by a public rule, such as a constant, since their mean would have to be released"
 
@@ -33,8 +41,15 @@ def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **che
 
     Input is checked to be finite whatever scikit-learn is configured to assume: one row that is not would show in every
     result. Its sums may overflow on the way, of which nothing is said.
+
+    Guarantee: how one row is read does not depend on the others. The type of a column often does, as where one number
+    that is not whole makes all of them floats, so every type of number is read by way of float64 (`narrowed`). Types
+    that change what a number means, dates with their units and text, are refused.
     """
     try:
+        X = _numbers(X)
+        if isinstance(y := checks.get("y"), np.ndarray) and y.dtype.kind == "T":  # which scikit-learn does not know
+            checks["y"] = y.astype(object)
         with config_context(assume_finite=False), np.errstate(over="ignore", invalid="ignore"):
             return validate_data(estimator, X, accept_sparse="csr", dtype=dtype, **checks)
     except ValueError as error:
@@ -44,6 +59,54 @@ def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **che
             if words in str(error):
                 raise ValueError(told) from None
         raise
+    except OverflowError:
+        raise ValueError("X must hold numbers that float64 can hold, at most 1.8e308: scale the columns") from None
+    except TypeError as error:
+        if "NA is ambiguous" in str(error):
+            raise ValueError(f"Input contains NaN: {_MISSING}") from None
+        if "argument must be" in str(error):
+            raise TypeError(f"X and y must hold numbers, {error}: convert them first") from None
+        raise
+
+
+def _numbers(X: Any) -> Any:
+    """The input, refused where it is no table of numbers: scikit-learn would read some of it by a rule of its own.
+
+    >>> _numbers(np.array([["2020-01-01"]], "datetime64[D]"))
+    Traceback (most recent call last):
+    ValueError: X holds dates or times: convert them to numbers by a public rule, such as days since a date that you \
+choose: (X[column] - start) / np.timedelta64(1, 'D')
+    """
+    if sparse.issparse(X):
+        return _as_csr(X)
+    if isinstance(X, np.ma.MaskedArray):
+        raise ValueError(f"X is a masked array, whose mask would be ignored: {_MISSING}")
+    if isinstance(X, list | tuple):
+        X = np.asarray(X)
+    for place, dtype, values in _columns(X):
+        listed = np.asarray(values, object).ravel().tolist() if dtype == "object" else []
+        if dtype.startswith(_DATE_TYPES) or any(isinstance(value, np.datetime64 | np.timedelta64) for value in listed):
+            raise ValueError(f"{place} holds dates or times: {_DATES}")
+        if dtype.startswith(_TEXT_TYPES) or any(isinstance(value, str | bytes) for value in listed):
+            raise ValueError(_TEXT) from None
+    return X
+
+
+def _columns(X: Any) -> list[tuple[str, str, Any]]:
+    """What each column of a data frame is called, its type and its values; of an array, of all columns together."""
+    if isinstance(X, np.ndarray):
+        return [("X", X.dtype.name.lower(), X)]
+    names, types = getattr(X, "columns", None), getattr(X, "dtypes", None)  # what all data frames have
+    if names is None or types is None:
+        return []
+    called = list(names)
+    if repeated := [name for name in called if called.count(name) > 1]:
+        raise ValueError(f"X has several columns named {_validate.shown(repeated[0])}: give each a name of its own")
+    found = []
+    for name, dtype in zip(called, types, strict=True):
+        held = dtype.categories.dtype if str(dtype) == "category" else dtype
+        found.append((f"column {_validate.shown(name)} of X", str(held).lower(), X[name]))
+    return found
 
 
 def narrowed(X: Matrix) -> Matrix:
@@ -52,8 +115,14 @@ def narrowed(X: Matrix) -> Matrix:
     Rows that are longer than float32 can hold are shortened first, by the rule of `Design`; a block at a time, so that
     nothing wider than float32 is held of all rows.
 
+    Guarantee: whole numbers pass through float64, as they do where another row is not whole and all are floats. Rounded
+    to float32 at once, numbers beyond 2⁵³ would come out differently, and one row would move all others.
+
     >>> narrowed(np.array([[1, 2]])).dtype.name, narrowed(np.array([[0.0, 4e200]])).tolist()
     ('float32', [[0.0, 9.999999843067494e+17]])
+    >>> whole = np.array([[2**60 + 2**36 + 1]])  # the 1 is lost in float64, and decides how float32 rounds
+    >>> bool(narrowed(whole) == narrowed(whole.astype(float)))
+    True
     """
     found = canonical(X)
     if found.dtype == np.float32:
@@ -70,26 +139,40 @@ def narrowed(X: Matrix) -> Matrix:
 
 
 def _shortened(block: Matrix) -> Matrix:
-    """A block of rows that float32 can hold; only wide floats may not be."""
-    return shortened(block)[0] if block.dtype == np.float64 else block
+    """A block of rows that float32 can hold, in float64 unless it is of narrow floats."""
+    return block if block.dtype == np.float16 else shortened(block.astype(np.float64, copy=False))[0]
 
 
 def canonical(X: Matrix) -> Matrix:
     """Sparse rows with one entry for each place, in order: the caller's where they are so, else a copy.
 
-    Where entries of one place add up to more than a float holds, the largest float is meant.
+    Where entries of one place add up to more than a float holds, the largest float is meant. They are added in float64
+    whatever the type of the matrix, which one row may decide: float32 would round, and whole numbers wrap around.
     """
     if not sparse.issparse(X):
         return X
     # a new array that shares the memory, since the caller's may hold a flag that is no longer true
     found = sparse.csr_array((X.data, X.indices, X.indptr), shape=X.shape)
     if not found.has_canonical_format:
-        data = X.data.astype(X.dtype if X.dtype.kind == "f" else np.float64)  # whole numbers would wrap around
-        found = sparse.csr_array((data, X.indices.copy(), X.indptr.copy()), shape=X.shape)
+        found = sparse.csr_array((X.data.astype(np.float64), X.indices.copy(), X.indptr.copy()), shape=X.shape)
         found.sum_duplicates()
-        most = np.finfo(found.dtype).max
+        kept = X.dtype if X.dtype in FLOATS else np.dtype(np.float64)
+        most = np.finfo(kept).max
         np.clip(found.data, -most, most, out=found.data)
+        found.data = found.data.astype(kept, copy=False)
     return found
+
+
+def _as_csr(X: Matrix) -> Matrix:
+    """A sparse matrix in CSR format. Other formats are converted in float64, since that may add up their entries."""
+    if X.format == "csr" or X.dtype.kind not in "iufb":
+        return X
+    found = canonical(X.astype(np.float64).tocsr())
+    if X.dtype != np.float32:
+        return found
+    most = np.finfo(np.float32).max
+    np.clip(found.data, -most, most, out=found.data)
+    return found.astype(np.float32)
 
 
 def radius_of(data_norm: object) -> float | None:
@@ -158,7 +241,7 @@ def key_of(random_state: object, estimator: str) -> Key:
 def table_facts(X: Matrix) -> tuple[str, ...]:
     """What is assumed public of any table: what it takes to be accepted."""
     return (
-        f"the number of rows, {X.shape[0]:,}, and of columns, {X.shape[1]:,}, and the names of the columns",
+        f"the number of rows, {X.shape[0]:,}, and of columns, {X.shape[1]:,}, and the names and types of the columns",
         "that every value is a finite number",
     )
 
