@@ -60,9 +60,9 @@ def refuse_type(name: str, dtype: np.dtype[Any]) -> None:
         torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
     except TypeError:
         raise ValueError(
-            f"{name} must hold numbers of a type that torch has, got {dtype}: give labels as class indices 0, 1, ..., in "
-            "an order fixed without looking at the data, and convert other columns to one type that you choose, such as "
-            ".astype(np.float32)"
+            f"{name} must hold numbers of a type that torch has, got {dtype}: convert all of it to one type that you "
+            "choose, such as .astype(np.float32), and labels to class indices 0, 1, ..., in an order fixed without "
+            "looking at the data"
         ) from None
 
 

@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dpgrad import data, events
+from dpgrad import convex, data, events
 from dpgrad.accounting import account
 from dpgrad.guarantee import Guarantee
 from dpgrad.lab import report
@@ -194,3 +195,37 @@ class TestText:
 
     def test_lines_are_short(self, made: report.Report) -> None:
         assert max(map(len, report.text(made).splitlines())) <= 100
+
+
+class TestEstimators:
+    """The report of a fitted estimator of `dpgrad.convex`."""
+
+    @pytest.mark.parametrize(
+        "estimator",
+        [
+            convex.DPLogisticRegression(classes=[0, 1]),
+            convex.DPLogisticRegression(classes=[0, 1], solver="sgd", max_iter=5),
+            convex.DPLogisticRegression(classes=[0, 1], solver="objective"),
+            convex.DPLinearSVC(classes=[0, 1], solver="amp"),
+            convex.DPLinearSVC(classes=[0, 1], solver="output"),
+            convex.DPLinearRegression(data_norm=1.0, target_bounds=(0, 1)),
+            convex.DPStandardScaler(bounds=(-1, 1)),
+        ],
+        ids=str,
+    )
+    @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+    def test_says_what_the_estimator_says(self, estimator: Any) -> None:
+        rows = np.random.default_rng(0).uniform(-1, 1, (60, 2))
+        fitted = estimator.fit(rows, np.arange(60) % 2)
+        found = report.privacy(fitted, outside=["something else"])
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
+        assert found["estimator"] == type(estimator).__name__
+        assert found["guarantee"]["epsilon"] == fitted.privacy_.guarantee.epsilon <= 1
+        assert found["releases"][0]["sensitivity"] == fitted.privacy_.releases[0].sensitivity
+        assert found["outside"] == [*fitted.privacy_.outside, "something else"]
+        assert report.text(found) == f"{fitted.privacy_}\n"
+
+    @pytest.mark.parametrize("given", [convex.DPLogisticRegression(), convex.RowNormalizer(), None, 3])
+    def test_without_one_is_refused_in_one_line(self, given: Any) -> None:
+        with pytest.raises(ValueError, match=r"^a report needs what dpgrad\.fit returned or a fitted estimator"):
+            report.privacy(given)

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dpgrad import __version__, _compare, events
+from dpgrad import __version__, _compare, _validate, events
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.guarantee import Guarantee, down, up
 from dpgrad.lab import _json
 from dpgrad.lab._schema import faults
 from dpgrad.train import Fitted
 
-FORMAT = "dpgrad privacy report 1"
+FORMAT, ESTIMATOR_FORMAT = "dpgrad privacy report 1", "dpgrad estimator report 1"
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text("utf-8"))
 FILE = "report.json"
 _MOST_LEAVES = 50  # an event of more is given by their number
@@ -37,12 +37,15 @@ Report = dict[str, Any]
 
 
 def privacy(
-    fitted: Fitted, data: Dataset | None = None, model: Mapping[str, Any] | None = None, outside: Sequence[str] = ()
+    fitted: Any, data: Dataset | None = None, model: Mapping[str, Any] | None = None, outside: Sequence[str] = ()
 ) -> Report:
     """The report of a run on ``data`` with the named ``model`` (name, shape, outputs), where there are such.
 
-    ``outside`` adds to what the guarantee does not cover.
+    ``outside`` adds to what the guarantee does not cover. ``fitted`` is what `dpgrad.fit` returned, or a fitted
+    estimator of `dpgrad.convex`, whose report holds its ``privacy_`` under a format of its own.
     """
+    if not isinstance(fitted, Fitted):
+        return _of_estimator(fitted, outside)
     event = fitted.guarantee.event
     distinct = _compare.runs(event)
     last = fitted.curves[-1].step if fitted.curves else 0
@@ -71,6 +74,20 @@ def privacy(
     }
     check(found)
     return found
+
+
+def _of_estimator(fitted: object, outside: Sequence[str]) -> Report:
+    """The report of a fitted estimator; None but these have ``privacy_``."""
+    told = getattr(fitted, "privacy_", None)
+    if told is None:
+        raise ValueError(
+            f"a report needs what dpgrad.fit returned or a fitted estimator of dpgrad.convex, got "
+            f"{_validate.shown(fitted)}: an estimator has one after fit, unless it releases nothing"
+        )
+    found: Report = {
+        "format": ESTIMATOR_FORMAT, "dpgrad": __version__, "estimator": type(fitted).__name__, **told.to_dict(),
+    }  # fmt: skip
+    return {**found, "outside": [*found["outside"], *outside], "text": str(told)}
 
 
 def _data(data: Dataset) -> dict[str, Any]:
@@ -234,6 +251,8 @@ def shown(value: float | None, metric: str) -> str:
 
 def text(report: Report) -> str:
     """The report in words, one fact after another."""
+    if report["format"] == ESTIMATOR_FORMAT:
+        return f"{report['text']}\n"
     lines, before = [], ""
     for name, fact in facts(report):
         label = "" if name == before else name

@@ -1,13 +1,15 @@
 """What a fitted estimator says about privacy: the guarantee, every release, and what was taken for granted."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.convex import gd
 from dpgrad.convex.auto import Release
-from dpgrad.events import Event, Poisson, Relation, leaves
+from dpgrad.events import Event, Poisson, Relation, leaves, to_dict
 from dpgrad.guarantee import Guarantee
 from dpgrad.ledger import Ledger
 
@@ -42,6 +44,33 @@ class Privacy:
         lines += [f"assumed public: {fact}" for fact in self.public]
         lines += [f"not covered: {fact}" for fact in self.outside]
         return "\n".join(lines + ["reproducible, not for release"] * self.reproducible)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in plain values, for JSON; an infinite ε is None.
+
+        >>> from dpgrad.events import Gaussian
+        >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
+        >>> Privacy(cost, (Release("mean", 0.02, 0.098, 1.0),), (), (), False).to_dict()["releases"][0]["name"]
+        'mean'
+        """
+        promise = self.guarantee
+        return {
+            "guarantee": {
+                "statement": str(promise),
+                "epsilon": promise.epsilon if math.isfinite(promise.epsilon) else None,
+                "delta": promise.delta,
+                "relation": promise.relation.value,
+                "neighbours": promise.neighbours,
+                "privacy_unit": "one row",
+                "sampling": promise.sampling,
+                "accountant": promise.accountant,
+            },
+            "releases": [asdict(release) for release in self.releases],
+            "public": list(self.public),
+            "outside": list(self.outside),
+            "reproducible": self.reproducible,
+            "event": to_dict(promise.event),
+        }
 
 
 def _told(release: Release) -> str:
