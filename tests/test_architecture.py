@@ -67,6 +67,7 @@ ORDER = [
     "convex.joint",
     "convex.weighted",
     "convex.design",
+    "convex.pace",
     "convex.gd",
     "convex.sgd",
     "convex.auto",

@@ -13,8 +13,7 @@ import pytest
 
 from dpgrad import cli
 
-PATIENCE = re.compile(r"(?m)^dpgrad: .* \.\.\.
-")  # after three seconds, which anything takes on a busy machine
+PATIENCE = re.compile(r"(?m)^dpgrad: .* \.\.\.$\n")  # after three seconds, which anything takes on a busy machine
 Answer = dict[str, Any]
 
 

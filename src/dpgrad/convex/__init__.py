@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
-from dpgrad.convex import amp, auto, bounds, curvature, gd, objective, one_vs_rest, output, regression, sgd
+from dpgrad.convex import amp, auto, bounds, curvature, gd, objective, one_vs_rest, output, pace, regression, sgd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
 
@@ -54,6 +54,7 @@ __all__ = [
     "objective",
     "one_vs_rest",
     "output",
+    "pace",
     "regression",
     "sgd",
 ]

@@ -17,7 +17,7 @@ gradient of a single row is ever formed (Goodfellow 2015). T releases with noise
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -77,12 +77,14 @@ def solve(
     momentum: float = 0.0,
     average: bool = False,
     key: AnyKey | None = None,
+    each: Callable[[int, Array], None] | None = None,
 ) -> tuple[Array, Event]:
     """The coefficients (features, outputs) after DP-GD, and the event of having found them.
 
     ``l2`` is the weight of ‖w‖²/2, which no row owns: its gradient is added after clipping and noise. ``momentum`` and
     ``average`` (the mean of the iterates in place of the last, for losses without curvature) work on what has been
-    released already and cost nothing. ``key`` is fresh unless given; one key serves one run on one dataset.
+    released already and cost nothing. ``key`` is fresh unless given; one key serves one run on one dataset. ``each`` is
+    told the number of every step and the iterate after it, which is released.
 
     Guarantee: the event is that of ``mechanism``, whose clip bound and noise are the ones applied, for rows that differ
     under its relation. Gradients are clipped and summed in float64, and the clip bound is lowered by what rounding
@@ -94,7 +96,7 @@ def solve(
         raise ValueError(f"gd needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
     return descend(
         design, targets, loss, mechanism,
-        learning_rate=learning_rate, l2=l2, momentum=momentum, average=average, key=key,
+        learning_rate=learning_rate, l2=l2, momentum=momentum, average=average, key=key, each=each,
     )  # fmt: skip
 
 
@@ -109,11 +111,11 @@ def descend(
     momentum: float,
     average: bool,
     key: AnyKey | None,
+    each: Callable[[int, Array], None] | None = None,
 ) -> tuple[Array, Event]:
     """The descent that full and sampled batches share; see `solve`."""
-    _validate.non_negative(l2=l2, momentum=momentum)
-    if momentum >= 1:
-        raise ValueError(f"momentum must be below 1, got {momentum!r}")
+    _validate.non_negative(l2=l2)
+    check_momentum(momentum)
     rates = schedules.values(learning_rate, mechanism.steps, name="learning_rate")
     secret = Key.fresh() if key is None else Key.of(key)
     divisor, checked = mechanism.divisor, loss.checked(targets, design.rows)
@@ -130,7 +132,21 @@ def descend(
         if not np.isfinite(coefficients).all():
             raise ValueError(f"learning_rate {rate:g} makes the coefficients grow without bound: lower it, or l2")
         mean += (coefficients - mean) / (step + 1)
+        if each is not None:
+            each(step, coefficients)
     return mean if average else coefficients, mechanism.event()
+
+
+def check_momentum(momentum: float) -> None:
+    """Refuse a momentum outside [0, 1).
+
+    >>> check_momentum(1.0)
+    Traceback (most recent call last):
+    ValueError: momentum must be below 1, got 1.0
+    """
+    _validate.non_negative(momentum=momentum)
+    if momentum >= 1:
+        raise ValueError(f"momentum must be below 1, got {momentum!r}")
 
 
 def _batch_sum(

@@ -15,6 +15,8 @@ realised one is private. The algorithm as printed draws one row a step; this is 
 (True, True)
 """
 
+from collections.abc import Callable
+
 from numpy.typing import ArrayLike
 
 from dpgrad import _validate, schedules
@@ -69,6 +71,7 @@ def solve(
     momentum: float = 0.0,
     average: bool = False,
     key: AnyKey | None = None,
+    each: Callable[[int, Array], None] | None = None,
 ) -> tuple[Array, Event]:
     """The coefficients (features, outputs) after DP-SGD, and the event of having found them; see `gd.solve`.
 
@@ -80,7 +83,7 @@ def solve(
         raise ValueError(f"sgd samples rows by Poisson sampling, got {mechanism.sampler.name} sampling")
     return gd.descend(
         design, targets, loss, mechanism,
-        learning_rate=learning_rate, l2=l2, momentum=momentum, average=average, key=key,
+        learning_rate=learning_rate, l2=l2, momentum=momentum, average=average, key=key, each=each,
     )  # fmt: skip
 
 

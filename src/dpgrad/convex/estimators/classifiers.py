@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax, logsumexp
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -117,6 +118,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
             (*inferred, *not_covered(self.ledger)),
             key.reproducible,
         )
+        if found.unsettled:
+            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -142,7 +145,9 @@ class DPLogisticRegression(LinearClassifier):
     """Logistic regression with differential privacy; softmax for more than two classes.
 
     The default solver, ``"auto"``, has nothing to tune (`dpgrad.convex.auto`). ``"gd"`` and ``"sgd"`` are DP-GD and
-    DP-SGD of Yu et al. (2020), with ``max_iter`` steps, ``learning_rate``, ``clip``, ``l2`` and ``momentum``;
+    DP-SGD of Yu et al. (2020), with ``max_iter`` steps, ``learning_rate``, ``clip``, ``l2`` and ``momentum``. Left at
+    None these come from public numbers, and the second half of the iterates is averaged (`dpgrad.convex.pace`); with a
+    ``learning_rate`` they are the paper's plain descent: 100 steps, no momentum, the last iterate.
     ``"output"``, ``"objective"`` and ``"amp"`` perturb the result or the objective. An option that a solver does not
     take is refused.
 
@@ -159,11 +164,15 @@ class DPLogisticRegression(LinearClassifier):
     follow a logistic model, and so is `decision_function`. `predict` is hardly touched. `predict_proba` allows for it
     where the fit released a second moment (``privacy_`` lists it: few columns for the rows and ε); elsewhere its
     probabilities may be too sure of themselves, or, where the budget cut the descent short, not sure enough. Calibrate
-    them on public rows. To read coefficients or odds use ``"gd"``, ``"sgd"`` or ``"objective"``, without such a bias.
+    them on public rows. To read coefficients or odds use ``"gd"``, ``"sgd"`` or ``"objective"``, which clip nothing.
 
-    ``data_norm`` is best about as long as most rows are. For ``"gd"``, ``"sgd"`` and ``"output"`` the default learning
-    rate is the safe one for rows as long as it allows: with one ten times too generous they stay near zero, unless
-    ``learning_rate``, ``momentum`` or ``max_iter`` is raised.
+    **Reading coefficients.** ``"gd"`` comes within 5 % of the coefficients without privacy where the budget allows it:
+    100,000 rows of 10 columns in [0, 1], with ``data_norm`` √10, at ε = 1. Where they had not settled a
+    ``ConvergenceWarning`` says so: they are then too small, or mostly noise. It is decided from the iterates, which are
+    released, and costs nothing. ``"objective"`` always solves its problem, whose ridge and noise shrink with n and ε.
+
+    ``data_norm`` is best about as long as most rows are: noise is for rows as long as it allows. ``"output"`` has a
+    learning rate that is safe for such rows: with a norm ten times too generous it stays near zero.
 
     A fit sets ``classes_``, ``coef_``, ``intercept_``, ``n_iter_`` and ``privacy_``; ``one_vs_rest_`` says whether the
     scores of several classes were learned apart, as ``"objective"`` and ``"amp"`` do, and ``cut_`` is the number

@@ -1,9 +1,11 @@
 """Private linear regression for scikit-learn."""
 
+import warnings
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -18,8 +20,8 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     The default solver, ``"adassp"``, releases XᵀX and Xᵀy once (`dpgrad.convex.regression`); ``"gd"`` is DP-GD on
     errors that are cut at half the width of the target's bounds, for rows with thousands of columns or sparse ones. Its
-    default learning rate is the safe one for rows as long as ``data_norm`` allows: where most are far shorter, raise
-    ``learning_rate``, ``momentum`` or ``max_iter``.
+    steps come from public numbers unless ``learning_rate`` is given, as in `DPLogisticRegression`, and a
+    ``ConvergenceWarning`` says where its coefficients had not settled. Predictions are clipped to ``target_bounds``.
 
     ``data_norm`` and ``target_bounds`` are required, chosen without looking at the data: longer rows are clipped to
     the norm, in the fit and in prediction (``"normalize"`` scales every row to norm 1, which few regressions want), and
@@ -97,7 +99,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         key = rows.key_of(self.random_state, type(self).__name__)
         found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
-        self.radius_, self.n_iter_ = radius, found.steps
+        self.radius_, self.n_iter_, self.target_bounds_ = radius, found.steps, (low, high)
         self.coef_ = half * found.coef[:, 0]
         self.intercept_ = float(middle + half * found.intercept[0])
         self.privacy_ = Privacy(
@@ -107,13 +109,16 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             not_covered(self.ledger),
             key.reproducible,
         )
+        if found.unsettled:
+            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
         return self
 
     def predict(self, X: Any) -> Array:
-        """The expected target of raw rows, clipped or normalised as those of the fit were."""
+        """The expected target of raw rows, clipped or normalised as those of the fit were; within ``target_bounds``."""
         check_is_fitted(self)
         X = rows.canonical(rows.validated(self, X, reset=False))
-        return solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
+        found = solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
+        return np.clip(found, *self.target_bounds_)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

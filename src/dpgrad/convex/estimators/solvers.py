@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from dpgrad import _validate
+from dpgrad.accounting import exact
 from dpgrad.convex import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
 from dpgrad.convex.auto import Release
 from dpgrad.convex.design import Design, Matrix, Rule
 from dpgrad.convex.losses import Array, Loss, Targets
+from dpgrad.convex.pace import ALLOWED, UNSETTLED, Pace, Path, paced
 from dpgrad.convex.perturbed import Perturbation
 from dpgrad.convex.weighted import Weighted
 from dpgrad.events import Event, Relation, Repeat
@@ -28,6 +30,7 @@ from dpgrad.keys import Key
 from dpgrad.mechanism import Mechanism
 
 Options = Mapping[str, Any]
+REGRESSION_ALLOWED = 0.2  # the noise on a prediction, in units of half the width of the target's bounds
 _MOST_COLUMNS = 10_000  # of a second moment: 800 MB
 
 
@@ -58,7 +61,8 @@ class Task:
 class Found:
     """Coefficients (features, outputs) and intercept (outputs,) for rows as the public rule leaves them.
 
-    ``cut`` is that of `auto.Solution`, by which probabilities are corrected.
+    ``cut`` is that of `auto.Solution`, by which probabilities are corrected. ``unsettled`` says, from what was
+    released, that the coefficients are not those of the optimum.
     """
 
     coef: Array
@@ -67,6 +71,7 @@ class Found:
     releases: tuple[Release, ...]
     steps: int
     cut: float | None = None
+    unsettled: str | None = None
 
 
 def design(rows: Matrix, radius: float | None, intercept: float = 0.0) -> Design:
@@ -108,32 +113,32 @@ def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key
 
 
 def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
-    """DP-GD at the learning rate 1/β of theory, clipped where nothing is cut, unless told otherwise."""
-    prepared, clip, rate, steps = _descent(rows, task, options)
+    """DP-GD, clipped where nothing is cut; see `_descended`."""
+    prepared = _prepared(rows, task)
+    clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
+    mu = exact.mu_for(task.epsilon, task.delta)
+    pace = _pace(prepared, clip, mu, task, options)
     mechanism = gd.calibrated(
-        prepared.rows, steps, clip=clip, epsilon=task.epsilon, delta=task.delta, relation=task.relation
+        prepared.rows, pace.steps, clip=clip, epsilon=task.epsilon, delta=task.delta, relation=task.relation
     )
-    task.charge(mechanism.event())
-    coefficients, event = gd.solve(
-        prepared, targets, task.loss, mechanism, learning_rate=rate, key=key, **_chosen(options)
-    )
-    return _descended("gradients", coefficients, event, prepared, mechanism, task)
+    return _descended("gradients", gd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
 def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
-    """DP-SGD on a tenth of the rows a step, its learning rate halved after half of the steps."""
-    prepared, clip, rate, steps = _descent(rows, task, options)
+    """DP-SGD on a tenth of the rows a step; see `_descended`."""
+    prepared = _prepared(rows, task)
+    clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
     sampled = options.get("sampling_rate", 0.1)
+    pace = _pace(prepared, clip, exact.mu_for(task.epsilon, task.delta), task, options)
     mechanism = sgd.calibrated(
-        prepared.rows, steps, sampling_rate=sampled, clip=clip,
+        prepared.rows, pace.steps, sampling_rate=sampled, clip=clip,
         epsilon=task.epsilon, delta=task.delta, relation=task.relation,
     )  # fmt: skip
-    task.charge(mechanism.event())
-    rates = sgd.halved(rate, steps)
-    coefficients, event = sgd.solve(
-        prepared, targets, task.loss, mechanism, learning_rate=rates, key=key, **_chosen(options)
-    )
-    return _descended(f"gradients of rows sampled at rate {sampled:g}", coefficients, event, prepared, mechanism, task)
+    # the μ of full batches with as much noise on their mean gradient
+    mu = task.moved * sampled * math.sqrt(pace.steps) / mechanism.noise_multiplier
+    pace = _pace(prepared, clip, mu, task, {**options, "max_iter": pace.steps})
+    name = f"gradients of rows sampled at rate {sampled:g}"
+    return _descended(name, sgd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
 def _prepared(rows: Matrix, task: Task) -> Design:
@@ -141,23 +146,54 @@ def _prepared(rows: Matrix, task: Task) -> Design:
     return design(rows, task.radius, (task.radius or 1.0) if task.fit_intercept else 0.0)
 
 
-def _descent(rows: Matrix, task: Task, options: Options) -> tuple[Design, float, float, int]:
-    """The rows, the clip bound, the learning rate and the steps."""
-    prepared = _prepared(rows, task)
-    clip = options.get("clip", task.loss.lipschitz(prepared.bound))
-    rate = options.get("learning_rate", 1 / task.loss.smoothness(prepared.bound))
-    return prepared, clip, rate, options.get("max_iter", 100)
-
-
-def _chosen(options: Options) -> dict[str, Any]:
-    return {name: options[name] for name in ("l2", "momentum") if name in options}
+def _pace(prepared: Design, clip: float, mu: float, task: Task, options: Options) -> Pace:
+    """The pace that public numbers suggest; that of the paper, 100 plain steps, where a learning rate is given."""
+    rate, steps, momentum = (options.get(name) for name in ("learning_rate", "max_iter", "momentum"))
+    if rate is not None:
+        return Pace(steps or 100, rate, momentum or 0.0, 1.0)
+    if momentum is not None:
+        gd.check_momentum(momentum)
+    return paced(
+        prepared.rows, clip=clip, radius=prepared.bound, smoothness=task.loss.smoothness(prepared.bound), mu=mu,
+        moved=task.moved, allowed=ALLOWED if task.classes else REGRESSION_ALLOWED, steps=steps, momentum=momentum,
+    )  # fmt: skip
 
 
 def _descended(
-    name: str, coefficients: Array, event: Event, prepared: Design, mechanism: Mechanism, task: Task
+    name: str,
+    solve: Callable[..., tuple[Array, Event]],
+    prepared: Design,
+    targets: Targets,
+    mechanism: Mechanism,
+    pace: Pace,
+    task: Task,
+    options: Options,
+    key: Key,
 ) -> Found:
+    """The mean of the second half of the iterates; with a learning rate of the caller's own, the last of them."""
+    planned, path = "learning_rate" not in options, Path(pace.steps)
+    rate = pace.learning_rate if planned or solve is gd.solve else sgd.halved(pace.learning_rate, pace.steps)
+    task.charge(mechanism.event())
+    last, event = solve(
+        prepared, targets, task.loss, mechanism,
+        learning_rate=rate, l2=options.get("l2", 0.0), momentum=pace.momentum, key=key, each=path.add,
+    )  # fmt: skip
     release = Release(name, task.moved * mechanism.clip_at(0), mechanism.std_at(0), share=1.0, count=mechanism.steps)
-    return Found(*unfolded(coefficients, prepared.intercept), event, (release,), mechanism.steps)
+    found = unfolded(path.mean if planned else last, prepared.intercept)
+    return Found(*found, event, (release,), mechanism.steps, unsettled=_unsettled(path, pace))
+
+
+def _unsettled(path: Path, pace: Pace) -> str | None:
+    """What to say where the coefficients still moved at the end of the descent."""
+    if path.moved <= UNSETTLED:
+        return None
+    remedy = (
+        "raise max_iter" if pace.reached < 0.99 else "more rows, a larger epsilon or a tighter data_norm are needed"
+    )
+    return (
+        f"the coefficients had not settled: they moved by {path.moved:.0%} of their length in the last quarter of the "
+        f"descent. Do not read them as the optimum's: {remedy}. Predictions may be good all the same"
+    )
 
 
 def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
