@@ -7,6 +7,7 @@
 # make bench       speed of the accountants against their peers
 # make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
 # make table-convex Table 4 of the convex solvers: what is missing of it, then the tables (hours; PEER=python to compare)
+# make stale       which committed results were made with other code than there is now
 # make soak        100 SIGKILLs of private runs at random moments (some minutes)
 # make mutants     small faults in the privacy-critical files that a test must notice (hours; FILES=..., SAMPLE=N, SEED=S)
 # make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
@@ -28,7 +29,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-portable test-gpu check format pytest wheel-test bench bench-engines table-convex mutants conformance soak clean
+.PHONY: help install demo test test-fast test-portable test-gpu check format pytest wheel-test bench bench-engines table-convex mutants conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -91,6 +92,9 @@ bench-engines: install
 table-convex: install
 	$(BIN)/python -m benchmarks.convex run $(if $(PEER),--peer $(PEER))
 	$(BIN)/python -m benchmarks.convex report
+
+stale: install
+	$(BIN)/python -m benchmarks.stale
 
 soak: install
 	$(ONE_THREAD) $(BIN)/python tests/soak.py

@@ -46,7 +46,7 @@ def claims(rows: list[Row], most: float | None) -> list[list[str]]:
     if (peer := results.best_peer(rows)) is not None:
         bound, beside = 1.0 if most is None else 1 / FASTER, f" ({peer.engine})"
         said += [
-            _time(f"time at most {bound:.2f} × fastest Opacus", own, peer, bound, beside),
+            _time(f"time at most {bound:.2f} × fastest Opacus that ran", own, peer, bound, beside),
             _memory("memory at most that of it", own, peer, 1.0, beside),
         ]
     return [line for line in said if line is not None]
@@ -112,11 +112,12 @@ def main() -> int:
             "block of steps, of captured steps that are short so many that it pays for tables filled many steps "
             "ahead. Ratios of time are medians over rounds, and in brackets quartiles over rounds: a bound between "
             "them is within the noise. Peak memory is what model, batch and a step take. The best mode of Opacus is "
-            "its fastest. What is compared is what the first step summed in the form that is timed, TF32 where "
-            "that is on: for dpgrad its gradient times the batch size less its noise, which the seed tells, for "
-            "Opacus the sum it adds noise to, for JAX the change of the weights by the compiled step with the noise at "
-            "0 and the rate at -1. `apart` is the largest relative difference of a parameter from the definition, "
-            "estimated from projections; the definition is the sum of the clipped gradients of single examples, formed "
+            "the fastest of those that ran. What is compared is what the first step summed in the form that is timed, "
+            "TF32 where that is on: for dpgrad its gradient times the batch size less its noise, which the seed "
+            "tells, for Opacus the sum it adds noise to, for JAX the change of the weights by the compiled step "
+            "with the noise at 0 and the rate at -1. `apart` is the largest relative difference of a parameter from "
+            "the definition, estimated from projections; the definition is the sum of the clipped gradients of "
+            "single examples, formed "
             f"by vmap, always without TF32. A parameter whose sum is less than {SMALL_SHARE:g} of the whole is "
             f"compared with that share, and an engine that is more than {settings.tolerance:g} apart is not timed."
         )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dpgrad.lab import sources
 from dpgrad.lab.bench import where
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,11 +17,12 @@ table = where.markdown
 
 
 def describe(module: str) -> dict[str, Any]:
-    """Date, hardware, versions, commit and the command line that would run this again."""
+    """Date, hardware, versions, commit, a digest of the code and the command line that would run this again."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         **where.environment(shlex.join(["python", "-m", module, *sys.argv[1:]])),
         "commit": commit.stdout.strip() if commit.returncode == 0 else None,
+        "source": sources.digest(module),
     }
 
 
@@ -31,7 +33,8 @@ def write(name: str, data: dict[str, Any], title: str, sections: list[str]) -> N
     versions = ", ".join(f"{library} {number}" for library, number in ran["versions"].items())
     header = (
         f"# {title}\n\n`{ran['command']}`, {ran['date']}\n\n{ran['processor']}, {ran['cores']} cores "
-        f"(load {ran['load_average'][0]}), {ran['system']}, Python {ran['python']}, {versions}"
+        f"(load {ran['load_average'][0]}), {ran['system']}, Python {ran['python']}, {versions}; "
+        f"code {ran.get('source') or 'unknown'} (`python -m benchmarks.stale`)"
     )
     (RESULTS / f"{name}.json").write_text(_json(data), "utf-8")
     (RESULTS / f"{name}.md").write_text("\n\n".join([header, *sections]) + "\n", "utf-8")

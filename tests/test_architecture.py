@@ -138,6 +138,7 @@ ORDER = [
     "lab.experiment",
     "lab.run",
     "lab._json",
+    "lab.sources",
     "lab._schema",
     "lab._chart",
     "lab.models",

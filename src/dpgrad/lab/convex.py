@@ -38,6 +38,7 @@ from dpgrad.convex.design import Design, Matrix
 from dpgrad.convex.losses import Array, Logistic, Softmax, Targets
 from dpgrad.convex.perturbed import Perturbation
 from dpgrad.events import Event, Relation
+from dpgrad.lab import sources
 from dpgrad.mechanism import Mechanism
 from dpgrad.sampling import Poisson
 
@@ -89,7 +90,8 @@ class Trial:
 class Outcome:
     """What a trial gave: accuracy in %, area under the ROC curve (two classes), empirical risk, seconds of CPU.
 
-    The risk is F(w), the mean loss with l2 = 1e-4, on rows as the solver took them (raw or of norm 1).
+    The risk is F(w), the mean loss with l2 = 1e-4, on rows as the solver took them (raw or of norm 1). ``source`` is
+    the digest of the code of the solver (`source_of`), None where it was not kept or the solver is another library's.
     """
 
     trial: Trial
@@ -97,6 +99,7 @@ class Outcome:
     auc: float | None
     risk: float
     seconds: float
+    source: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,7 +389,18 @@ def outcome(task: Task, trial: Trial) -> Outcome:
     """The figures of one trial."""
     began = time.process_time()
     model = SOLVERS[trial.solver].fit(task, trial)
-    return judged(task, trial, model, time.process_time() - began)
+    found = judged(task, trial, model, time.process_time() - began)
+    return replace(found, source=source_of(trial.solver))
+
+
+def source_of(solver: str) -> str:
+    """The digest of the code that the trials of a solver depend on.
+
+    >>> source_of("amp") == source_of("amp-free") != source_of("gd")
+    True
+    """
+    module = {"non-private": "curvature"}.get(solver, solver.partition("-")[0])
+    return sources.digest(f"dpgrad.convex.{module}")
 
 
 def judged(task: Task, trial: Trial, model: Model, seconds: float) -> Outcome:
@@ -446,13 +460,13 @@ def _flat(one: Outcome) -> dict[str, Any]:
     return {
         **asdict(one.trial), "setting": dict(one.trial.setting), "accuracy": round(one.accuracy, 4),
         "auc": None if one.auc is None else round(one.auc, 5), "risk": round(one.risk, 7),
-        "seconds": round(one.seconds, 3),
+        "seconds": round(one.seconds, 3), "source": one.source,
     }  # fmt: skip
 
 
 def _read(line: Mapping[str, Any]) -> Outcome:
     trial = Trial(line["dataset"], line["solver"], line["epsilon"], tuple(line["setting"].items()), line["run"])
-    return Outcome(trial, line["accuracy"], line["auc"], line["risk"], line["seconds"])
+    return Outcome(trial, line["accuracy"], line["auc"], line["risk"], line["seconds"], line.get("source"))
 
 
 def complete(

@@ -1,0 +1,86 @@
+"""Which committed results were made with other code than there is now: `python -m benchmarks.stale`.
+
+Every results file names its command, date, hardware and a digest of the code it depends on (`dpgrad.lab.sources`); in
+the files of the convex tables every trial has the digest of its solver. A result is *stale* where that code has changed
+since, which may or may not have changed its figures, and *unknown* where it was made before digests were kept. Exit
+status 1 where there are such results.
+
+`--forget` SOLVER ... takes the trials of solvers that are not current out of the files of the convex tables, so that
+`python -m benchmarks.convex run` makes them again.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment
+from dpgrad.lab import convex, sources
+
+Status = tuple[str, str, int]  # file, "current", "stale" or "unknown", how many results
+
+
+def statuses(folder: Path = environment.RESULTS) -> Iterator[Status]:
+    """What is known of each results file."""
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text("utf-8"))
+        if isinstance(content, list):
+            for status, count in sorted(Counter(map(of_trial, content)).items()):
+                yield file.name, status, count
+        else:
+            yield file.name, of_file(content), 1
+    for file in sorted(folder.glob("*.md")):
+        if not file.with_suffix(".json").exists():
+            yield file.name, "unknown", 1
+
+
+def of_trial(trial: dict[str, Any]) -> str:
+    """The status of one trial of a convex table."""
+    if trial["solver"] not in convex.SOLVERS:
+        return "peer"  # the code of another library
+    return _status(trial.get("source"), convex.source_of(trial["solver"]))
+
+
+def of_file(content: dict[str, Any]) -> str:
+    """The status of a file with an environment."""
+    ran = content.get("environment", {})
+    named = re.match(r"python -m ([\w.]+)", ran.get("command", ""))
+    return _status(ran.get("source"), sources.digest(named.group(1)) if named else None)
+
+
+def _status(then: str | None, now: str | None) -> str:
+    return "unknown" if then is None or now is None else "current" if then == now else "stale"
+
+
+def forget(solvers: set[str], folder: Path = environment.RESULTS) -> int:
+    """Take the trials of those solvers that are not current out of their files; how many there were."""
+    dropped = 0
+    for file in sorted(folder.glob("convex_*.json")):
+        content = json.loads(file.read_text("utf-8"))
+        if isinstance(content, list):
+            kept = [one for one in content if one["solver"] not in solvers or of_trial(one) == "current"]
+            dropped += len(content) - len(kept)
+            file.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n", "utf-8")
+    return dropped
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forget", nargs="+", choices=convex.SOLVERS, metavar="SOLVER", help="solvers to run again")
+    given = parser.parse_args()
+    if given.forget:
+        print(f"{forget(set(given.forget)):,} trials taken out: run python -m benchmarks.convex run")
+        return 0
+    found = list(statuses())
+    print(
+        environment.table([["file", "status", "results"], *([name, what, f"{count:,}"] for name, what, count in found)])
+    )
+    return int(any(what in ("stale", "unknown") for _, what, _ in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
