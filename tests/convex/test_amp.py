@@ -173,3 +173,14 @@ def test_it_learns() -> None:
     w, event = amp.solve(design, y, Logistic(), plan, key=1)
     assert np.mean((design.scores(w)[:, 0] > 0) == (y > 0)) > 0.95
     assert event == plan.event
+
+
+@pytest.mark.parametrize("epsilon", [50.0, 999.0, 1000.0, 1e4, 1e300])
+@pytest.mark.parametrize("models", [1, 3])
+def test_an_epsilon_that_is_too_large_is_refused_in_words(epsilon: float, models: int) -> None:
+    with pytest.raises(
+        ValueError, match=r"^amp needs a noise share of epsilon of at most .*: lower epsilon or use gd$"
+    ):
+        amp.tuning_free(
+            100, Logistic(), radius=1.0, epsilon=epsilon, delta=1e-4, relation=Relation.REPLACE_ONE, models=models
+        )

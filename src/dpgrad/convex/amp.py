@@ -77,16 +77,16 @@ def calibrated(
     output_epsilon, output_delta = output_share * epsilon / models, output_share * delta / models
     first, first_delta = epsilon / models - output_epsilon, delta / models - output_delta
     noise = noise_share * first
-    if first - noise >= 1:
-        raise ValueError(
-            f"amp needs epsilon of the objective less that of its noise below 1, got {first - noise:.6g}: "
-            f"raise noise_share above {1 - 1 / first:.6g}"
-        )
     m, tail = perturbed.moved(relation), math.sqrt(-2 * math.log(first_delta))
     if noise > 2 * (1 + tail):
         raise ValueError(
             f"amp needs a noise share of epsilon of at most {2 * (1 + tail):.6g} at this delta, got {noise:.6g}: "
             "lower epsilon or use gd"
+        )
+    if first - noise >= 1:
+        raise ValueError(
+            f"amp needs epsilon of the objective less that of its noise below 1, got {first - noise:.6g}: "
+            f"raise noise_share above {1 - 1 / first:.6g}"
         )
     lam = max(m * checked.smoothness(radius) / (first - noise), ridge)
     lipschitz = checked.lipschitz(radius)
@@ -124,6 +124,7 @@ def tuning_free(
     _validate.whole(least=1, models=models)
     one = epsilon / models
     share = max(min(0.88671 + 0.0186607 / one**0.372906, 0.99), 1 - 1 / one + 0.001)
+    share = min(share, 1 - 1e-9)  # beyond an epsilon of 1000, where `calibrated` refuses its noise
     return calibrated(
         rows, loss,
         radius=radius, epsilon=epsilon, delta=delta, relation=relation, noise_share=share, ridge=ridge, models=models,
