@@ -56,10 +56,10 @@ def _status(then: str | None, now: str | None) -> str:
     return "unknown" if then is None or now is None else "current" if then == now else "stale"
 
 
-def forget(solvers: set[str], folder: Path = environment.RESULTS) -> int:
+def forget(solvers: set[str], folder: Path = environment.RESULTS, dataset: str = "*") -> int:
     """Take the trials of those solvers that are not current out of their files; how many there were."""
     dropped = 0
-    for file in sorted(folder.glob("convex_*.json")):
+    for file in sorted(folder.glob(f"convex_{dataset}.json")):
         content = json.loads(file.read_text("utf-8"))
         if isinstance(content, list):
             kept = [one for one in content if one["solver"] not in solvers or of_trial(one) == "current"]
@@ -71,9 +71,11 @@ def forget(solvers: set[str], folder: Path = environment.RESULTS) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forget", nargs="+", choices=convex.SOLVERS, metavar="SOLVER", help="solvers to run again")
+    parser.add_argument("--dataset", default="*", help="of which to forget trials; default: all")
     given = parser.parse_args()
     if given.forget:
-        print(f"{forget(set(given.forget)):,} trials taken out: run python -m benchmarks.convex run")
+        dropped = forget(set(given.forget), dataset=given.dataset)
+        print(f"{dropped:,} trials taken out: run python -m benchmarks.convex run")
         return 0
     found = list(statuses())
     print(

@@ -226,3 +226,16 @@ def test_bad_arguments(given: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match) as error:
         plan_of(100, **{**good, **given})
     assert "\n" not in str(error.value)
+
+
+def test_a_row_is_lowered_by_what_rounding_may_add() -> None:
+    """One row that pulls as hard as a row can moves the result by the sensitivity, less a millionth."""
+    loss = Squared(bound=1.0)
+    plan = output.calibrated(
+        2, loss, radius=1.0, passes=1, batch_size=2, learning_rate=0.5, epsilon=1.0, delta=0.1,
+        relation=Relation.ZERO_OUT,
+    )  # fmt: skip
+    found = output.descend(
+        Design(np.array([[1.0], [0.0]]), radius=1.0), np.array([9.0, 0.0]), loss, plan, np.arange(2)
+    )  # fmt: skip
+    assert plan.sensitivity * (1 - 2e-6) < float(found[0, 0]) < plan.sensitivity * (1 - 5e-7)
