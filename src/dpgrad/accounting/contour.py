@@ -6,9 +6,8 @@ With K(z) = Σ_t log E_P e^{zL_t} and any c > 0,
 
 taken at the saddle of the integrand, where it is a bell a few standard deviations wide. The trapezoidal rule with
 spacing 2π/Λ returns Σ_k g(ε + kΛ)/e^{cε} with g(ε) = e^{cε}δ(ε) ≥ 0, so its error is known: for k < 0 it is below
-e^{−cΛ}, for k > 0 a Chernoff tail. The integrand decays slowly where a few steps carry all the loss (T = 1, tiny q);
-`Contour.converged` then says so, and
-`lattice` answers alone.
+e^{−cΛ}, for k > 0 a Chernoff tail (`_period`). The integrand decays slowly where a few steps carry all the loss (T = 1,
+tiny q): `Contour.converged` is then false, and the lattice bounds answer alone.
 """
 
 import math
@@ -21,6 +20,7 @@ from dpgrad.accounting import cumulants
 from dpgrad.accounting.pairs import Array, Kind, Pair
 
 _MOST_FREQUENCIES = 640
+_NEGLIGIBLE = 32.0  # e⁻³² = 1e-14
 _MOST_TURNS = 4000.0  # radians of e^{iwL} over the range of L: beyond, quadrature costs more than a lattice
 _OFTEN = 16
 _DISTINCT = 40  # up to here every distinct step is integrated by itself
@@ -180,17 +180,44 @@ def _search(
     return middle
 
 
+def _period(composed: Total, saddle: Saddle, tail: float) -> float:
+    """A Λ for which the other terms of the trapezoidal rule, Σ_{k≠0} e^{ckΛ}δ(ε + kΛ), are negligible beside δ(ε).
+
+    For k < 0, δ ≤ 1. For k > 0, e^{ax}δ(x) ≤ e^{K(a)} with any a > c, where K is that of the law that is integrated:
+    a tail that hardly matters to δ can carry much of the tilted mass, and then Λ must be long.
+    """
+    need = _NEGLIGIBLE - min(saddle.log_delta, 0.0)
+    bounds = []
+    for theta in (math.sqrt(2 * need) / max(saddle.deviation, 1e-9), saddle.tilt, 0.3 * saddle.tilt):
+        a = saddle.tilt + theta
+        bounds.append((composed.at(a, tail).value - a * saddle.epsilon + need) / theta)
+    return max(need / saddle.tilt, min(bounds))
+
+
+def _tail(composed: Total, saddle: Saddle, tail: float) -> tuple[float, float]:
+    """How much of each step's mass to leave out, as little as costs few frequencies, and Λ."""
+    usual = max((_NEGLIGIBLE - min(saddle.log_delta, 0.0)) / saddle.tilt, 40 * saddle.deviation)
+    for share in (1e-8, 1e-5, 1e-3, 1e-1):
+        period = _period(composed, saddle, share * tail)
+        if period <= 2 * usual:
+            return share * tail, period
+    return tail, _period(composed, saddle, tail)
+
+
 class Contour:
-    """The integrand along Re z = c, computed once: δ at any ε near the saddle is then a dot product."""
+    """The integrand along Re z = c, computed once: δ at any ε near the saddle is then a dot product.
+
+    Up to ``tail`` of each step's mass at the largest losses is left out.
+    """
 
     def __init__(self, composed: Total, saddle: Saddle, tail: float) -> None:
+        tail, period = _tail(composed, saddle, tail)
         self._tilt = saddle.tilt
         self._value = composed.at(saddle.tilt, tail).value
-        reach = max((40 - min(saddle.log_delta, 0.0)) / saddle.tilt, 20 * saddle.deviation)
-        self._spacing = math.pi / reach
+        self._spacing = 2 * math.pi / period
         w, terms = np.empty(0), np.empty(0, np.complex128)
         self.converged = False
-        turns = max(float(np.ptp(cumulants.law(pair, saddle.tilt, tail=tail).loss)) for pair in composed.pairs[:1])
+        turns = max(float(np.ptp(cumulants.law(pair, saddle.tilt, tail=tail).loss)) for pair in composed.pairs)
         while len(w) < _MOST_FREQUENCIES and not self.converged and turns * self._spacing * (len(w) + 64) < _MOST_TURNS:
             block = self._spacing * np.arange(len(w), len(w) + 64, dtype=float)
             z = saddle.tilt + 1j * block

@@ -136,15 +136,18 @@ def transform(pair: Pair, c: float, w: Array, tail: float = 0.0) -> Complex:
     weight = np.exp(exponent - top)
     keep = weight > 1e-19 * weight.max()
     loss, weight = loss[keep], weight[keep] / weight[keep].sum()
+    # centred, the phase of one step stays within ±π as far as its modulus matters: fractions of K need the right branch
+    mean = float(weight @ loss)
+    loss = loss - mean
     # E e^{iwL} − 1 = Σ weight·(−2 sin²(wL/2) + i sin wL): no cancellation near w = 0
     values = np.empty(len(w), np.complex128)
     for start in range(0, len(w), 64):  # blocks bound the memory
         half = np.multiply.outer(w[start : start + 64], loss / 2)
         s = np.sin(half)
         values[start : start + 64] = -2 * (s * s) @ weight + 2j * ((s * np.cos(half)) @ weight)
-    with np.errstate(divide="ignore"):
-        magnitude = np.maximum(0.5 * np.log1p(2 * values.real + np.abs(values) ** 2), -700.0)
-    phase = (
-        np.unwrap(np.concatenate([[0.0], np.angle(1 + values)]))[1:] if w[0] > 0 else np.unwrap(np.angle(1 + values))
+    size = 2 * values.real + np.abs(values) ** 2  # |1 + values|² − 1
+    magnitude = np.where(
+        size > -0.5, 0.5 * np.log1p(np.maximum(size, -0.5)), np.log(np.maximum(np.abs(1 + values), 1e-300))
     )
-    return np.asarray(tilted(pair, c, tail).value + magnitude + 1j * phase)
+    phase = np.unwrap(np.concatenate([[0.0], np.angle(1 + values)]))[1:]
+    return np.asarray(tilted(pair, c, tail).value + magnitude + 1j * (phase + mean * w))

@@ -295,16 +295,16 @@ class _Side:
             if question.epsilon >= self.most:
                 return 0.0
             saddle, delta = self._place(question)
-            wave = contour.Contour(self.total, saddle, _TAIL * delta / self.steps * 1e-8)
+            wave = contour.Contour(self.total, saddle, _TAIL * delta / self.steps)
             return wave.delta(question.epsilon) if wave.converged else None
         tail = _TAIL * question.delta / self.steps
         known = self._places.get(question)
         saddle = known.saddle if known else self._first(question)
-        found = contour.Contour(self.total, saddle, tail * 1e-8).epsilon(question.delta, saddle.epsilon)
+        found = contour.Contour(self.total, saddle, tail).epsilon(question.delta, saddle.epsilon)
         if found is not None and abs(found - saddle.epsilon) > 0.25 * saddle.deviation:
             # far from its saddle the integral may only seem to converge: ask again from there
             again = contour.saddle_for_epsilon(self.total, max(found, 0.0), tail, self.most)
-            second = contour.Contour(self.total, again, tail * 1e-8).epsilon(question.delta, again.epsilon)
+            second = contour.Contour(self.total, again, tail).epsilon(question.delta, again.epsilon)
             found = second if second is not None and abs(second - found) < 1e-6 * abs(found) else None
         return None if found is None else max(found, 0.0)
 
