@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from dpgrad import _validate
 from dpgrad.accounting import account
+from dpgrad.accounting.pairs import TooLittleNoise
 from dpgrad.events import Event, Relation
 from dpgrad.guarantee import Profile, refuse_history
 
@@ -213,8 +214,8 @@ def _certified_steps(
     """From the answer by quick prices to the answer by certified ones, which is near."""
     near = max(1, guess - max(1, guess // 50))
     slope = 0.5
-    if near < guess and math.isfinite(rise := _log_ratio(quick(guess), quick(near))):
-        slope = min(max(rise / math.log(guess / near), 0.02), 10.0)
+    if near < guess and quick(near) > 0:
+        slope = min(max(_log_ratio(quick(guess), quick(near)) / math.log(guess / near), 0.02), 10.0)
     within, beyond, n, stride = 0, limit + 1, guess, 1
     for attempt in range(200):
         gap = _log_ratio(price(n), target)
@@ -281,7 +282,7 @@ def _log_ratio(value: float, target: float) -> float:
         raise ValueError("the price is not a number: nothing can be calibrated by it")
     if value <= 0:
         return -500.0
-    return min(max(math.log(value / target), -500.0), 500.0)
+    return min(max(math.log(value) - math.log(target), -500.0), 500.0)
 
 
 N = TypeVar("N", int, float)
@@ -314,11 +315,18 @@ def _prices(
     def profile(x: N) -> Profile:
         return account(event_of(x), relation, accountant)
 
+    # a trial with less noise than the accountant can price has too little
     def price(x: N) -> float:
-        return profile(x).epsilon(delta)
+        try:
+            return profile(x).epsilon(delta)
+        except TooLittleNoise:
+            return math.inf
 
     def quick(x: N) -> float:
-        found = profile(x)
+        try:
+            found = profile(x)
+        except TooLittleNoise:
+            return math.inf
         assert isinstance(found, _Estimates)
         return found.estimate(delta)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpgrad.accounting import lattice
+from dpgrad.accounting import discretise, lattice
 from dpgrad.accounting.lattice import Measure, Rounding
 from dpgrad.accounting.pairs import Kind, Pair
 
@@ -75,7 +75,7 @@ class TestDotted:
         self, kind: Kind, rate: float, sigma: float, tilt: float, spacing: float
     ) -> None:
         pair = Pair(kind, rate, sigma)
-        measure = lattice.dotted(pair, tilt, spacing, TAIL)
+        measure = discretise.dotted(pair, tilt, spacing, TAIL)
         for epsilon in EPSILONS:
             found, truth = profile(measure, tilt, spacing, epsilon), closed_form(pair, epsilon)
             assert found >= truth * (1 - 1e-11) - 1e-17, epsilon
@@ -88,7 +88,8 @@ class TestDotted:
         gaps = []
         for spacing in (0.02, 0.01, 0.005, 0.0025):
             shifted = [
-                profile(lattice.dotted(pair, 1.0, spacing, TAIL), 1.0, spacing, epsilon + t * spacing) for t in (0, 0.5)
+                profile(discretise.dotted(pair, 1.0, spacing, TAIL), 1.0, spacing, epsilon + t * spacing)
+                for t in (0, 0.5)
             ]
             gaps.append(max(shifted[0] - truth, shifted[1] - closed_form(pair, epsilon + 0.5 * spacing)))
         assert all(2.5 < a / b < 6 for a, b in itertools.pairwise(gaps)), gaps
@@ -98,7 +99,7 @@ class TestDotted:
     def test_both_masses_are_kept(self, kind: Kind, rate: float, sigma: float) -> None:
         """Σ p = 1 − (what became certain loss), Σ p·e^{−l} = Q's mass, at most 1."""
         tilt, spacing = 1.0, 0.01
-        measure = lattice.dotted(Pair(kind, rate, sigma), tilt, spacing, 1e-10)
+        measure = discretise.dotted(Pair(kind, rate, sigma), tilt, spacing, 1e-10)
         mass = plain(measure, tilt, spacing)
         assert math.fsum(mass) + measure.infinite == pytest.approx(1, rel=1e-12)
         assert 1 - 1e-6 <= math.fsum(mass * np.exp(-losses(measure, spacing))) <= 1 + 1e-12
@@ -107,13 +108,13 @@ class TestDotted:
     def test_the_tail_becomes_certain_loss(self) -> None:
         pair = Pair(Kind.REMOVE, 0.01, 1.0)
         for tail in (1e-3, 1e-6, 1e-12):
-            measure = lattice.dotted(pair, 1.0, 0.01, tail)
+            measure = discretise.dotted(pair, 1.0, 0.01, tail)
             assert 0 < measure.infinite <= tail
             assert profile(measure, 1.0, 0.01, 0.5) >= closed_form(pair, 0.5)
 
     def test_a_long_lattice_is_thinned_and_stays_an_upper_bound(self) -> None:
         pair, tilt, spacing = Pair(Kind.REMOVE, 0.01, 0.3), 2.0, 1e-4
-        measure = lattice.dotted(pair, tilt, spacing, TAIL)
+        measure = discretise.dotted(pair, tilt, spacing, TAIL)
         assert np.count_nonzero(measure.mass) < 0.8 * len(measure.mass)
         for epsilon in (0.01, 0.5, 3.0, 10.0):
             truth = closed_form(pair, epsilon)
@@ -124,7 +125,7 @@ class TestRounded:
     """Lower bounds of one step."""
 
     @staticmethod
-    def lower(found: lattice.Rounded, tilt: float, spacing: float, epsilon: float) -> float:
+    def lower(found: discretise.Rounded, tilt: float, spacing: float, epsilon: float) -> float:
         """max over thresholds of P(S) − e^ε·Q(S)."""
         p, q = plain(found.p, tilt, spacing), plain(found.q, tilt + 1, spacing)
         assert found.p.first == found.q.first
@@ -138,7 +139,7 @@ class TestRounded:
         self, kind: Kind, rate: float, sigma: float, tilt: float, spacing: float
     ) -> None:
         pair = Pair(kind, rate, sigma)
-        (found,) = lattice.rounded(pair, [pair], tilt, spacing, TAIL)
+        (found,) = discretise.rounded(pair, [pair], tilt, spacing, TAIL)
         for epsilon in EPSILONS:
             truth = closed_form(pair, epsilon)
             value = self.lower(found, tilt, spacing, epsilon)
@@ -149,7 +150,7 @@ class TestRounded:
     def test_another_ruler_only_lowers_it(self, kind: Kind) -> None:
         ruler, spacing = Pair(kind, 0.1, 1.0), 0.005
         actual = [Pair(kind, 0.1, 1.0), Pair(kind, 0.11, 1.0), Pair(kind, 0.1, 1.05), Pair(kind, 0.09, 0.97)]
-        for pair, found in zip(actual, lattice.rounded(ruler, actual, 2.0, spacing, TAIL), strict=True):
+        for pair, found in zip(actual, discretise.rounded(ruler, actual, 2.0, spacing, TAIL), strict=True):
             for epsilon in (0.0, 0.01, 0.1, 0.5):
                 truth = closed_form(pair, epsilon)
                 assert truth - spacing <= self.lower(found, 2.0, spacing, epsilon) <= truth * (1 + 1e-11) + 1e-15
@@ -158,7 +159,7 @@ class TestRounded:
     @pytest.mark.parametrize(("rate", "sigma"), SETTINGS)
     def test_both_are_parts_of_probabilities(self, kind: Kind, rate: float, sigma: float) -> None:
         pair = Pair(kind, rate, sigma)
-        (found,) = lattice.rounded(pair, [pair], 1.0, 0.01, 1e-12)
+        (found,) = discretise.rounded(pair, [pair], 1.0, 0.01, 1e-12)
         for measure, tilt in ((found.p, 1.0), (found.q, 2.0)):
             assert 1 - 1e-6 <= math.fsum(plain(measure, tilt, 0.01)) <= 1 + 1e-13
 
@@ -223,7 +224,7 @@ class TestCompose:
     def test_steps_against_repeated_squaring(self, kind: Kind, rate: float, sigma: float, count: int) -> None:
         """A real step, composed directly in extended precision: Σ|difference| in the tilted scale."""
         tilt, spacing = 2.0, 0.05
-        step = lattice.dotted(Pair(kind, rate, sigma), tilt, spacing, 1e-16)
+        step = discretise.dotted(Pair(kind, rate, sigma), tilt, spacing, 1e-16)
         found = lattice.compose([lattice.power(step, count)])
         square, truth, n = step.mass.astype(np.longdouble), np.ones(1, np.longdouble), count
         at, offset = step.first, 0
@@ -319,7 +320,7 @@ class TestError:
 def test_the_ends_hold_all_but_the_tail(kind: Kind, rate: float, sigma: float) -> None:
     pair = Pair(kind, rate, sigma)
     for tail in (1e-3, 1e-10, 1e-200):
-        low, high = lattice.ends(pair, tail)
+        low, high = discretise.ends(pair, tail)
         assert low < -0.5 < 0.5 < high
         assert float(pair.mass(-np.inf, low)) <= tail * (1 + 1e-9)
         assert float(pair.mass(high, np.inf)) <= tail * (1 + 1e-9)

@@ -19,8 +19,8 @@ import numpy as np
 from dpgrad.accounting import cumulants
 from dpgrad.accounting.pairs import Array, Kind, Pair
 
-_MOST_FREQUENCIES = 640
-_NEGLIGIBLE = 32.0  # e⁻³² = 1e-14
+_MOST_FREQUENCIES = 1600
+_NEGLIGIBLE = 26.0  # e⁻²⁶ = 5e-12
 _MOST_TURNS = 4000.0  # radians of e^{iwL} over the range of L: beyond, quadrature costs more than a lattice
 _OFTEN = 16
 _DISTINCT = 40  # up to here every distinct step is integrated by itself

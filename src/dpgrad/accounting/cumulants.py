@@ -58,7 +58,7 @@ def pieces(pair: Pair, low: float, high: float) -> list[tuple[Pair, float, float
     if pair.kind is not Kind.LARGER:
         return [(pair, low, high)]
     add, remove = Pair(Kind.ADD, pair.rate, pair.sigma), Pair(Kind.REMOVE, pair.rate, pair.sigma)
-    return [(add, low, -0.5), (remove, 0.5, high)]
+    return [(add, low, min(high, -0.5)), (remove, max(low, 0.5), high)]
 
 
 def atom(pair: Pair) -> float:

@@ -1,43 +1,41 @@
-"""Measures on a lattice of losses: rounding that keeps the order of privacy, and composition by FFT with a known error.
-
-**Upper bounds.** Mass at a loss between two lattice points a < b goes to both so that P's and Q's mass are kept
-("connect the dots", Doroshenko et al. 2022): b gets (1 − e^{a−l})/(1 − e^{a−b}) of it. The profile becomes the chord
-of a convex function of e^ε, so it never falls; what lies beyond the last point becomes certain loss.
-
-**Lower bounds.** Every loss is rounded to the nearest point, and the masses of P and of Q are kept apart: the sum of
-the rounded losses is a function of the output, and a function reveals no more than the output does. So
-δ(ε) ≥ P(S) − e^ε Q(S) for every set S of sums. Both kinds of rounding err by the square of the spacing.
+"""Measures on a lattice of losses, and their composition by FFT with a known error.
 
 **Tilting.** A measure is stored as e^{cl} times itself, normalised. In the tilted scale a misplaced mass τ moves δ(ε)
 by at most τ·e^{K−cε}·c^c/(1+c)^{1+c}, wherever it is misplaced, because e^{−cy}(1 − e^{−y}) is at most that for y ≥
 0. So one number per measure, ``error``, bounds everything that is not exact: FFT round-off, wrap-around (a Chernoff
-bound of the discrete measure itself), and trimmed tails; it adds under composition.
+bound of the discrete measure itself), and trimmed tails. The proofs are in docs/proofs/accounting.md, sections 4 and 5.
 
 **Levels.** Rounding T times with spacing h adds variance T·h²/6; a grid fine enough for that over the range of the
 whole composition would need √T points. Blocks of about a hundred steps are composed on a short fine grid and rounded
 again to a coarser one, so no grid is long and the cost grows with log T.
+
+**Rare losses.** Most of a step's range of losses is hardly ever visited, even in the tilted scale. The fine grids hold
+only the core of the range; how often T steps leave it is counted (`Rare`), and those steps go to the coarse grid.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.special import ndtr, ndtri
+from scipy.special import gammaln
 
-from dpgrad.accounting import cumulants
-from dpgrad.accounting.cumulants import Complex, atom, longest_panel, nodes, pieces
-from dpgrad.accounting.pairs import Array, Kind, Pair
-
-Index = NDArray[np.int64]
+from dpgrad.accounting.cumulants import Complex
+from dpgrad.accounting.pairs import Array
 
 _EPS = float(np.finfo(float).eps)
-_QUADRATURE = 2e-14  # relative error allowed to a panel's mass
-_TAIL_ERROR = 2e-15  # relative error of Φ in its tail
+_FFT = 8 * _EPS  # times log₂N and the mass: error of each coefficient; docs/proofs/accounting.md, section 4
 _TRIM = 1e-14  # tilted mass cut from each end of a block
+_SILENT = 60.0  # a frequency below e⁻⁶⁰ is left out
 MOST_POINTS = 1 << 23
+_MOST_PRODUCTS = 1 << 29  # of one convolution by definition
+
+
+class TooLong(Exception):  # noqa: N818
+    """A convolution by definition would take too long."""
 
 
 class Measure(NamedTuple):
@@ -61,128 +59,16 @@ class Rounding:
     upper: bool
 
 
-def dotted(pair: Pair, tilt: float, spacing: float, tail: float) -> Measure:
-    """An upper bound of one step: P's loss distribution on the lattice by connecting the dots.
-
-    ``tail`` of P's mass is given up at each end: the low end is moved up, the high end becomes certain loss.
-    """
-    low, high = ends(pair, tail)
-    held = pieces(pair, low, high)
-    parts = [_dotted_piece(*piece, tilt, spacing, tail) for piece in held]
-    if pair.kind is Kind.LARGER:
-        parts.append((0, np.ones(1), math.log(atom(pair))))
-    log_scale = max(part[2] for part in parts)
-    first = min(part[0] for part in parts)
-    mass = np.zeros(max(start + len(piece) for start, piece, _ in parts) - first)
-    for start, piece, top in parts:
-        mass[start - first : start - first + len(piece)] += piece * math.exp(top - log_scale)
-    below = float(held[0][0].mass(np.array(-np.inf), np.array(low)))
-    mass[1] += below * math.exp(min(tilt * (first + 1) * spacing - log_scale, 600.0))
-    infinite = float(held[-1][0].mass(np.array(high), np.array(np.inf)))
-    total = float(mass.sum())
-    return Measure(first, mass / total, log_scale + math.log(total) + _QUADRATURE, 0.0, infinite)
-
-
-def ends(pair: Pair, tail: float) -> tuple[float, float]:
-    """The x between which all but about ``tail`` of P lies at either end."""
-    reach = max(-float(ndtri(tail)) * pair.sigma, 0.5 + pair.sigma)  # both pieces of ``larger`` must exist
-    return -reach, reach + (1.0 if pair.up else 0.0)
-
-
-def _dotted_piece(
-    pair: Pair, low: float, high: float, tilt: float, spacing: float, tail: float
-) -> tuple[int, Array, float]:
-    points = _dots(pair, low, high, tilt, spacing, tail)
-    places = points.astype(np.float64) * spacing
-    uniform = np.linspace(low, high, math.ceil((high - low) / longest_panel(pair)) + 1)
-    edges = np.unique(np.clip(np.concatenate([uniform, pair.place(places)]), low, high))
-    drawn = nodes(pair, edges[:-1], edges[1:])
-    exponent = drawn.log_p + tilt * drawn.loss
-    top = float(exponent.max())
-    left = np.clip(np.searchsorted(places, drawn.loss, side="right") - 1, 0, len(places) - 2)
-    mass = np.zeros(int(points[-1] - points[0]) + 1)
-    mass[points - points[0]] = _shared(
-        exponent - top, drawn.loss, left, places[left], places[left + 1], tilt, len(places)
+def shared(
+    mass: Array, loss: Array, left: NDArray[np.int64], a: Array, gap: Array | float, tilt: float, size: int
+) -> Array:
+    """Tilted masses at ``loss`` split between a and a + gap, the points numbered left and left + 1, P and Q kept."""
+    share = np.clip(np.expm1(a - loss) / np.expm1(-gap), 0, 1)
+    moved = mass * np.exp(tilt * (a - loss))
+    found = np.bincount(left, (1 - share) * moved, size) + np.bincount(
+        left + 1, share * np.exp(tilt * gap) * moved, size
     )
-    return int(points[0]), mass, top
-
-
-def _shared(log_mass: Array, loss: Array, left: Index, a: Array, b: Array, tilt: float, size: int) -> Array:
-    """Tilted masses at ``loss`` split between a and b, the points numbered left and left + 1, P and Q kept."""
-    share = np.expm1(a - loss) / np.expm1(a - b)
-    mass = np.bincount(left + 1, share * np.exp(log_mass + tilt * (b - loss)), size)
-    mass += np.bincount(left, (1 - share) * np.exp(log_mass + tilt * (a - loss)), size)
-    return np.maximum(mass, 0)
-
-
-def _dots(pair: Pair, low: float, high: float, tilt: float, spacing: float, tail: float) -> Index:
-    """The lattice points that receive mass: all, or, on a long lattice, fewer where there is little tilted mass.
-
-    A stride of r cells over tilted mass m costs as much as m·r² of unit strides; all blocks share one in all.
-    """
-    bottom, top = pair.loss(np.array([low, high])) / spacing
-    first, last = math.floor(bottom), math.ceil(top)
-    if last - first < 2000:
-        return np.arange(first, last + 1)
-    block = 1 << max(0, (last - first).bit_length() - 10)
-    corners = np.append(np.arange(first, last, block), last)
-    x = pair.place(corners * spacing)
-    with np.errstate(divide="ignore"):
-        log_mass = np.log(pair.mass(x[:-1], x[1:])) + tilt * corners[1:] * spacing
-    log_share = log_mass - cumulants.tilted(pair, tilt, tail).value + math.log(len(log_mass))
-    # δ near ε may come from little tilted mass: only what is negligible may be coarse on the scale of 1/c
-    log_most = np.where(log_share > -25, min(math.log(0.02 / (tilt * spacing)), math.log(block)), math.log(block))
-    stride = np.exp2(np.floor(np.clip(-log_share / 2, 0, np.maximum(log_most, 0)) / math.log(2))).astype(np.int64)
-    index = np.arange(last - first + 1)
-    kept = (index % block) % np.append(stride, 1)[index // block] == 0
-    kept[-1] = True
-    return np.asarray(first + index[kept])
-
-
-class Rounded(NamedTuple):
-    """P's and Q's masses of one step on the lattice; Q's are tilted once more, being e^{−l} of P's."""
-
-    p: Measure
-    q: Measure
-
-
-def rounded(ruler: Pair, actual: list[Pair], tilt: float, spacing: float, tail: float) -> list[Rounded]:
-    """Lower bounds of single steps: the loss that ``ruler`` would have, rounded to the nearest lattice point, is a
-    function of the output; its masses under each ``actual`` pair, which may have other noise or rate."""
-    low, high = ends(ruler, tail)
-    points = _dots(ruler, low, high, tilt, spacing, tail)
-    places = points * spacing
-    cuts = np.clip(ruler.place((places[1:] + places[:-1]) / 2), low, high)
-    edges = np.concatenate([[low], cuts, [high]])
-    size, at = int(points[-1] - points[0]) + 1, points - points[0]
-    found = []
-    for pair in actual:
-        plain, plain_noise = _intervals(edges / pair.sigma)
-        sides = []
-        for shift, c in ((float(pair.up), tilt), (-float(pair.down), tilt + 1)):
-            law, noise = plain, plain_noise
-            if shift:
-                shifted, shifted_noise = _intervals((edges - shift) / pair.sigma)
-                law = (1 - pair.rate) * plain + pair.rate * shifted
-                noise = (1 - pair.rate) * plain_noise + pair.rate * shifted_noise
-            with np.errstate(divide="ignore"):
-                logs = np.log(law) + c * places
-            top = float(logs.max())
-            mass = np.zeros(size)
-            mass[at] = np.exp(logs - top)
-            total = float(mass.sum())
-            error = float(np.exp(np.log(np.maximum(noise, 1e-300)) + c * places - top).sum())
-            sides.append(Measure(int(points[0]), mass / total, top + math.log(total), error / total))
-        found.append(Rounded(*sides))
-    return found
-
-
-def _intervals(edges: Array) -> tuple[Array, Array]:
-    """The standard normal's mass between edges, from the nearer tail, and a bound on the error of each."""
-    below, above = ndtr(edges), ndtr(-edges)
-    mass = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
-    noise = _TAIL_ERROR * np.minimum(below, above)
-    return mass, noise[1:] + noise[:-1]
+    return np.asarray(found, np.float64)
 
 
 def regrid(measure: Measure, rounding: Rounding, old: float, new: float) -> Measure:
@@ -191,10 +77,7 @@ def regrid(measure: Measure, rounding: Rounding, old: float, new: float) -> Meas
     if rounding.upper:
         place = np.floor(loss / new).astype(np.int64)
         start, size = int(place[0]), int(place[-1] - place[0]) + 2
-        with np.errstate(divide="ignore"):
-            logs = np.log(measure.mass)
-        left = place.astype(np.float64) * new
-        mass = _shared(logs, loss, place - start, left, left + new, rounding.tilt, size)
+        mass = shared(measure.mass, loss, place - start, place.astype(np.float64) * new, new, rounding.tilt, size)
     else:
         place = np.rint(loss / new).astype(np.int64)
         start = int(place[0])
@@ -202,6 +85,65 @@ def regrid(measure: Measure, rounding: Rounding, old: float, new: float) -> Meas
         mass = np.asarray(np.bincount(place - start, moved), np.float64)
     # what was misplaced before moves by at most one new cell
     return measure._replace(first=start, mass=mass, error=measure.error * math.exp(rounding.tilt * new))
+
+
+class Factor(Protocol):
+    """Something to be composed on one lattice: a measure of mass about one, once divided by e^{log_total}."""
+
+    @property
+    def offset(self) -> int:
+        """The lattice point that index zero stands for."""
+
+    @property
+    def log_total(self) -> float: ...
+
+    @property
+    def span(self) -> int:
+        """The length of the longest measure in it."""
+
+    @property
+    def variance(self) -> float:
+        """About the variance, in squared lattice points."""
+
+    @property
+    def inherited(self) -> float:
+        """A bound on the error that its measures brought with them."""
+
+    @property
+    def infinite_total(self) -> float: ...
+
+    def log_moments(self, theta: Array) -> Array:
+        """log Σ e^{θi}·mass, or more."""
+
+    def transform(self, size: int) -> tuple[Complex, float, float]:
+        """The discrete Fourier transform; the root mean square of bounds on its errors; and a relative bound."""
+
+
+def _bins(masses: Array) -> tuple[Array, Array, Array]:
+    """Long measures in bins: first index, last index and mass of each."""
+    points = masses.shape[1]
+    width = -(-points // 2048)
+    starts = np.arange(0, points, width)
+    binned = np.add.reduceat(masses, starts, axis=1) if width > 1 else masses
+    return starts, np.minimum(starts + width, points) - 1, binned
+
+
+def _moments(masses: Array, theta: Array) -> Array:
+    """Σ e^{θi}·mass of each measure, or more: the mass of a bin is taken at the end where it counts most."""
+    starts, stops, binned = _bins(masses)
+    return np.asarray(np.exp(theta[:, None] * np.where(theta[:, None] > 0, stops, starts)) @ binned.T)
+
+
+def _spread(masses: Array) -> Array:
+    """(mass, first moment, second moment) of each measure."""
+    index = np.arange(masses.shape[1], dtype=float)
+    return np.stack([masses.sum(axis=1), masses @ index, masses @ index**2], axis=1)
+
+
+def _waves(masses: Array, size: int) -> tuple[Complex, float]:
+    """The transforms of some measures, and a bound on the error of every coefficient."""
+    most = float(masses.sum(axis=1).max())
+    return np.array([fft.rfft(_wrapped(row, size)) for row in masses]), _FFT * math.log2(size) * most
 
 
 @dataclass(frozen=True)
@@ -229,47 +171,63 @@ class Product:
         """How much larger than the largest measure a mixture can be."""
         return float(np.abs(self.weights).sum(axis=1).max())
 
+    @property
+    def offset(self) -> int:
+        return int(self.first * self.steps)
+
+    @property
+    def log_total(self) -> float:
+        return float(self.counts @ self.log_scale)
+
+    @property
+    def span(self) -> int:
+        return int(self.masses.shape[1])
+
+    @property
+    def variance(self) -> float:
+        moments = self.weights @ _spread(self.masses)
+        mean = moments[:, 1] / moments[:, 0]
+        return float(self.counts @ (moments[:, 2] / moments[:, 0] - mean**2))
+
+    @property
+    def inherited(self) -> float:
+        # n measures, each wrong by e of its mass of one: together by (1 + e)ⁿ − 1
+        return math.expm1(min(float(self.counts @ np.log1p(np.abs(self.weights) @ self.error)), 600.0))
+
+    @property
+    def infinite_total(self) -> float:
+        return self.steps * float(self.infinite.max())
+
     def log_moments(self, theta: Array) -> Array:
-        """log Σ e^{θi}·mass of the composition, i counted from the first points, or more: long measures are read in
-        bins whose mass is taken at the end where it counts most."""
-        points = self.masses.shape[1]
-        width = -(-points // 2048)
-        starts = np.arange(0, points, width)
-        binned = np.add.reduceat(self.masses, starts, axis=1) if width > 1 else self.masses
-        ends = np.where(theta[:, None] > 0, np.minimum(starts + width, points) - 1, starts)
-        return self.gather(np.exp(theta[:, None] * ends) @ binned.T)
+        return np.asarray(np.log(_moments(self.masses, theta) @ self.weights.T) @ self.counts)
 
-    def gather(self, moments: Array) -> Array:
-        """log of the composed moments, from those of each measure: (any, measures) to (any,)."""
-        return np.asarray(np.log(moments @ self.weights.T) @ self.counts)
-
-    def transform(self, size: int) -> tuple[Complex, float]:
-        """The discrete Fourier transform of the composed measure, and a bound on its error in the 2-norm."""
-        waves = np.array([fft.rfft(_wrapped(row, size)) for row in self.masses])  # (measures, frequencies)
+    def transform(self, size: int) -> tuple[Complex, float, float]:
+        waves, each = _waves(self.masses, size)
+        each *= self.amplify
         steps = self.steps
         if steps == 1 and len(self.weights) == 1:
-            out, live = self.weights[0] @ waves, np.ones(waves.shape[1], bool)
-        else:
-            # a frequency is silent where the product is certainly below e⁻⁶⁰
-            live = np.abs(waves).max(axis=0) > math.exp(-60 / steps) / self.amplify
-            out = np.zeros(waves.shape[1], np.complex128)
-            out[live] = self._multiplied(waves[:, live])
-        # a coefficient of a forward transform errs by a few eps·log N of the measure's 2-norm; a product of n by n such
-        each = 3 * _EPS * math.log2(size) * self.amplify * float(np.sqrt((self.masses**2).sum(axis=1)).max())
-        # of n factors of modulus f the error is n·f^{n−1} times that of one, and the powers' own rounding is relative
-        rough = np.abs(out[live]) / np.maximum(np.abs(waves[:, live]).min(axis=0), 0.1)
-        rough = each * np.maximum(rough, 0.1 ** min(steps - 1, 300.0)) + 4 * _EPS * np.abs(out[live])
-        return out, float(steps * math.sqrt(2 * (rough**2).sum() / size) + 1e-24)
+            return self.weights[0] @ waves, each, 256 * _EPS
+        # a frequency is silent where the product is certainly below e⁻⁶⁰
+        live = np.abs(waves).max(axis=0) > math.exp(-_SILENT / steps) / self.amplify
+        out = np.zeros(waves.shape[1], np.complex128)
+        out[live], least = self._multiplied(waves[:, live])
+        # n factors of modulus at most one, each wrong by d: by n·d·(1 + d)ⁿ times the product of all but the least
+        others = np.minimum(np.abs(out[live]) / np.maximum(least, 1e-300), 1.0)
+        silent = math.exp(-_SILENT * max(steps - 1, 0) / steps)
+        rough = 1.1 * steps * each * math.sqrt(2 * float((others**2).sum()) / size) + 1.1 * steps * each * silent
+        # their logarithms are up to 60 + nπ
+        return out, rough + 2 * math.exp(-_SILENT), (16 * steps + 256) * _EPS
 
-    def _multiplied(self, waves: Complex) -> Complex:
-        rows = (self.weights[i : i + 256] @ waves for i in range(0, len(self.counts), 256))
-        if np.all(self.counts == 1):
-            return np.asarray(np.prod([np.prod(part, axis=0) for part in rows], axis=0))
+    def _multiplied(self, waves: Complex) -> tuple[Complex, Array]:
+        """The product of all rows, and the least modulus among them."""
         total = np.zeros(waves.shape[1], np.complex128)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            for i, part in zip(range(0, len(self.counts), 256), rows, strict=True):
-                total += self.counts[i : i + 256] @ np.log(part)
-            return np.where(np.isfinite(total), np.exp(total), 0.0)
+        least = np.ones(waves.shape[1])
+        for i in range(0, len(self.counts), 256):
+            part = self.weights[i : i + 256] @ waves
+            part = np.where(part == 0, 1e-300, part)
+            least = np.minimum(least, np.abs(part).min(axis=0))
+            total += self.counts[i : i + 256] @ np.log(part)
+        return np.asarray(np.exp(total)), least
 
 
 def _wrapped(row: Array, size: int) -> Array:
@@ -285,43 +243,176 @@ def power(measure: Measure, count: int = 1) -> Product:
 
 def product(measures: list[Measure], weights: Array, counts: Array) -> Product:
     """Measures brought to a common first point and scale."""
-    first = min(m.first for m in measures)
-    last = max(m.first + len(m.mass) for m in measures)
-    masses = np.zeros((len(measures), last - first))
-    for row, m in zip(masses, measures, strict=True):
-        row[m.first - first : m.first - first + len(m.mass)] = m.mass
+    first, masses = _aligned(measures)
     scale = np.array([m.log_scale for m in measures])
     # what each row weighs: rows are mixtures of measures of very different scale only where weights are one or zero
     top = np.where(weights != 0, scale, -np.inf).max(axis=1)
     mixed = weights * np.exp(np.minimum(scale - top[:, None], 0.0))
     total = mixed @ masses.sum(axis=1)
-    error, infinite = np.array([m.error for m in measures]), np.array([m.infinite for m in measures])
+    error = np.array([m.error / m.mass.sum() for m in measures])
+    infinite = np.array([m.infinite for m in measures])
     return Product(first, masses, top + np.log(total), error, infinite, mixed / total[:, None], counts)
 
 
-def compose(products: list[Product]) -> Measure:
-    """The composition of all ``products``, which share one lattice."""
-    offset = sum(int(p.first * p.steps) for p in products)
-    log_scale = sum(float(p.counts @ p.log_scale) for p in products)
-    low, high, mean_mass = _window(products)
+def _aligned(measures: Sequence[Measure], first: int | None = None) -> tuple[int, Array]:
+    first = min(m.first for m in measures) if first is None else first
+    last = max(m.first + len(m.mass) for m in measures)
+    masses = np.zeros((len(measures), last - first))
+    for row, m in zip(masses, measures, strict=True):
+        row[m.first - first : m.first - first + len(m.mass)] = m.mass
+    return first, masses
+
+
+@dataclass(frozen=True)
+class Rare:
+    """The steps among n that may leave the core: near^J, or C(n, j)·near^{J−j}·far^j for each j from 1 to J.
+
+    n steps that are each near or far are near^{n−J} times this, but for more than J far ones, which are ``dropped``.
+    Row 0 holds all J near steps composed, row 1 one near step, row 2 one far step.
+    """
+
+    first: int
+    masses: Array  # (3, points)
+    shares: Array  # (J + 1,): how much of the whole each number of far steps has
+    log_total: float
+    inherited: float
+    infinite_total: float
+
+    @property
+    def _most(self) -> int:
+        return len(self.shares) - 1
+
+    @property
+    def offset(self) -> int:
+        return self.first * self._most
+
+    @property
+    def span(self) -> int:
+        return int(self.masses.shape[1])
+
+    @property
+    def variance(self) -> float:
+        moments = _spread(self.masses)
+        return float(moments[0, 2] - moments[0, 1] ** 2 + self.shares[1] * moments[2, 2])
+
+    def _sum(self, whole: Complex, near: Complex, far: Complex) -> Complex:
+        total = self.shares[-1] * np.ones_like(far)
+        power = np.ones_like(near)
+        for share in self.shares[-2:0:-1]:
+            power = power * near
+            total = total * far + share * power
+        return np.asarray(self.shares[0] * whole + (total * far if self._most else 0.0))
+
+    def log_moments(self, theta: Array) -> Array:
+        whole, near, far = np.log(_moments(self.masses, theta)).T
+        terms = [math.log(self.shares[0]) + whole]
+        for j, share in enumerate(self.shares[1:], start=1):
+            terms.append(math.log(max(share, 1e-300)) + (self._most - j) * near + j * far)
+        return np.asarray(np.logaddexp.reduce(terms, axis=0))
+
+    def transform(self, size: int) -> tuple[Complex, float, float]:
+        waves, each = _waves(self.masses, size)
+        rounding = 16 * self._most * _EPS  # of sums and products of numbers of modulus at most one
+        return self._sum(*waves), 1.1 * self._most * each + rounding, 0.0
+
+
+def _log_ways(near: Measure, far: Measure, count: int) -> Array:
+    """log C(n, j)·(far/near)^j: the tilted mass of j far steps among n, in units of n near ones, for some hundred j."""
+    j = np.arange(min(count, 200) + 1)
+    ratio = far.log_scale - near.log_scale
+    return np.asarray(gammaln(count + 1) - gammaln(j + 1) - gammaln(count - j + 1) + j * ratio)
+
+
+def _beyond(logs: Array) -> Array:
+    """The share of more than j, for each j."""
+    share = np.exp(logs - np.logaddexp.reduce(logs))
+    return 1.01 * np.append(np.cumsum(share[::-1])[::-1][1:], 0.0)
+
+
+def most_rare(near: Measure, far: Measure, count: int) -> int:
+    """How many of ``count`` steps, at most, are far, but for a negligible share."""
+    return max(int(np.argmax(_beyond(_log_ways(near, far, count)) <= _TRIM)), 1)
+
+
+def rare(whole: Measure, near: Measure, far: Measure, count: int, most: int) -> Rare:
+    """`Rare` from the composition of ``most`` near steps, one near and one far step, all on one lattice."""
+    logs = _log_ways(near, far, count)
+    dropped, logs = float(_beyond(logs)[most]), logs[: most + 1]
+    # index zero stands for the same sum in every term: J times the first point
+    first = min(near.first, far.first, math.floor(whole.first / most))
+    masses = _aligned([whole._replace(first=whole.first - (most - 1) * first), near, far], first)[1]
+    scales = logs + most * near.log_scale
+    scales[0] = whole.log_scale
+    total = float(np.logaddexp.reduce(scales))
+    error = whole.error + most * (near.error + far.error)
+    slack = math.exp(2 * abs(whole.log_scale - most * near.log_scale))
+    return Rare(first, masses, np.exp(scales - total), total, error + dropped * slack, count * far.infinite)
+
+
+def compose(factors: Sequence[Factor]) -> Measure:
+    """The composition of all ``factors``, which share one lattice."""
+    low, high = _window(factors)
     size = fft.next_fast_len(max(high - low + 1, 16), real=True)
     if size > MOST_POINTS:
         raise ValueError(f"the composition needs a lattice of {size:,} points: its loss spreads too widely to certify")
-    waves, error = np.ones(size // 2 + 1, np.complex128), 0.0
-    for p in products:
-        wave, rough = p.transform(size)
+    waves, absolute, relative = np.ones(size // 2 + 1, np.complex128), 0.0, _FFT * math.log2(size)
+    for factor in factors:
+        wave, rough, scaled = factor.transform(size)
         waves *= wave
-        error += rough
+        absolute += rough
+        relative += scaled
     mass = np.roll(fft.irfft(waves, size), -low)  # index i holds offset + low + i
     norm = float(np.sqrt((mass**2).sum()))
-    round_off = math.sqrt(size) * (error + 3 * _EPS * math.log2(size) * norm)
-    inherited = sum(float(p.counts @ np.abs(p.weights) @ p.error) for p in products)
-    infinite = sum(p.steps * float(p.infinite.max()) for p in products)
+    round_off = math.sqrt(size) * (1.1 * absolute + 1.1 * relative * norm)
+    inherited = math.expm1(math.fsum(math.log1p(factor.inherited) for factor in factors))
     start, stop = _trimmed(mass)
     trimmed = float(np.abs(mass[:start]).sum() + np.abs(mass[stop:]).sum())
-    wrapped = 2 * _TRIM * mean_mass
-    error = round_off + inherited + trimmed + wrapped
-    return Measure(offset + low + start, np.maximum(mass[start:stop], 0), log_scale, error, infinite)
+    error = round_off + inherited + trimmed + 2.1 * _TRIM
+    return Measure(
+        sum(factor.offset for factor in factors) + low + start,
+        np.maximum(mass[start:stop], 0),
+        math.fsum(factor.log_total for factor in factors),
+        error,
+        math.fsum(factor.infinite_total for factor in factors),
+    )
+
+
+def convolve(factors: Sequence[Product], faint: float) -> Measure:
+    """The composition of powers of single measures, by definition: every mass is a sum of positive products, so that it
+    keeps its relative precision where the FFT's round-off would drown it. For few points only.
+
+    About ``faint`` of the tilted mass is cut from each end of every product.
+    """
+    first, mass, left_out = 0, np.ones(1), 0.0
+    for factor in factors:
+        square, at, n = factor.masses[0] * factor.weights[0, 0], factor.first, int(factor.steps)
+        while n:
+            if n & 1:
+                start, mass = _kept(_product(mass, square), faint)
+                first += at + start
+            n >>= 1
+            if n:
+                start, square = _kept(_product(square, square), faint)
+                at = 2 * at + start
+            left_out += 4 * faint * factor.steps
+    return Measure(
+        first,
+        mass,
+        math.fsum(factor.log_total for factor in factors),
+        math.expm1(math.fsum(math.log1p(factor.inherited) for factor in factors)) + left_out,
+        math.fsum(factor.infinite_total for factor in factors),
+    )
+
+
+def _product(one: Array, two: Array) -> Array:
+    if len(one) * len(two) > _MOST_PRODUCTS:
+        raise TooLong
+    return np.asarray(np.convolve(one, two))
+
+
+def _kept(mass: Array, faint: float) -> tuple[int, Array]:
+    inside = np.flatnonzero(mass > faint / len(mass))
+    return int(inside[0]), mass[inside[0] : inside[-1] + 1]
 
 
 def _trimmed(mass: Array) -> tuple[int, int]:
@@ -333,24 +424,17 @@ def _trimmed(mass: Array) -> tuple[int, int]:
     return start, max(stop, start + 1)
 
 
-def _window(products: list[Product]) -> tuple[int, int, float]:
-    """Lattice points, from the sum of the first points, outside which the composition has tilted mass below `_TRIM`
-    times its total, by Chernoff's bound on the discrete measures."""
-    variance = log_total = 0.0
-    for p in products:
-        index = np.arange(p.masses.shape[1], dtype=float)
-        moments = p.weights @ np.stack([p.masses.sum(axis=1), p.masses @ index, p.masses @ index**2], axis=1)
-        m1 = moments[:, 1] / moments[:, 0]
-        variance += float(p.counts @ (moments[:, 2] / moments[:, 0] - m1**2))
-        log_total += float(p.counts @ np.log(moments[:, 0]))
-    deviation = math.sqrt(max(variance, 1e-6))
+def _window(factors: Sequence[Factor]) -> tuple[int, int]:
+    """Lattice points, from the offset, outside which the composition has tilted mass below `_TRIM`, by Chernoff's
+    bound on the discrete measures."""
+    deviation = math.sqrt(max(sum(factor.variance for factor in factors), 1e-6))
     need = -math.log(_TRIM)
-    span = max(p.masses.shape[1] for p in products)
+    span = max(factor.span for factor in factors)
     # a bell wants θ = √(2·need)/deviation, rare large losses want θ a few times 1/span
     theta = np.geomspace(1 / span, max(math.sqrt(2 * need) / deviation, 2 / span), 8)
     theta = theta[theta * span < 650]
     ends = []
     for sign in (1, -1):
-        logs = sum(p.log_moments(sign * theta) for p in products) - log_total
+        logs = sum(factor.log_moments(sign * theta) for factor in factors)
         ends.append(float(np.min((logs + need) / theta)))
-    return math.floor(-ends[1]), math.ceil(ends[0]), math.exp(min(log_total, 50.0))
+    return math.floor(-ends[1]), math.ceil(ends[0])

@@ -53,6 +53,10 @@ Array = NDArray[np.float64]
 _HALF_LOG_2PI = 0.5 * np.log(2 * np.pi)
 
 
+class TooLittleNoise(ValueError):  # noqa: N818
+    """A step has less noise than an accountant can price."""
+
+
 class Kind(StrEnum):
     """Which of the two distributions is shifted."""
 
@@ -94,10 +98,14 @@ class Pair:
             total -= _log_mixture(self.rate, (-x - 0.5) / self.sigma**2)
         return total
 
-    def log_p(self, x: Array) -> Array:
-        """The log-density of P at x."""
+    def log_p(self, x: Array, loss: Array | None = None) -> Array:
+        """The log-density of P at x; ``loss`` is that at x, where it is known already."""
         base = -((x / self.sigma) ** 2) / 2 - np.log(self.sigma) - _HALF_LOG_2PI
-        return np.asarray(base + _log_mixture(self.rate, (x - 0.5) / self.sigma**2) if self.up else base)
+        if not self.up:
+            return np.asarray(base)
+        if loss is None or self.down:
+            return np.asarray(base + _log_mixture(self.rate, (x - 0.5) / self.sigma**2))
+        return np.asarray(base + loss)
 
     def place(self, loss: Array) -> Array:
         """The x at which the loss is taken; ∓∞ outside its range."""
@@ -150,8 +158,11 @@ def _log_mixture(rate: float, y: Array) -> Array:
     """log(1 − q + q·e^y), to full relative precision where it is small."""
     if rate == 1:
         return y
-    small = np.log1p(rate * np.expm1(np.minimum(y, 30)))
-    return np.where(y < 30, small, np.logaddexp(np.log1p(-rate), np.log(rate) + y))
+    found = np.log1p(rate * np.expm1(np.minimum(y, 30)))
+    large = y > 30
+    if np.any(large):
+        found = np.where(large, np.logaddexp(np.log1p(-rate), np.log(rate) + y), found)
+    return np.asarray(found)
 
 
 def _inverse_mixture(rate: float, loss: Array) -> Array:

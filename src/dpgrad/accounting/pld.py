@@ -19,9 +19,9 @@ from functools import partial
 from typing import NamedTuple
 
 from dpgrad import _validate
-from dpgrad.accounting import contour, exact, pairs, rdp
-from dpgrad.accounting.certify import Lower, Upper, epsilon_at
-from dpgrad.accounting.pairs import Kind, Pair
+from dpgrad.accounting import contour, exact, pairs, rdp, single
+from dpgrad.accounting.certify import PRECISION, Lower, Upper, bounds, epsilon_at
+from dpgrad.accounting.pairs import Kind, Pair, TooLittleNoise
 from dpgrad.events import (
     Approximate,
     Compose,
@@ -37,9 +37,9 @@ from dpgrad.events import (
 )
 
 NAME = "pld"
-PRECISION = 2e-5
 _COARSE = 1e-2
 _LEAST_NOISE = 0.02
+_LEAST_DELTA = 1e-280
 _TAIL = 1e-5  # of δ, given up to losses too large for the lattice
 
 
@@ -180,8 +180,8 @@ class EpsilonAt:
 
     def __post_init__(self) -> None:
         _validate.open_unit(delta=self.delta)
-        if self.delta < 1e-280:
-            raise ValueError(f"delta must be at least 1e-280 for accountant pld, got {self.delta!r}")
+        if self.delta < _LEAST_DELTA:
+            raise ValueError(f"delta must be at least {_LEAST_DELTA:g} for accountant pld, got {self.delta!r}")
 
 
 @dataclass(frozen=True)
@@ -246,16 +246,17 @@ class _Side:
                 square += count / pair.sigma**2
             elif pair.rate > 0:
                 if pair.sigma < _LEAST_NOISE:
-                    raise ValueError(
+                    raise TooLittleNoise(
                         f"accountant pld certifies sampled steps with std/shift of at least {_LEAST_NOISE:g}, got "
                         f"{pair.sigma:g} in {leaf}: add noise, or take the looser bound of accountant rdp"
                     )
                 self.counts[pair] += count
         self.steps = sum(self.counts.values())
         _validate.whole(most=_validate.MOST_STEPS, steps=self.steps)
-        # without sampled steps the closed form answers
+        # without sampled steps, or with one and nothing else, a closed form answers
         self.mu = math.sqrt(square)
-        self.closed = not self.counts
+        self._one = next(iter(self.counts)) if self.steps == 1 and not square else None
+        self.closed = not self.counts or self._one is not None
         if square and not self.closed:
             self.counts[Pair(Kind.REMOVE, 1.0, 1 / self.mu)] += 1
         # one row more can hide, but never reveal itself, by more than this
@@ -270,7 +271,11 @@ class _Side:
             self._total = contour.total(self.counts)
         return self._total
 
-    def _exact(self, question: Question) -> float:
+    def _exact(self, question: Question, upper: bool = True) -> float:
+        if self._one is not None:
+            if isinstance(question, EpsilonAt):
+                return single.epsilon_at(self._one, question.delta, upper)
+            return single.bound(self._one, question.epsilon, upper)
         if isinstance(question, EpsilonAt):
             return exact.epsilon(self.mu, question.delta)
         return min(math.exp(exact.log_delta(self.mu, question.epsilon)) * (1 + 1e-12), 1.0)
@@ -316,14 +321,17 @@ class _Side:
 
     def _bound(self, kind: type[Upper] | type[Lower], question: Question, precision: float) -> float:
         if self.closed:
-            return self._exact(question)
+            return self._exact(question, upper=kind is Upper)
         if isinstance(question, DeltaAt) and question.epsilon >= self.most:
             return 0.0
         place = self._place(question)
-        bound = kind(self.counts, place.saddle, place.delta, precision)
+        upper = kind is Upper
+        best = min if upper else max
+        found = bounds(kind, self.counts, place.saddle, place.delta, precision)
         if isinstance(question, DeltaAt):
-            return bound.delta(question.epsilon)
-        return min(epsilon_at(bound, question.delta, place.saddle.epsilon, upper=kind is Upper), self.most)
+            return best(bound.delta(question.epsilon) for bound in found)
+        near = place.saddle.epsilon
+        return min(best(epsilon_at(bound, question.delta, near, upper) for bound in found), self.most)
 
     def _place(self, question: Question) -> _Place:
         if question not in self._places:
@@ -343,7 +351,8 @@ class _Side:
         saddle = self._first(question)
         # the saddle-point approximation can be far off where few steps carry the loss: quick bounds find the place
         for _ in range(4):
-            near = epsilon_at(Upper(self.counts, saddle, delta, _COARSE), delta, saddle.epsilon, upper=True)
+            found = bounds(Upper, self.counts, saddle, delta, _COARSE)
+            near = min(epsilon_at(bound, delta, saddle.epsilon, upper=True) for bound in found)
             moved, saddle = abs(near - saddle.epsilon), contour.saddle_for_epsilon(self.total, near, tail, self.most)
             if moved < 0.1 * saddle.deviation:
                 break
@@ -352,5 +361,13 @@ class _Side:
     def _near_epsilon(self, question: DeltaAt) -> _Place:
         rough = contour.saddle_for_epsilon(self.total, question.epsilon, 1e-250, self.most)
         delta = math.exp(min(max(rough.log_delta, -550.0), -1e-3))
-        tail = _TAIL * delta / self.steps
-        return _Place(contour.saddle_for_epsilon(self.total, question.epsilon, tail, self.most), delta)
+        # the saddle-point approximation can be orders above δ where few steps carry the loss: so would be the tail
+        for _ in range(8):
+            tail = _TAIL * delta / self.steps
+            saddle = contour.saddle_for_epsilon(self.total, question.epsilon, tail, self.most)
+            uppers = bounds(Upper, self.counts, saddle, delta, _COARSE)
+            found = min(bound.delta(question.epsilon) for bound in uppers)
+            if found > 0.1 * delta or delta <= _LEAST_DELTA:
+                break
+            delta = max(found, _LEAST_DELTA)
+        return _Place(saddle, delta)
