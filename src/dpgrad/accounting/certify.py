@@ -354,7 +354,6 @@ class Lower:
         q = _Sums(measures[1], res.tilt + 1, res.spacings[-1], saddle.epsilon)
         first, last = max(p.first, q.first), min(p.first + len(p.loss), q.first + len(q.loss))
         of_p, of_q = (slice(first - side.first, max(last, first) - side.first) for side in (p, q))
-        self._loss = p.loss[of_p]
         self._p = self._logs(p, res.tilt, -1, res.accuracy)[of_p]
         self._q = self._logs(q, res.tilt + 1, 1, res.accuracy)[of_q]
         self.noise = p.noise(delta) + q.noise(delta)
@@ -368,14 +367,18 @@ class Lower:
         return np.asarray(logs + (sums.log_scale + sign * accuracy))
 
     def delta(self, epsilon: float) -> float:
-        """P(S) − e^ε·Q(S) for the best set S of sums above a threshold; the best one is near ε."""
-        here = int(np.searchsorted(self._loss, epsilon))
-        near = slice(max(here - _THRESHOLDS, 0), here + _THRESHOLDS)
-        p, q = self._p[near], self._q[near]
-        known = p > -math.inf
-        p, q = p[known], q[known]
-        gap = np.minimum(q + epsilon - p, 0.0)
-        return float(np.max(-np.expm1(gap) * np.exp(np.minimum(p, 0.0)), initial=0.0))
+        """P(S) − e^ε·Q(S) for the best set S of sums above a threshold. Any S is a bound: a rough search will do."""
+        if not len(self._p):
+            return 0.0
+        some = self._values(slice(None, None, stride := 1 + len(self._p) // _THRESHOLDS), epsilon)
+        best = int(np.argmax(some)) * stride
+        near = self._values(slice(max(best - 2 * stride, 0), best + 2 * stride), epsilon)
+        return float(max(some.max(), near.max()))
+
+    def _values(self, chosen: slice, epsilon: float) -> Array:
+        p, q = self._p[chosen], self._q[chosen]
+        gap = np.where(p > -math.inf, np.minimum(q + epsilon - np.maximum(p, -1e300), 0.0), 0.0)
+        return np.asarray(-np.expm1(gap) * np.exp(np.minimum(p, 0.0)))
 
 
 def bounds(
