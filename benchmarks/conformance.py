@@ -3,19 +3,25 @@
     python -m benchmarks.conformance [--cases 300] [--seed 1000] [--processes 2]
 
 q from 1e-5 to 1, σ from 0.3 to 50, 1 to 1e6 steps, δ from 1e-3 to 1e-15, one direction each, a quarter of them
-schedules of distinct steps (tests/accounting/oracle.py: `random_cases`). An interval contains the truth if it does so
-to within the oracle's own error, 1e-9. Results go to benchmarks/results/conformance.{json,md}; exit status 1 unless
-every interval contains the truth.
+schedules of distinct steps (tests/accounting/oracle.py: `random_cases`), and as many again mixed: two or three parts of
+rates and noises of their own, up to 1e7 steps each, a plain Gaussian beside every second. An interval contains the
+truth if it does so to within the oracle's own error, 1e-9, and the estimate likewise. Results go to
+benchmarks/results/conformance.{json,md}; exit status 1 unless every interval contains the truth.
 """
 
 import argparse
+import itertools
+import math
 import multiprocessing
 import statistics
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from benchmarks import environment
 from dpgrad.accounting.pairs import Kind, Pair
@@ -61,6 +67,7 @@ def priced(steps: oracle.Steps, direction: str, delta: float, truth: float) -> C
             estimate = one.estimate(question)
     except Exception as error:  # recorded, counted, and the run goes on
         return case | {"error": f"{type(error).__name__}: {error}", "contained": False}
+    inside = estimate is None or (lower <= estimate * (1 + ORACLE_ERROR) and upper >= estimate * (1 - ORACLE_ERROR))
     return case | {
         "lower": lower,
         "estimate": estimate,
@@ -68,13 +75,37 @@ def priced(steps: oracle.Steps, direction: str, delta: float, truth: float) -> C
         "gap": (upper - lower) / float(truth),
         "seconds": seconds,
         "warnings": sorted({str(w.message) for w in raised}),
-        "contained": bool(lower <= truth * (1 + ORACLE_ERROR) and upper >= truth * (1 - ORACLE_ERROR)),
+        "contained": bool(inside and lower <= truth * (1 + ORACLE_ERROR) and upper >= truth * (1 - ORACLE_ERROR)),
     }
+
+
+def mixed_cases(seed: int, count: int) -> Iterator[tuple[oracle.Steps, str, float, float]]:
+    """Parts that have little in common, as far as the oracle's contour reaches."""
+    rng = np.random.default_rng([seed, 1])
+
+    def log_uniform(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(math.log(low), math.log(high))))
+
+    done = 0
+    while done < count:
+        parts = rng.integers(2, 4)
+        steps = [(log_uniform(1e-5, 0.5), log_uniform(0.5, 20.0), round(log_uniform(10, 1e7))) for _ in range(parts)]
+        if rng.random() < 0.5:
+            steps.append((1.0, log_uniform(1.0, 100.0), 1))
+        delta, direction = log_uniform(1e-15, 1e-3), str(rng.choice(oracle.DIRECTIONS))
+        try:
+            value = oracle.epsilon(steps, delta, direction, "contour")
+        except oracle.OracleUnsure:
+            continue
+        if 0.01 <= value <= 60:
+            done += 1
+            yield steps, direction, delta, value
 
 
 def chunk(task: tuple[int, int]) -> list[Case]:
     seed, count = task
-    return [{"seed": seed} | priced(*case) for case in oracle.random_cases(seed, count)]
+    cases = itertools.chain(oracle.random_cases(seed, count), mixed_cases(seed, count))
+    return [{"seed": seed} | priced(*case) for case in cases]
 
 
 def setting(case: Case) -> str:

@@ -193,8 +193,10 @@ def _dots(pair: Pair, low: float, high: float, tilt: float, spacing: float, tail
     with np.errstate(divide="ignore"):
         log_mass = np.log(pair.mass(x[:-1], x[1:])) + tilt * corners[1:] * spacing
     log_share = log_mass - cumulants.tilted(pair, tilt, tail).value + math.log(len(log_mass))
-    # δ near ε may come from little tilted mass: only what is negligible may be coarse on the scale of 1/c
-    log_most = np.where(log_share > -25, min(math.log(0.02 / (tilt * spacing)), math.log(block)), math.log(block))
+    # δ near ε may come from little tilted mass: only what is negligible may be coarse on the scale of 1/c, and only so
+    # far that it stays so when it moves up by a stride
+    room = np.where(log_share > -25, 0.02, np.clip(-log_share / 4, 0.02, 300)) / (tilt * spacing)
+    log_most = np.minimum(np.log(room), math.log(block))
     stride = np.exp2(np.floor(np.clip(-log_share / 2, 0, np.maximum(log_most, 0)) / math.log(2))).astype(np.int64)
     index = np.arange(last - first + 1)
     kept = (index % block) % np.append(stride, 1)[index // block] == 0

@@ -15,6 +15,7 @@ from dpgrad.accounting.pairs import Kind, Pair
 
 SLACK = 1e-10  # relative error of δ, at most
 _ROUNDING = 16 * float(np.finfo(float).eps)  # of ε and of log(1 − q)
+_LEAST = 1e-300
 _BEYOND = 40.0  # standard deviations; N(0, 1) has 1e-350 of its mass beyond
 
 
@@ -22,7 +23,7 @@ def delta(pair: Pair, epsilon: float) -> float:
     """δ(ε) of one step at ε ≥ 0, to a relative error of `SLACK`.
 
     >>> f"{delta(Pair(Kind.REMOVE, 1e-5, 1.0), 0.01):.6g}"
-    '9.22617e-17'
+    '9.2335e-17'
     """
     match pair.kind:
         case Kind.REMOVE:
@@ -63,7 +64,10 @@ def bound(pair: Pair, epsilon: float, upper: bool) -> float:
     """δ(ε), from above or from below."""
     sign = 1 if upper else -1
     moved = epsilon - sign * _ROUNDING * (epsilon - math.log1p(-pair.rate))
-    return min(delta(pair, max(moved, 0.0)) * (1 + sign * SLACK), 1.0)
+    found = min(delta(pair, max(moved, 0.0)) * (1 + sign * SLACK), 1.0)
+    # a δ too small for a float is not zero, except where no loss is as large
+    none = pair.kind is Kind.ADD and epsilon >= -math.log1p(-pair.rate)
+    return max(found, _LEAST) if upper and not none else found
 
 
 def epsilon_at(pair: Pair, target: float, upper: bool) -> float:
