@@ -385,7 +385,7 @@ def test_engine_that_differs_from_its_definition_is_refused(monkeypatch: pytest.
 
     monkeypatch.setitem(grads.ENGINES, "bookkeeping", wrong)
     private = PrivateGradient(network(), loss, mechanism())
-    with pytest.raises(ValueError, match=r"0\.weight.*vmap"):
+    with pytest.raises(ValueError, match=r"0\.weight.*single"):
         private.step(rows())
     assert private.steps_taken == 0
 
@@ -460,7 +460,7 @@ def test_autocast_and_optimizers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "hooks"}, "engine must be one of bookkeeping, vmap, got 'hooks'"),
+        ({"engine": "hooks"}, "engine must be one of bookkeeping, vmap, single, got 'hooks'"),
         ({"microbatch": 0}, "microbatch must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"average": 0.5, "inner_momentum": InnerMomentum(0.5, 1)}, "average is for full batches"),

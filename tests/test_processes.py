@@ -64,7 +64,7 @@ def test_every_release_is_refused_before_anything_is_written(name: str, tmp_path
     with pytest.raises(ValueError, match=rf"^{SEVERAL}, and torch.distributed has 2 ranks here: .*not supported yet"):
         ENTRIES[name](tmp_path)
     assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "ledger.jsonl").exists() or not (tmp_path / "ledger.jsonl").read_text()
+    assert not (tmp_path / "ledger.jsonl").exists() or not (tmp_path / "ledger.jsonl").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -181,7 +181,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_real_job_of_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT, "utf-8")
     source = str(Path(processes.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
@@ -189,7 +189,7 @@ def test_a_real_job_of_two_ranks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        found = json.loads((tmp_path / f"{rank}.json").read_text("utf-8"))
         assert set(found) == {"plain", "wrapped", "module", "later", "fit"}
         for name, words in found.items():
             assert words.startswith(SEVERAL), (name, words)

@@ -107,7 +107,7 @@ class TestDataOfEveryKind:
         held = np.load(tmp_path / "inputs.npy", mmap_mode="r").view(Watched)
         assert torch.equal(weights(fitted((held, targets)).model), wanted)
         assert len(taken) >= STEPS
-        assert max(taken) < ROWS
+        assert sum(count >= ROWS for count in taken) <= 1  # the examples on which the engine is tried
         assert isinstance(prepare.within_reach((held, targets), torch.device("cpu"))[0], np.memmap)
 
 

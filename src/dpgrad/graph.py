@@ -27,6 +27,7 @@ from dpgrad import device_noise, draw, lanes, sampling, source
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.precision import precision_settings
 from dpgrad.grads.sums import sum_dtype, trainable
+from dpgrad.grads.ways import Attributed
 from dpgrad.mechanism import Mechanism
 from dpgrad.private import PrivateGradient, signature
 
@@ -84,6 +85,9 @@ class CapturedStep:
         self.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with self._on_stream():
             private._prepare(data, self._rows)
+        engine = private._engine
+        if isinstance(engine, Attributed) and engine.not_captured:
+            raise CannotCaptureError(engine.not_captured)
         self.capacities = _sizes(private.mechanism, self._rows)
         self._fused = _is_fused(optimizer)
         self._optimizes = self._fused or _is_capturable(optimizer)  # within the graphs

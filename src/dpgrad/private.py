@@ -19,7 +19,7 @@ True
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -34,9 +34,8 @@ from dpgrad.accounting import account
 from dpgrad.admission import refuse_kinds, refuse_model, rule_fault
 from dpgrad.augment import Augment, augmented, probed
 from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
-from dpgrad.grads import ENGINES, ClippedSum, Engine, bookkeeping, check, clipped_sum
-from dpgrad.grads.batch import as_rows
-from dpgrad.grads.check import PROBED
+from dpgrad.grads import ENGINES, ClippedSum, Engine, Way, clipped_sum
+from dpgrad.grads.check import PROBED, Again, compare, prepared
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.memory import fitting
 from dpgrad.grads.sums import Batch, Loss, Scale, trainable
@@ -160,6 +159,8 @@ class PrivateGradient:
         self._iterates: tuple[Iterate, ...] = ()
         self._state: Average | None = None
         self._engine: Engine | None = None
+        self.way: Way | None = None  # how gradients are computed; known from the first step on
+        self._again = Again()
         self._checked: list[object] = []
         self._charge, self._start, self._before = charge, start, before
         self._charged: list[Leaf] = []
@@ -233,6 +234,7 @@ class PrivateGradient:
             )
             self._fault = ""  # once
         self._prepare(data, rows)
+        self._compare_again(data, rows, step)
         if self._charge is not None:
             self._charge(step)
         price = self.mechanism.step_event(step, self._start)
@@ -368,19 +370,39 @@ class PrivateGradient:
             return
         if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
             raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
-        probe = self._gathered(data, torch.arange(min(rows, PROBED)))
-        if self._augment is not None:
-            probe = probed(self._augment, probe, self.key)
-        check(self.model, self._loss, probe, self._engine_name, self._several_rows)
-        self._engine = ENGINES[self._engine_name]
-        if self._engine_name == "bookkeeping":
-            rows_of, width = (as_rows(probe), _width(probe)) if self._several_rows else (probe, 1)
-            known = bookkeeping.find_layouts(self.model, self._loss, rows_of, width)
-            self._engine = partial(bookkeeping.gradients, layouts=known)
+        probe = self._probe(data, self._from_all_over(rows))
+        self._engine, self.way = prepared(self.model, self._loss, probe, self._engine_name, self._several_rows)
         if self._memory_limit is not None:
             most = fitting(self.model, self._loss, probe, self._memory_limit, self._engine, self._several_rows)
             self._microbatch = most if self._microbatch is None else min(most, self._microbatch)
         self._checked = now
+
+    def _probe(self, data: Any, indices: Tensor) -> Batch:
+        """These examples as a step would see them."""
+        batch = self._gathered(data, indices)
+        return batch if self._augment is None else probed(self._augment, batch, self.key)
+
+    def _from_all_over(self, rows: int) -> Tensor:
+        """Some examples from all over the data, the same ones whenever this run is resumed."""
+        seed = int.from_bytes(self.key.derive("probe", size=8), "little")
+        generator = torch.Generator().manual_seed(seed)
+        if rows <= 4 * PROBED:
+            return torch.randperm(rows, generator=generator)[:PROBED].sort().values
+        return torch.randint(rows, (PROBED,), generator=generator).sort().values
+
+    def _compare_again(self, data: Any, rows: int, step: int) -> None:
+        """Compare the engine with its definition on examples of this step's batch, now and then.
+
+        Values change: what was zero at the first step hides nothing later. A difference stops the run.
+        """
+        if self._engine is None or not self._again.due():
+            return
+        with self._again.timed():
+            chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
+            if len(chosen):
+                few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
+                with suppress(torch.OutOfMemoryError, MemoryError):  # the step itself may do with smaller pieces
+                    compare(self.model, self._loss, few, self._engine, self._engine_name, self._several_rows)
 
     @contextmanager
     def _own_randomness(self, step: int) -> Iterator[None]:

@@ -283,6 +283,7 @@ def transformer(block: Callable[[int], nn.Module], tie: str, positions: bool = T
     return Network(lambda: Transformer(block, tie, positions), tokens, token_loss)
 
 
+NOT_VMAP = tuple(engine for engine in ENGINES if engine != "vmap")
 NETWORKS: dict[str, Network] = {
     "CNN": Network(mnist_cnn, images(1, 28, 10), class_loss),
     "ResNet-9": Network(resnet9, images(3, 8, 5), class_loss),
@@ -292,8 +293,8 @@ NETWORKS: dict[str, Network] = {
     "transformer, tied by a product": transformer(TorchBlock, "transposed"),
     "GPT-2, tied": transformer(Gpt2Block, "module"),
     "Llama, tied": transformer(LlamaBlock, "module", positions=False),
-    "LSTM": Network(LstmClassifier, labelled_tokens, class_loss, ("bookkeeping",)),
-    "LSTM, time first": Network(partial(LstmClassifier, False), labelled_tokens, class_loss, ("bookkeeping",)),
+    "LSTM": Network(LstmClassifier, labelled_tokens, class_loss, NOT_VMAP),
+    "LSTM, time first": Network(partial(LstmClassifier, False), labelled_tokens, class_loss, NOT_VMAP),
     "LoRA": Network(partial(lora, False), sequences, output_loss),
     "LoRA, bare": Network(partial(lora, True), sequences, output_loss),
     "ViT": Network(VisionTransformer, images(3, 8, 3), class_loss),

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpgrad.grads import Engine, bookkeeping, clipped_sum, vmap
+from dpgrad.grads import Engine, clipped_sum, lifted, single, vmap, ways
 from dpgrad.grads.clip import PerExample
 from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc, Quotient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Loss = Callable[[nn.Module, Any], Tensor]
 
-ENGINES: dict[str, Engine] = {"bookkeeping": bookkeeping.gradients, "vmap": vmap.gradients}
+ENGINES: dict[str, Engine] = {
+    "bookkeeping": ways.gradients, "lifted": lifted.gradients, "vmap": vmap.gradients, "single": single.gradients,
+}  # fmt: skip
 
 # In float64 the library shortens factors by τ = 2⁻⁴⁰ + 2·examples·2⁻⁵² < 10⁻¹² and lengthens norms by what rounding may
 # have hidden, γ‖a‖‖g‖ with γ < 10⁻¹³, whose root enters where a norm is computed as a difference. Both stay far below

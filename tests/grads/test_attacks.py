@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from reference import DEVICE
+from reference import DEVICE, assert_equal
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dpgrad.grads import ENGINES, bookkeeping, check, clipped_sum
+from dpgrad.grads.calls import MixedError
 from dpgrad.grads.precision import norm_error
 from dpgrad.scaling import Hard
 
@@ -175,7 +176,7 @@ class Unpadded(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         mask = torch.arange(x.shape[1]) < lengths[:, None]
         found = self.layer(x[mask])[:, 0].sin()
-        return torch.zeros(mask.shape).masked_scatter(mask, found).sum(1)
+        return torch.zeros(mask.shape, dtype=x.dtype).masked_scatter(mask, found).sum(1)
 
 
 class Packed(nn.Module):
@@ -205,10 +206,10 @@ def test_rows_of_several_lengths_that_are_flattened(kind: Callable[[], nn.Module
         out: Tensor = model(*batch)
         return out
 
-    with pytest.raises(ValueError, match="picks entries of the batch by their values"):
-        check(model, loss, batch)
-    with pytest.raises(ValueError, match="picks entries of the batch by their values"):
+    assert check(model, loss, batch).name == "lifted"
+    with pytest.raises(MixedError):
         bookkeeping.find_layouts(model, loss, batch)
+    assert_equal(model.double(), loss, (batch[0].double(), batch[1]), ENGINES["bookkeeping"], Hard())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -255,9 +256,10 @@ class Sorts(nn.Module):
         return out
 
 
-def test_rows_sorted_within_the_model_are_refused_even_where_the_probe_is_in_order() -> None:
-    with pytest.raises(ValueError, match="changes the order of the batch by sorting its rows"):
-        check(Sorts(), squares, torch.rand(4, 3))
+def test_rows_sorted_within_the_model_are_lifted_even_where_the_probe_is_in_order() -> None:
+    assert check(Sorts(), squares, torch.rand(4, 3)).name == "lifted"
+    rows = 10 * torch.rand(9, 3, dtype=torch.float64)
+    assert_equal(Sorts().double(), squares, rows, ENGINES["bookkeeping"], Hard())
 
 
 def test_sorting_and_picking_within_a_row_is_accepted() -> None:

@@ -433,7 +433,7 @@ class TestUncovered:
 
     def test_bookkeeping(self, way: str) -> None:
         model, loss = hidden(way)
-        with pytest.raises(ValueError, match=r"parameter weight is used where it cannot be followed .*engine='vmap'"):
+        with pytest.raises(ValueError, match=r"parameter weight is used where it cannot be followed .*engine='single'"):
             clipped_sum(model, loss, torch.randn(4, 5), scaled(Hard()))
         with pytest.raises(ValueError, match="parameter weight is used where it cannot be followed"):
             check(model, loss, torch.randn(4, 5))

@@ -26,16 +26,18 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from dpgrad.grads import ClippedSum, bookkeeping, clipped_sum, vmap
+from dpgrad.grads import ClippedSum, bookkeeping, clipped_sum, single
 from dpgrad.grads.precision import measured_error
 from dpgrad.grads.tape import Shared
 from dpgrad.grads.uses import Outer, Rows, Tied
+from dpgrad.grads.ways import Attributed
 from dpgrad.scaling import Automatic, Hard, Quotient
 
 BOTH = tuple(ENGINES)
 engines = pytest.mark.parametrize("engine", ENGINES)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # where vmap has no batching rule
+    pytest.mark.filterwarnings("ignore:the model can neither be followed"),
     pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning"),
 ]
 
@@ -66,6 +68,7 @@ def test_network(name: str, engine: str, rule: Quotient, microbatch: int | None)
 def test_nothing_is_left_for_the_garbage_collector(name: str) -> None:
     """A pass that is over holds no memory: what holds itself would stand beside the passes after it."""
     model, batch, loss = NETWORKS[name].model(), NETWORKS[name].batch(), NETWORKS[name].loss
+    assert torch._dynamo  # imported at first use, and the import holds on to frames
     gc.collect()
     gc.disable()
     try:
@@ -243,7 +246,8 @@ WRITTEN: dict[str, Callable[[], nn.Module]] = {
 NOT_BY_VMAP = {"checkpointed", "checkpointed twice"}  # torch.func does not take saved-tensor hooks
 
 
-SIZES = {"bookkeeping": [1, 2, 3, 5, 6, 7, 12], "vmap": [1, 3]}  # the length, its parts and multiples, and primes
+# The length, its parts and multiples, and primes.
+SIZES = {"bookkeeping": [1, 2, 3, 5, 6, 7, 12], "vmap": [1, 3], "lifted": [1, 3, 12], "single": [3]}
 
 
 @pytest.mark.parametrize(
@@ -476,6 +480,18 @@ class Doubled(torch.autograd.Function):
         return 2 * g * torch.Tensor(w), (2 * g * x).sum((0, 1))
 
 
+class Reversed(torch.autograd.Function):
+    """y = x, with the gradient turned around: without a setup_context, which vmap would need."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
+
+
 def row_by_row(own: Any, x: Tensor) -> Tensor:
     rows = own.a(x)
     return torch.stack([own.b(rows[0]), *(own.b(row) for row in rows[1:])])
@@ -514,19 +530,22 @@ def two_layers() -> dict[str, Any]:
     return {"a": nn.Linear(5, 4), "b": nn.Linear(4, 3)}
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "row by row": (lambda: Does(row_by_row, **two_layers()), "differently from pass to pass"),
-    "one row alone": (lambda: Does(first_row_alone, **two_layers()), "has no dimension for it"),
-    "a row more": (lambda: Does(with_a_row_more, **two_layers()), "differently from pass to pass"),
-    "sorted": (lambda: Does(by_length, a=nn.Linear(5, 4)), "changes the order of the batch"),
-    "selected": (lambda: Does(selected, **two_layers()), "from pass to pass|reaches another"),
-    "mean of the batch": (
-        lambda: Does(lambda own, x: own.a(x).tanh() - own.a(x).mean(0), a=nn.Linear(5, 4)), "reaches another"
-    ),
+# What is neither followed through the batch nor guessed: the way it goes instead.
+OTHER_WAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "row by row": (lambda: Does(row_by_row, **two_layers()), "lifted"),
+    "a row more": (lambda: Does(with_a_row_more, **two_layers()), "lifted"),
+    "sorted": (lambda: Does(by_length, a=nn.Linear(5, 4)), "lifted"),
     "two dimensions": (
-        lambda: Does(lambda own, x: own.a(x) + own.a(x.transpose(0, 1)).transpose(0, 1), a=nn.Linear(5, 4)),
-        "different dimensions",
+        lambda: Does(lambda own, x: own.a(x) + own.a(x.transpose(0, 1)).transpose(0, 1), a=nn.Linear(5, 4)), "lifted"
     ),
+    "repeated within the batch": (
+        lambda: Does(lambda own, x: own.w.repeat(len(x), 1).view_as(x) * x, w=torch.randn(6, 5)), "lifted"
+    ),
+    "custom function": (lambda: Does(lambda own, x: own.b(Reversed.apply(own.a(x))), **two_layers()), "certified"),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "selected": (lambda: Does(selected, **two_layers()), "engine='single'"),
     "custom function": (lambda: Does(lambda own, x: Doubled.apply(x, own.w), w=torch.randn(5)), "cannot be followed"),
     "custom function of a computed weight": (
         lambda: Does(lambda own, x: Doubled.apply(x, own.w.exp()), w=torch.randn(5)), "cannot be followed"
@@ -534,9 +553,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "computed weight changed in place": (lambda: Does(changed_weight, w=torch.randn(5)), "not in place"),
     "parameter changed in place": (
         lambda: Does(lambda own, x: own.w.data.clamp_(-1, 1).sum() + x * own.w, w=torch.randn(5)), "not in place"
-    ),
-    "repeated within the batch": (
-        lambda: Does(lambda own, x: own.w.repeat(len(x), 1).view_as(x) * x, w=torch.randn(6, 5)), "repeated within"
     ),
     "transposed and looked up": (
         lambda: Does(lambda own, x: F.embedding(lookup(x), own.w.t()), w=torch.randn(3, 5)), "other than in a product"
@@ -549,6 +565,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "BatchNorm": (lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(5, 3)), "BatchNorm in training mode"),
     "kept outside its module": (lambda: hidden(), "kept outside its module"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_what_cannot_be_followed_goes_another_way(name: str) -> None:
+    make, way = OTHER_WAYS[name]
+    model, engine = make(), Attributed()
+    assert_equal(model, output_loss, sequences(4), engine, Hard())
+    assert engine.way.name == way, engine.way
 
 
 def hidden() -> nn.Module:
@@ -565,10 +589,10 @@ def test_what_cannot_be_followed_is_refused(name: str) -> None:
         clipped_sum(make(), output_loss, sequences(6), partial(Hard(), clip=1.0))
 
 
-@pytest.mark.parametrize("name", ["row by row", "sorted", "two dimensions", "repeated within the batch", "a row more"])
-def test_vmap_takes_what_is_refused(name: str) -> None:
-    """The way out that the messages name. One row is all that the definition sees."""
-    assert_equal(REFUSED[name][0](), output_loss, sequences(4), vmap.gradients, Hard())
+@pytest.mark.parametrize("name", ["selected", "custom function", "custom function of a computed weight"])
+def test_one_example_at_a_time_takes_what_is_refused(name: str) -> None:
+    """The way out that the messages name."""
+    assert_equal(REFUSED[name][0](), output_loss, sequences(4), single.gradients, Hard())
 
 
 def test_order_is_seen_behind_a_layer_of_zeros() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpgrad import _validate
-from dpgrad.grads import bookkeeping, vmap
+from dpgrad.grads import single, vmap, ways
 from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, size
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.sums import Batch, ClippedSum, Groups, Loss, Scale, sum_dtype, trainable
@@ -21,7 +21,7 @@ class Engine(Protocol):
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample: ...
 
 
-ENGINES: dict[str, Engine] = {"bookkeeping": bookkeeping.gradients, "vmap": vmap.gradients}
+ENGINES: dict[str, Engine] = {"bookkeeping": ways.gradients, "vmap": vmap.gradients, "single": single.gradients}
 
 
 def clipped_sum(
@@ -29,7 +29,7 @@ def clipped_sum(
     loss: Loss,
     batch: Batch,
     scale: Scale,
-    engine: Engine = bookkeeping.gradients,
+    engine: Engine = ways.gradients,
     groups: Groups | None = None,
     mask: Tensor | None = None,
     several_rows: bool = False,

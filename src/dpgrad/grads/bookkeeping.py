@@ -5,31 +5,31 @@ ordinary backward pass that skips the weights; norms are computed from them laye
 product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al., 2022.)
 """
 
-import inspect
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from dpgrad import lanes
-from dpgrad.grads.batch import leaves, row_losses, size
+from dpgrad.grads.axes import Layout
+from dpgrad.grads.batch import leaves, row_losses
+from dpgrad.grads.calls import MixedError, UnfollowedError
 from dpgrad.grads.clip import PerExample
+from dpgrad.grads.following import Following, own_functions
 from dpgrad.grads.layers.recurrent import known_inputs
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
 from dpgrad.grads.precision import own_products
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.tape import Record, Tape, UnseenError
-from dpgrad.grads.uses import Dense, Use, combined, wide
+from dpgrad.grads.uses import Dense, Use, combined
 
-_COMPARED = 7  # rows whose order is looked at
+Certify = Callable[[Tensor, Tape, Sequence[Record], Sequence[Tensor | None]], None]  # losses, uses, their gradients
 
 
 def gradients(
@@ -37,8 +37,11 @@ def gradients(
 ) -> PerExample:
     """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it.
 
-    ``layouts``, from `find_layouts`, says where the batch stands in the tensors that parameters meet; it does not
-    depend on the batch and is found anew where it is not given.
+    ``layouts``, from `find_layouts`, says where the batch stands in the tensors that parameters meet; it is found anew
+    where it is not given. The first pass over a batch of new shapes is followed operation by operation.
+
+    Guarantee: which example a gradient belongs to follows from the operations of the pass, whatever the values.
+    `MixedError` is raised for a pass in which it does not.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> found = gradients(model, lambda model, x: model(x)[:, 0], torch.tensor([[2.0], [3.0]]), torch.ones(2))
@@ -46,37 +49,80 @@ def gradients(
     tensor([2., 3.])
     """
     known = find_layouts(model, loss, batch, rows) if layouts is None else layouts
+    if len(weights) == 1:  # a shape would not tell the row from other dimensions of one entry
+        two = pytree.tree_map(lambda leaf: torch.cat([leaf, leaf]), batch)
+        found = gradients(model, loss, two, torch.cat([weights, torch.zeros_like(weights)]), rows, known)
+        return PerExample({name: use.part(slice(0, 1)) for name, use in found.uses.items()})
+    shapes = tuple(leaf.shape for leaf in leaves(batch))
+    following = None if shapes in known.proven else Following(len(weights))
     try:
-        return _gradients(model, loss, batch, weights, rows, known)
+        found = recorded(model, loss, batch, weights, rows, known, following)
     except UnseenError:
         known.update(find_layouts(model, loss, batch, rows))  # another path through the model than before
-    try:
-        return _gradients(model, loss, batch, weights, rows, known)
-    except UnseenError as unseen:
-        raise ValueError(f"the model uses {unseen} differently from pass to pass: use engine='vmap'") from None
+        try:
+            found = recorded(model, loss, batch, weights, rows, known, Following(len(weights)))
+        except UnseenError as unseen:
+            raise MixedError(f"the model uses {unseen} differently from pass to pass") from None
+    known.proven.add(shapes)
+    return found
 
 
-def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int, layouts: Layouts) -> PerExample:
+def recorded(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    weights: Tensor,
+    rows: int,
+    layouts: Layouts,
+    following: Following | None = None,
+    certify: Certify | None = None,
+) -> PerExample:
+    """The gradients of one pass whose layouts are known, followed or certified."""
     parameters = trainable(model)
-    examples = len(weights) // rows
-    tape = Tape(parameters, len(weights), examples, layouts)
-    with torch.enable_grad(), _watched(model, tape):
-        losses = row_losses(loss, model, batch, len(weights))
-        tape.recording = False  # a checkpointed block runs again during the backward pass
-        # By number; each is let go as soon as its uses are found, with what they were found from.
-        records = dict(enumerate(tape.records))
-        tape.records.clear()
-        names = [record.names for record in records.values()]
-        found: dict[int, Sequence[Use]] = {}
-        with _arriving(records, found, layouts.every) as awaited:
-            asked = {number: record for number, record in records.items() if number not in awaited}
-            arrived = _backward(losses, weights, tape, parameters, list(asked.values()))
-    del losses
-    if awaited - found.keys():
-        # The pass did not come by: no loss reaches the place, or what it leads to is no parameter of the model.
+    tape = Tape(parameters, len(weights), len(weights) // rows, layouts, following)
+    followed = nullcontext() if following is None else following.of(batch)
+    with torch.enable_grad(), watched(model, tape):
+        with followed:
+            losses = row_losses(loss, model, batch, len(weights))
+        if following is not None:
+            _refuse_unknown(losses, following)
+        found = finished(losses, weights, tape, parameters, layouts.every, certify)
+    if found is None:
         layouts.every = True
-        del tape, records, found, asked, arrived
-        return _gradients(model, loss, batch, weights, rows, layouts)
+        del tape, losses
+        return recorded(model, loss, batch, weights, rows, layouts, following and Following(len(weights)), certify)
+    return found
+
+
+def finished(
+    losses: Tensor,
+    weights: Tensor,
+    tape: Tape,
+    parameters: dict[str, nn.Parameter],
+    every: bool,
+    certify: Certify | None = None,
+) -> PerExample | None:
+    """The gradients of the examples from a forward pass on the tape. It must still be watched.
+
+    None where the backward pass did not come by a place: no loss depends on it, or what it leads to is no parameter of
+    the model. Run the pass again with ``every``.
+    """
+    examples = tape.examples
+    tape.recording = False  # a checkpointed block runs again during the backward pass
+    # By number; each is let go as soon as its uses are found, with what they were found from.
+    records = dict(enumerate(tape.records))
+    tape.records.clear()
+    names = [record.names for record in records.values()]
+    found: dict[int, Sequence[Use]] = {}
+    with _arriving(records, found, every or certify is not None) as awaited:
+        asked = {number: record for number, record in records.items() if number not in awaited}
+        arrived = backward(losses, weights, tape, parameters, list(asked.values()), keep=certify is not None)
+    if certify is not None:
+        certify(losses, tape, list(asked.values()), arrived)
+    del losses
+    _forget(tape)
+    if awaited - found.keys():
+        return None
     lanes.join()
     with torch.no_grad(), own_products():
         for (number, record), g in zip(asked.items(), arrived, strict=True):
@@ -94,6 +140,14 @@ def _gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows
                 for name, parameter in parameters.items()
             }
         )
+
+
+def _refuse_unknown(losses: Tensor, following: Following) -> None:
+    """Refuse losses that are not those of the rows in order, and derivatives of the model's own."""
+    following.agrees(losses, Layout(0))
+    function = own_functions(losses)
+    if function:
+        raise MixedError(f"the model has an autograd.Function of its own ({function})")
 
 
 @contextmanager
@@ -131,17 +185,21 @@ def _arriving(records: dict[int, Record], found: dict[int, Sequence[Use]], every
 
 
 @contextmanager
-def _watched(model: nn.Module, tape: Tape) -> Iterator[None]:
+def watched(model: nn.Module, tape: Tape) -> Iterator[None]:
     """Within the block the model's parameters are on the tape, which forgets the pass at its end."""
     try:
         with known_inputs(model), swapped(model, tape.shared):
             yield
     finally:
-        tape.let_go()
-        torch.clear_autocast_cache()  # of parameters that were this pass's own; an outer block would keep every pass's
+        _forget(tape)
 
 
-def _backward(
+def _forget(tape: Tape) -> None:
+    tape.let_go()
+    torch.clear_autocast_cache()  # of parameters that were this pass's own; an outer block would keep every pass's
+
+
+def backward(
     losses: Tensor,
     weights: Tensor,
     tape: Tape,
@@ -157,9 +215,9 @@ def _backward(
     found = _grad(losses, [*places, *tape.made, *parameters.values()], weights, keep)
     for name, g in zip(names, found[len(places) :], strict=True):
         if g is not None:
-            raise ValueError(
+            raise UnfollowedError(
                 f"parameter {name} is used where it cannot be followed (a custom autograd function, or a reference "
-                "kept outside its module): use engine='vmap', which holds one gradient of the model per example"
+                "kept outside its module)"
             )
     arrived = zip(asked, found, strict=False)
     return [None if g is None else g.reshape(record.shape) for record, g in arrived]
@@ -176,121 +234,30 @@ def _grad(losses: Tensor, places: list[Tensor | GradientEdge], weights: Tensor, 
     )
 
 
-class _Picked(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes functions whose result has as many entries as the values of a tensor say, or that sort the batch."""
-
-    _COUNTING = ("nonzero", "masked_select", "unique", "_pack_padded_sequence")
-    _SORTING = ("sort", "topk", "argsort", "msort", "kthvalue")
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.rows = rows  # a number that no other dimension has
-        self.by = ""
-        self.sorts = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.overloadpacket.__name__
-        masks = (
-            [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)] if name == "index" else []
-        )
-        if masks or name.lstrip("_").startswith(self._COUNTING) or name in self._COUNTING:
-            self.by = name
-        if name in self._SORTING and self._along_batch(name, args, kwargs or {}):
-            # Packing sequences sorts them too, and is followed in the order of the batch.
-            self.sorts |= all(frame.function != "pack_padded_sequence" for frame in inspect.stack(context=0))
-        return func(*args, **(kwargs or {}))
-
-    def _along_batch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether one of the sorting functions works along the batch."""
-        place = 2 if name in ("topk", "kthvalue") else 1  # their first number is a count
-        dim = kwargs.get("dim", args[place] if len(args) > place else -1)
-        shape = args[0].shape
-        return bool(shape) and shape[0 if name == "msort" else dim] == self.rows
-
-
 def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> Layouts:
-    """Where the batch stands in the tensors that parameters meet, seen from their shapes.
+    """Where the batch stands in the tensors that parameters meet, from one forward pass that is followed.
 
-    Two forward passes over copies of one example, of ``rows`` rows, must agree: what has the batch in it grows with the
-    number of rows, and nothing else does. That the rows are in the order of the batch is seen from gradients, in a
-    third pass.
+    The pass is over copies of one example. Their number divides no size of model and batch, so that a shape tells
+    whether a tensor that every row has alike (a parameter expanded to the batch) has a place for each row.
+    `MixedError` is raised where an operation cannot be followed.
     """
     device = leaves(batch)[0].device
-    seen: list[tuple[Layouts, object]] = []
-    reason = ""
+    reason = "the dimensions of the batch and of the model cannot be told apart"
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for examples in telling_sizes(model, batch):
-            tape = Tape(trainable(model), examples * rows, examples)
-            picked = _Picked(examples * rows)
+            alike = copies(batch, examples, rows)
+            following = Following(examples * rows)
+            tape = Tape(trainable(model), examples * rows, examples, following=following)
             try:
-                with torch.no_grad(), _watched(model, tape), picked:
-                    row_losses(loss, model, _chosen(batch, [0] * examples, rows), tape.rows)
+                with torch.no_grad(), watched(model, tape), following.of(alike):
+                    row_losses(loss, model, alike, tape.rows)
             except AmbiguousError as unclear:
                 reason = str(unclear)
                 continue
-            if picked.sorts:
-                raise ValueError("the model changes the order of the batch by sorting its rows: use engine='vmap'")
-            if picked.by and tape.layouts.flat:
-                raise ValueError(
-                    f"the model picks entries of the batch by their values ({picked.by}), differently from pass to "
-                    "pass, and a parameter meets rows that are flattened: keep all entries and multiply by a mask"
-                )
-            if (tape.layouts, tape.shapes) in seen:
-                return _in_order(model, loss, batch, rows, tape.layouts)
-            seen.append((tape.layouts, tape.shapes))
-    if len(seen) > 1:
-        reason = "the model uses its parameters differently from pass to pass"
-    raise ValueError(f"{reason}: use engine='vmap'")
+            return tape.layouts
+    raise MixedError(reason)
 
 
-def _chosen(batch: Batch, examples: list[int], rows: int) -> Batch:
-    indices = [example * rows + row for example in examples for row in range(rows)]
-    return pytree.tree_map(lambda leaf: leaf[indices], batch)
-
-
-def _in_order(model: nn.Module, loss: Loss, batch: Batch, rows: int, layouts: Layouts) -> Layouts:
-    """The layouts in which every place belongs to the example whose loss reaches it.
-
-    A shape does not tell whether flattened rows are neighbours or apart, nor whether they were sorted. The first
-    example comes again at the end, so that sorting moves it unless all are alike.
-    """
-    examples = [*range(min(size(batch) // rows, _COMPARED)), 0]
-    try:
-        for tried in [layouts, layouts.apart()] if layouts.flat else [layouts]:
-            if _separates(model, loss, _chosen(batch, examples, rows), rows, len(examples), tried):
-                return tried
-    except UnseenError as unseen:
-        raise ValueError(f"the model uses {unseen} differently from pass to pass: use engine='vmap'") from None
-    raise ValueError(
-        "the loss of one example reaches another: examples act on each other, or the model changes the order of the "
-        "batch: use engine='vmap'"
-    )
-
-
-def _separates(model: nn.Module, loss: Loss, batch: Batch, rows: int, examples: int, layouts: Layouts) -> bool:
-    """Whether the gradients at each example's places grow with the weight of that example's loss alone.
-
-    Parameters are moved a little, so that gradients are seen behind a layer that begins at zero.
-    """
-    parameters = trainable(model)
-    near = {name: parameter.detach() + 0.02 * torch.randn_like(parameter) for name, parameter in parameters.items()}
-    tape = Tape(near, examples * rows, examples, layouts)
-    once = torch.ones(tape.rows, device=leaves(batch)[0].device)
-    weights = 2.0 ** torch.arange(examples, device=once.device)
-    with torch.enable_grad(), _watched(model, tape):
-        losses = row_losses(loss, model, batch, tape.rows)
-        tape.recording = False
-        before = _backward(losses, once, tape, parameters, tape.records, keep=True)
-        after = _backward(losses, weights.repeat_interleave(rows), tape, parameters, tape.records)
-        for record, g, grown in zip(tape.records, before, after, strict=True):
-            if g is not None and grown is not None:
-                record.uses(g)  # refuses by name what has no gradient of its own for each example
-                one, many = (wide(record.layout.folded(gradient, tape.rows, examples)) for gradient in (g, grown))
-                apart = many / weights.to(many).view(-1, *[1] * (many.ndim - 1)) - one
-                off, size = (x.reshape(*x.shape[:2], -1).norm(dim=2) for x in (apart, one))  # (examples, entries)
-                # Another example's weight is another power of two; TF32 and bfloat16 round by less than a hundredth.
-                if bool((off > 0.1 * size + 1e-3 * size.max()).any()):
-                    return False
-    return True
+def copies(batch: Batch, examples: int, rows: int) -> Batch:
+    """So many copies of the first example, of ``rows`` rows each."""
+    return pytree.tree_map(lambda leaf: torch.cat([leaf[:rows]] * examples), batch)

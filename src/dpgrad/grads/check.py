@@ -9,6 +9,7 @@ no number computed from data.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,26 +18,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpgrad.grads.accumulate import ENGINES, row_weights
+from dpgrad.grads.accumulate import ENGINES, Engine, row_weights
 from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, row_losses, size
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
-from dpgrad.grads.swap import swapped, unwrapped
+from dpgrad.grads.swap import swapped, unwrapped, without_dropout
+from dpgrad.grads.ways import Attributed, Way, gradients
 
 _STRETCH = 1e3  # how much larger than the examples their companions are made
-PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
+_PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
+_ALONE = 12  # examples whose losses are computed alone
+PROBED = 64  # examples that are looked at where examples may meet
+_MOST = 1024  # examples of a batch that are passed through the engine once
 
 
-def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping", several_rows: bool = False) -> None:
+def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping", several_rows: bool = False) -> Way:
     """Refuse a model whose examples act on each other, or whose gradients the engine does not get right.
 
-    The first examples of ``batch`` are used, at most four. The model, its buffers and torch's random state are left as
-    they were, unless the forward pass itself writes to a parameter. Refused, each by name:
+    Returns the way in which gradients are computed, and why in that one (`dpgrad.grads.ways`).
+
+    A few examples from all over ``batch`` are used: four, and up to 64 where examples could meet. The model, its
+    buffers and torch's random state are left as they were, unless the forward pass itself writes to a parameter.
+    Refused, each by name:
 
     - a layer or a loss that lets examples act on each other (BatchNorm in training mode, a mean or a softmax over the
       batch): clipping one example would not bound what it does to the others;
@@ -44,18 +51,27 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
     - a parameter that is trained and that the loss does not depend on;
     - a gradient that differs from the gradient of the example's own loss, computed alone by `torch.autograd`. Dropout
       is turned off for this comparison; where a model still draws random numbers, both sides draw the same ones, in
-      one pass over all examples (which the engine 'vmap' cannot do: there it is only seen that it runs).
+      one pass over all examples (which inside vmap cannot be done: there it is only seen that it runs).
 
     Guarantee: what is accepted was seen to be right on these examples and at these parameters, to the rounding of the
-    coarsest type that the model computes in. It is a test, not a proof, for models that behave otherwise elsewhere.
+    coarsest type that the model computes in. That each gradient belongs to its example does not rest on this test but
+    on the way it is computed.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: BatchNorm '1' lets examples act on each other: replace it by GroupNorm with ...
     >>> model[1] = nn.GroupNorm(1, 3)
-    >>> check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2))
+    >>> print(check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2)))
+    batched (no operation depends on values)
     """
+    return prepared(model, loss, batch, engine, several_rows)[1]
+
+
+def prepared(
+    model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping", several_rows: bool = False
+) -> tuple[Engine, Way]:
+    """The engine to use for a model that passes `check`, and the way that it takes."""
     model = unwrapped(model)
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
@@ -64,23 +80,109 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
     if not size(batch):
         raise ValueError("batch must hold an example to check the model on, got none")
     rows = row_weights(model, batch, None, several_rows).shape[1]
-    few = part(batch, 0, PROBED)
+    compute: Engine = Attributed() if ENGINES[engine] is gradients else ENGINES[engine]
+    wide = _spread(batch, PROBED)
     if several_rows:
-        few = as_rows(few)
-    probe = _Probe(model, loss, few, rows)
+        wide = as_rows(wide)
+    probe = _Probe(model, loss, wide, rows)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     with torch.enable_grad(), exact_products(), mixed:
         probe.find_precision()
         probe.find_examples()
-        _refuse_company(probe)
-        _refuse_number(probe)
-        with _without_dropout(model):
-            _refuse_engine(probe, engine)
+        unused = _refuse_company(probe)
+        takes_one = _refuse_number(probe)
+        with without_dropout(model):
+            _refuse_engine(probe, engine, compute)
+            way = compute.way if isinstance(compute, Attributed) else Way(engine)  # type: ignore[arg-type]
+            if way.name in ("batched", "vmap"):
+                _refuse_unused(unused)
+            if way.name != "batched" and not takes_one:
+                raise ValueError("the loss fails with one example, though not with several: let it take any number")
+            if way.name != "batched":
+                _refuse_statistics(_Probe(model, loss, wide, rows, probe.eps))
     if tf32_is_allowed(leaves(batch)[0].device):  # the engine takes other ways then
         probe.eps = max(probe.eps, TF32)
-        with torch.enable_grad(), mixed, _without_dropout(model):
-            _refuse_engine(probe, engine)
+        with torch.enable_grad(), mixed, without_dropout(model):
+            _refuse_engine(probe, engine, compute)
+    if isinstance(compute, Attributed):
+        if size(batch) > PROBED:  # a model may do other things with larger batches
+            _try(compute, model, loss, _spread(batch, _MOST), several_rows)
+        compute.decided()
+    return compute, way
+
+
+def _try(engine: Engine, model: nn.Module, loss: Loss, batch: Batch, several_rows: bool) -> None:
+    """One pass of the engine over a whole batch; what it finds out is kept in it."""
+    weights = row_weights(model, batch, None, several_rows)
+    probe = _Probe(model, loss, as_rows(batch) if several_rows else batch, weights.shape[1])
+    with probe.apart():
+        engine(model, loss, probe.batch, weights.flatten(), probe.rows)
+
+
+def compare(model: nn.Module, loss: Loss, batch: Batch, engine: Engine, name: str, several_rows: bool = False) -> None:
+    """Refuse where the engine no longer returns the gradients of the examples of ``batch``, at the present weights."""
+    rows = row_weights(model, batch, None, several_rows).shape[1]
+    probe = _Probe(model, loss, as_rows(batch) if several_rows else batch, rows)
+    kind = leaves(batch)[0].device.type
+    mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+    with torch.enable_grad(), exact_products(), mixed, without_dropout(model):
+        probe.find_precision()
+        probe.keep_finite()
+        if not probe.count:
+            return
+        before = probe.alone(0)
+        try:
+            _refuse_engine(probe, name, engine)
+        except ValueError:
+            if _difference(before, probe.alone(0), probe.eps) is None:
+                raise
+            # A loss that is another one at every call cannot be compared.
+
+
+class Again:
+    """When to `compare` once more: after 1, 4, 16, ... steps, within a hundredth of the time of 1,000 steps.
+
+    A comparison that takes longer than two steps waits until it is a two-hundredth of all time so far. When it is done
+    does not change what a step returns.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._next = 0, 1
+        self._began = self._took = 0.0
+        self._least = math.inf  # seconds that a comparison takes
+
+    def due(self) -> bool:
+        """Whether to compare before the next step, which is counted."""
+        now = time.monotonic()
+        self._steps += 1
+        if self._steps == 1:
+            self._began = now
+            return False
+        elapsed = now - self._began
+        if self._steps - 1 < self._next:
+            return False
+        affordable = self._least == math.inf or self._least <= 2 * elapsed / (self._steps - 1)
+        return affordable or self._took + self._least <= 0.005 * elapsed
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """A comparison, whose time is measured."""
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+        self._took += took
+        self._least = min(self._least, took)
+        self._next = 4 * (self._steps - 1)
+
+
+def _spread(batch: Batch, most: int) -> Batch:
+    """At most so many examples, from all over the batch."""
+    count = size(batch)
+    if count <= most:
+        return batch
+    places = torch.linspace(0, count - 1, most, dtype=torch.float64).round().long()
+    return pytree.tree_map(lambda leaf: leaf[places.to(leaf.device)], batch)
 
 
 def _refuse_modules(model: nn.Module) -> None:
@@ -174,23 +276,54 @@ class _Probe:
         self.eps = coarsest.eps
 
     def find_examples(self) -> None:
-        """Keep the examples with a finite gradient: the others are left out of every sum. Those kept must differ."""
-        self._keep_finite()
+        """Keep a few examples with a finite gradient: the others are left out of every sum. Those kept must differ."""
+        given = self.batch
+        few = max(1, -(-self.count // _PROBED))
+        for start in range(few):  # from all over, and others where none of them is finite
+            self.batch = given
+            self.keep(range(start, self.count, few))
+            self.keep_finite()
+            if self.count:
+                break
+        self._some_finite()
         if not self._vary():
             altered = pytree.tree_map(_altered, self.example(0))
             self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), self.example(0), altered)
-            self._keep_finite()
+            self._some_finite()
         if not self._vary():
             raise ValueError("batch must hold examples that differ, to see whether they act on each other: give others")
 
-    def _keep_finite(self) -> None:
-        finite = [i for i in range(self.count) if math.isfinite(self.own(self.copies(i), i).norm)]
-        if not finite:
+    def _some_finite(self) -> None:
+        self.keep_finite()
+        if not self.count:
             raise ValueError("no example that was tried has a finite gradient: look for NaN and inf in model and loss")
-        self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), *map(self.example, finite))
+
+    def keep_finite(self) -> None:
+        """Keep the examples with a finite gradient."""
+        self.keep([i for i in range(self.count) if math.isfinite(self.own(self.copies(i), i).norm)])
+
+    def keep(self, examples: Sequence[int]) -> None:
+        """Keep these examples."""
+        places = [example * self.rows + row for example in examples for row in range(self.rows)]
+        self.batch = pytree.tree_map(lambda leaf: leaf[torch.tensor(places, dtype=torch.int64)], self.batch)
+
+    def losses(self, examples: Sequence[int]) -> tuple[Tensor, bool]:
+        """The loss of each of these examples in one pass, and whether it drew random numbers."""
+        few = pytree.tree_map(lambda *leaves: torch.cat(leaves), *map(self.example, examples))
+        with self.apart(), torch.no_grad():
+            before = self._random_states()
+            found = row_losses(self.loss, self.model, few, size(few)).view(-1, self.rows).mean(1)
+            return found, not all(map(torch.equal, before, self._random_states()))
 
     def _vary(self) -> bool:
         return not all(map(torch.equal, leaves(self.batch), leaves(self.copies(0))))
+
+    def alone(self, i: int) -> _Own:
+        """The loss and the gradient of example ``i`` in a pass of its own; beside copies of itself where it must be."""
+        try:
+            return self.own(self.example(i), 0)
+        except (RuntimeError, IndexError):  # such as a model that squeezes its output
+            return self.own(self.copies(i), i)
 
     def own(self, batch: Batch, i: int) -> _Own:
         """The loss and the gradient of example ``i``, from one ordinary pass over a batch."""
@@ -259,8 +392,8 @@ class _Probe:
                 )
 
 
-def _refuse_company(probe: _Probe) -> None:
-    """Refuse examples whose loss or gradient changes with the others; and parameters that no loss depends on."""
+def _refuse_company(probe: _Probe) -> list[str]:
+    """Refuse examples whose loss or gradient changes with the others; returns the parameters that none depends on."""
     used: set[str] = set()
     for i in range(probe.count):
         own = probe.own(probe.batch, i)
@@ -272,9 +405,13 @@ def _refuse_company(probe: _Probe) -> None:
                 "depend on its own row alone, and draw random numbers from torch's default generators"
             )
         used |= own.used
-    unused = [name for name in trainable(probe.model) if name not in used]
-    if unused:
-        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+    return [name for name in trainable(probe.model) if name not in used]
+
+
+def _refuse_unused(names: Sequence[str]) -> None:
+    """Refuse parameters that no loss depends on. Where paths depend on values, other examples may need them."""
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise ValueError(
             f"the loss does not depend on {shown}: freeze what is not used with requires_grad_(False), or use it"
         )
@@ -299,34 +436,75 @@ def _difference(one: _Own, other: _Own, eps: float) -> str | None:
     return None if math.isclose(one.loss, other.loss, rel_tol=bound, abs_tol=bound) else "the loss"
 
 
-def _refuse_number(probe: _Probe) -> None:
-    """Refuse what cannot be computed for one example alone, or leaves the number of examples in the model."""
+def _refuse_number(probe: _Probe) -> bool:
+    """Refuse a model in which a pass leaves the number of examples; returns whether it takes one example alone."""
     try:
         probe.own(probe.example(0), 0)
-    except RuntimeError as error:
-        raise ValueError("the loss fails with one example, though not with several: let it take any number") from error
+    except (RuntimeError, IndexError):
+        return False
+    return True
 
 
-def _refuse_engine(probe: _Probe, engine: str) -> None:
+def _refuse_statistics(probe: _Probe) -> None:
+    """Refuse examples whose loss changes with the others, among several numbers of them and beside others' extremes.
+
+    A pass inside vmap cannot tell: there a statistic of the batch is one of a single row.
+    """
+    first = [round(place) for place in torch.linspace(0, probe.count - 1, min(_ALONE, probe.count)).tolist()]
+    every = [*first, *(i for i in range(probe.count) if i not in first)]
+    alone = []
+    for i in first:
+        found, drew = probe.losses([i])
+        if drew:
+            return
+        alone.append(found)
+    own = torch.cat(alone)
+    companies = [[*first, *every[len(first) : most]] for most in (len(first), 4 * len(first), len(every))]
+    companies += [[*first, *[i] * len(first)] for i in _extremes(probe)]
+    companies += [[i, first[0]] for i in first[1:3]]
+    bound = math.sqrt(probe.eps)
+    for company in companies:
+        found = probe.losses(company)[0]
+        wanted = own if company[: len(first)] == first else own[[first.index(i) for i in company]]
+        off = (found[: len(wanted)] - wanted).abs()
+        typical = wanted.abs().nan_to_num(posinf=0).mean()
+        if bool((off > bound * (wanted.abs() + typical)).any()):
+            raise ValueError(
+                "examples act on each other: the loss of one changes with the others in its batch, or with their "
+                "number: let each output depend on its own row alone, not on a statistic of the batch or its size"
+            )
+
+
+def _extremes(probe: _Probe) -> list[int]:
+    """The examples with the smallest and the largest values, column by column."""
+    found: list[int] = []
+    for leaf in leaves(probe.batch):
+        sizes = leaf.reshape(probe.count, -1).double().nan_to_num().mean(1)
+        found += [int(sizes.argmin()), int(sizes.argmax())]
+    return list(dict.fromkeys(found))
+
+
+def _refuse_engine(probe: _Probe, engine: str, compute: Engine) -> None:
     """Refuse where the engine's gradients are not those of each example's own loss, or its norms are below theirs."""
     weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
     try:
         with probe.apart():
-            found = ENGINES[engine](probe.model, probe.loss, probe.batch, weights, probe.rows)
+            found = compute(probe.model, probe.loss, probe.batch, weights, probe.rows)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        others = " or ".join(repr(name) for name in ENGINES if name != engine)
-        raise ValueError(f"engine {engine!r} cannot take this model or loss: use engine={others}") from error
+        reason = str(error).partition("\n")[0]
+        remedy = "look at the model" if engine == "single" else "use engine='single', which passes one at a time"
+        raise ValueError(f"engine {engine!r} cannot take this model or loss ({reason}): {remedy}") from error
     with torch.no_grad(), own_products():
         norms = {name: use.measured()[0] for name, use in found.uses.items()}
     # The engine and a pass over one example round differently, and units at the bend of an activation fall on different
     # sides of it: a share of about the rounding error, which moves the gradient by about its root.
     bound = math.pow(probe.eps, 0.25)
     for i in range(probe.count):
-        own = probe.own(probe.example(i), 0)
+        own = probe.alone(i)
         if own.drew:
-            if engine == "vmap":
+            if not (isinstance(compute, Attributed) and compute.way.name != "lifted"):
                 return
             own = probe.own(probe.batch, i)
         only = torch.arange(probe.count, device=weights.device) == i
@@ -340,37 +518,18 @@ def _refuse_engine(probe: _Probe, engine: str) -> None:
 
 def _fault(probe: _Probe, engine: str, name: str, i: int, bound: float) -> str:
     """Why an engine's gradient of a parameter may differ from that of the example's own loss."""
-    alone, together = probe.own(probe.example(i), 0), probe.own(probe.batch, i)
+    alone, together = probe.alone(i), probe.own(probe.batch, i)
     if not alone.drew and not _close(together.gradients[name], alone.gradients[name], alone.norm, bound, probe.eps):
         return (
             f"the gradient of parameter {name} changes with the number of examples in the batch: let the loss return "
             "each example's own value, not divided by the size of the batch"
         )
     remedy = (
-        "use engine='vmap'"
-        if engine != "vmap"
+        "use engine='single'"
+        if engine != "single"
         else "let the loss use it through the model's modules, not by a reference kept elsewhere"
     )
     return f"engine {engine!r} does not get the gradient of parameter {name} right: {remedy}"
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Dropout layers, attention and recurrent layers drop nothing within the block; training flags stay."""
-    kinds = {_DropoutNd: "p", nn.MultiheadAttention: "dropout", nn.RNNBase: "dropout"}
-    held = [
-        (module, slot, getattr(module, slot))
-        for module in model.modules()
-        for kind, slot in kinds.items()
-        if isinstance(module, kind)
-    ]
-    try:
-        for module, slot, _ in held:
-            setattr(module, slot, 0.0)
-        yield
-    finally:
-        for module, slot, rate in held:
-            setattr(module, slot, rate)
 
 
 def _altered(leaf: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dpgrad._validate import shown
@@ -109,3 +112,43 @@ def _take_back(now: dict[str, Any], before: dict[str, Any]) -> None:
                 now[slot] = before[slot]
             else:
                 del now[slot]
+
+
+_DROPPING = {
+    F.alpha_dropout, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, torch.dropout,
+    torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
+}  # fmt: skip
+
+
+class _NoDropout(TorchFunctionMode):
+    """Functions that drop at random drop nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPPING:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention and len(args) < 5:
+            kwargs["dropout_p"] = 0.0
+        elif func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:])
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Dropout functions and layers, attention and recurrent layers drop nothing in the block; training flags stay."""
+    kinds = {_DropoutNd: "p", nn.MultiheadAttention: "dropout", nn.RNNBase: "dropout"}
+    held = [
+        (module, slot, getattr(module, slot))
+        for module in model.modules()
+        for kind, slot in kinds.items()
+        if isinstance(module, kind)
+    ]
+    try:
+        for module, slot, _ in held:
+            setattr(module, slot, 0.0)
+        with _NoDropout():
+            yield
+    finally:
+        for module, slot, rate in held:
+            setattr(module, slot, rate)

@@ -19,11 +19,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from dpgrad.grads.axes import Layout
+from dpgrad.grads.calls import UnfollowedError
+from dpgrad.grads.following import Following
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES, Rule
-from dpgrad.grads.layout import AmbiguousError, Layout, Layouts, by_shape
+from dpgrad.grads.layout import AmbiguousError, Layouts, by_shape
 from dpgrad.grads.uses import Dense, Outer, Use
 
-_BATCH_FIRST = Layout(0, False)
+_BATCH_FIRST = Layout(0)
 _FLIPS = (torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
 
 
@@ -57,7 +60,8 @@ class Shared(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         shared = next(value for value in _given(args, kwargs) if isinstance(value, Shared))
-        return shared.tape.call(func, args, kwargs)
+        tape = shared.tape
+        return (tape.lifted or tape.call)(func, args, kwargs)
 
 
 def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -90,7 +94,9 @@ class Record:
 class Tape:
     """Notes every use of the parameters of one forward pass over ``rows`` rows that belong to ``examples`` examples.
 
-    ``layouts`` says where the batch stands in the tensors that parameters meet; None finds out, by shape.
+    ``layouts`` says where the batch stands in the tensors that parameters meet; None finds out. Where the pass is
+    followed operation by operation, ``following`` knows it and is asked: it refuses what the layouts get wrong.
+    Without, layouts are found by shape, and are a guess.
     """
 
     def __init__(
@@ -99,19 +105,22 @@ class Tape:
         rows: int,
         examples: int,
         layouts: Layouts | None = None,
+        following: Following | None = None,
     ) -> None:
-        self.rows, self.examples = rows, examples
+        self.rows, self.examples, self.following = rows, examples, following
         self.finding = layouts is None
         self.layouts = Layouts() if layouts is None else layouts
         self.shapes: set[tuple[object, ...]] = set()  # that layouts were found from, for one row
         self.recording = True
         self.records: list[Record] = []
         self.made: list[Shared] = []  # from parameters; what a gradient reaches there was not followed
+        self.lifted: Callable[..., Any] | None = None  # called in place of `call` where the pass runs inside vmap
         self._twins: dict[str, Tensor] = {}
         self.shared = {name: self._parameter(name, parameter) for name, parameter in parameters.items()}
 
     def let_go(self) -> None:
         """Forget the pass: the tape and its tensors hold each other, and would until garbage is collected."""
+        self.lifted = None
         for noted in (self.records, self.made, self.shared, self._twins):
             noted.clear()
 
@@ -164,30 +173,44 @@ class Tape:
         place = (*key, tensor.ndim)
         inputs = self.layouts.inputs
         if self.finding:
-            found = by_shape(tuple(tensor.shape), self.rows)
-            before = inputs.get(place, found)
-            if (before and before.dim) != (found and found.dim):
+            found = self._found(tensor)
+            before = inputs.get(place, (found,))
+            if {each and each.dim for each in before} != {found and found.dim}:
                 raise AmbiguousError(f"{key[0]} meets the batch in different dimensions in {_name(key[1])}")
-            inputs[place] = before if before and before.flat else found
+            inputs[place] = before if found in before else (*before, found)
             shape = [
                 length // self.rows if found and dim == found.dim else length for dim, length in enumerate(tensor.shape)
             ]
             self.shapes.add((place, found, *shape))
             return found
-        if place not in inputs:
+        fitting = [each for each in inputs.get(place, ()) if each is None or each.fits(tensor.shape, self.rows)]
+        if not fitting:
             raise UnseenError(f"{key[0]} in {_name(key[1])}")
-        known = inputs[place]
-        if known is not None and not known.fits(tensor, self.rows):
-            raise UnseenError(f"{key[0]} in {_name(key[1])}")
-        return known
+        if self._followed_by is not None:
+            self._followed_by.agrees(tensor, fitting[0])
+        return fitting[0]
+
+    @property
+    def _followed_by(self) -> Following | None:
+        """Who follows the pass; nobody when a checkpointed block runs again during the backward pass."""
+        return self.following if self.recording else None
+
+    def _found(self, tensor: Tensor) -> Layout | None:
+        """Where the batch stands in ``tensor``: known, or, for what every row has alike, seen from its shape."""
+        place = None if self.following is None else self.following.place(tensor)
+        if isinstance(place, Layout):
+            return place
+        found = by_shape(tuple(tensor.shape), self.rows)
+        if found is not None and self.following is not None:
+            self.following.agrees(tensor, found)
+        return found
 
     def _met(self, tensor: Tensor, names: tuple[str, ...], func: Callable[..., Any], place: object) -> Layout | None:
         """Where the batch stands in a tensor that parameters meet."""
         layout = self.layout(tensor, names, func, place)
         if layout is None and tensor.requires_grad:  # it came from the batch, and its own gradient would be lost
-            raise ValueError(
-                f"{names} meets in {_name(func)} a tensor of shape {tuple(tensor.shape)} that was computed from the "
-                "batch and has no dimension for it: keep the batch together, or use engine='vmap'"
+            raise UnfollowedError(
+                f"{names} meets in {_name(func)} a tensor that was computed from the batch and has no dimension for it"
             )
         return layout
 
@@ -201,11 +224,16 @@ class Tape:
                 layout = self._met(arguments["input"], _names(arguments.values()), func, "input")
                 if RULES[func] in ANY_RANK or (layout is not None and not layout.dim):
                     return self._by_rule(func, args, kwargs, arguments, layout)
-        if func in _FLIPS and args[0].whole and args[0].ndim == 2:
-            it = args[0]
-            twin = it.make_twin
-            return self._shared(it.plain.t(), it.names, lambda: twin().mT, whole=True, flipped=not it.flipped)
-        return self._followed(func, args, kwargs)
+        flipped = self._flipped(func, args)
+        return self._followed(func, args, kwargs) if flipped is None else flipped
+
+    def _flipped(self, func: Callable[..., Any], args: Sequence[Any]) -> Shared | None:
+        """A parameter transposed, which is whole as before; None for any other function."""
+        if func not in _FLIPS or not args[0].whole or args[0].ndim != 2:
+            return None
+        it = args[0]
+        twin = it.make_twin
+        return self._shared(it.plain.t(), it.names, lambda: twin().mT, whole=True, flipped=not it.flipped)
 
     def _arguments(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -279,7 +307,7 @@ class Tape:
         tensors = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         names = tuple(sorted(set(_names(values))))
         layouts = {i: None if isinstance(values[i], Shared) else self._met(values[i], names, func, i) for i in tensors}
-        if _name(func) in _CHANGING or (_name(func).endswith("_") and not _name(func).endswith("__")):
+        if _changes(func):
             return self._changed(func, values, spec, layouts)
         met = any(layouts.values())
         said = [
@@ -291,6 +319,7 @@ class Tape:
         if met and not self.finding:
             if key not in self.layouts.results:
                 raise UnseenError(f"{names} in {_name(func)}")
+            self._agree(func, values, spec, self.layouts.results[key])
             return self._by_vmap(func, values, spec, layouts, self.layouts.results[key])
         result = self._plainly(func, values, spec)
         found, shape = pytree.tree_flatten(result)
@@ -313,6 +342,18 @@ class Tape:
             shape,
         )
 
+    def _agree(self, func: Callable[..., Any], values: list[Any], spec: Any, outs: Sequence[Layout]) -> None:
+        """Where the pass is followed, see that ``func`` of the whole batch puts the rows where it did before."""
+        if self._followed_by is None:
+            return
+        cuda = [value.device for value in values if isinstance(value, Tensor) and value.is_cuda]
+        with torch.no_grad(), torch.random.fork_rng(cuda[:1]):
+            found = pytree.tree_leaves(self._plainly(func, values, spec))
+        for leaf, out in zip(found, outs, strict=True):
+            if not out.fits(leaf.shape, self.rows):
+                raise UnseenError(f"{_names(values)} in {_name(func)}")
+            self._followed_by.agrees(leaf, out)
+
     def _plainly(self, func: Callable[..., Any], values: list[Any], spec: Any) -> Any:
         """``func`` on the values themselves. It must leave what parameters made as it is: a twin would not follow."""
         plain = [_plain(value) for value in values]
@@ -325,9 +366,9 @@ class Tape:
         return result
 
     def _fixed(self, func: Callable[..., Any]) -> ValueError:
-        return ValueError(
+        return UnfollowedError(
             f"{_name(func)} changes in place a tensor that has no rows of the batch: use the function that is not in "
-            "place, or engine='vmap'"
+            "place"
         )
 
     def _changed(
@@ -389,11 +430,11 @@ class Tape:
         outs: Sequence[Layout] | None,
     ) -> Any:
         """``func`` row by row: twins for what is shared, rows of what has the batch, constants as they are."""
-        batched: dict[int, tuple[Tensor, int]] = {}
+        batched: dict[int, Tensor] = {}
         for i, value in enumerate(values):
             layout = layouts.get(i)
             if isinstance(value, Shared):
-                batched[i] = value.make_twin(), 0
+                batched[i] = value.make_twin()
             elif layout is not None:
                 batched[i] = layout.opened(value, self.rows)
 
@@ -407,13 +448,11 @@ class Tape:
             found, shape[:] = _split(func(*args, **kwargs))
             return found
 
-        tensors, dims = zip(*batched.values(), strict=True)
-        places = tuple(out.dim + out.apart for out in outs) if outs else 0
         with warnings.catch_warnings():  # that a function has no batching rule of its own, and is slow
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            found = torch.func.vmap(one, in_dims=dims, out_dims=places, randomness="different")(*tensors)
+            found = torch.func.vmap(one, randomness="different")(*batched.values())
         if outs:
-            found = tuple(leaf.flatten(out.dim, out.dim + 1) for leaf, out in zip(found, outs, strict=True))
+            found = tuple(out.closed(leaf) for leaf, out in zip(found, outs, strict=True))
         return pytree.tree_unflatten(found, shape[0])
 
 
@@ -435,8 +474,13 @@ def _plain(value: Any) -> Any:
 
 def _turned(use: Use) -> Use:
     if not isinstance(use, Outer):
-        raise ValueError("a transposed parameter is used other than in a product: use engine='vmap'")
+        raise UnfollowedError("a transposed parameter is used other than in a product")
     return Outer(use.gradients, use.inputs)
+
+
+def _changes(func: Callable[..., Any]) -> bool:
+    """Whether a function changes its first argument in place."""
+    return _name(func) in _CHANGING or (_name(func).endswith("_") and not _name(func).endswith("__"))
 
 
 def _names(values: Any) -> tuple[str, ...]:

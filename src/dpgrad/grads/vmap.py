@@ -3,6 +3,7 @@
 It takes any module that `torch.func.vmap` can take, and holds one gradient of the whole model per example.
 """
 
+import warnings
 from contextlib import nullcontext
 
 import torch
@@ -39,7 +40,9 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     live = {name: parameter.detach() for name, parameter in trainable(model).items()}
     each = torch.func.vmap(torch.func.grad(weighted), in_dims=(None, 0, 0), randomness="different")
     try:
-        with attention:
+        with attention, warnings.catch_warnings():
+            # A function without a batching rule of its own runs row by row, which is slow and right.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             found = each(live, grouped, weights.view(examples, rows))
     finally:
         torch.clear_autocast_cache()  # an outer autocast would keep what this pass converted

@@ -86,12 +86,17 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> dict[str, Use]:
-    if training or running_mean is None or running_var is None:
+    return _channels(g, _fixed(input, *refuse_training(training, running_mean, running_var), eps))
+
+
+def refuse_training(training: bool, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The fixed statistics of a BatchNorm; one that has none, or gathers them, is refused."""
+    if training or mean is None or var is None:
         raise ValueError(
             "BatchNorm in training mode lets examples act on each other: replace it by GroupNorm with "
             "dpgrad.grads.convert(model), or put it in eval mode with public statistics"
         )
-    return _channels(g, _fixed(input, running_mean, running_var, eps))
+    return mean, var
 
 
 def _fixed(input: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,149 @@
+"""The batched pass with a proof for each batch, for models that can neither be followed nor lifted.
+
+Where the batch stands in what parameters meet is guessed from shapes, and then shown, for every batch:
+
+- *Certificate*. The backward pass is linear in the weights of the losses, and a power of two rounds nothing. So a
+  second backward pass, with each example's weight times a power of two of its own, must find the gradient at each of
+  that example's places larger by exactly that power. A place that another example's loss reaches fails.
+- *Halves*. An example could still act on another through the forward pass alone (a statistic of labels). So the losses
+  of half the batch, taken at random and by the values of each column, must be those in the whole batch.
+
+Guarantee: on a batch that passes, every gradient belongs to the example whose loss it comes from, up to the tolerances.
+A batch that does not is refused before anything of it is released.
+"""
+
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpgrad.grads.batch import leaves, row_losses, size
+from dpgrad.grads.bookkeeping import backward, copies, recorded, watched
+from dpgrad.grads.clip import PerExample
+from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
+from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.swap import without_dropout
+from dpgrad.grads.tape import Record, Tape, UnseenError
+from dpgrad.grads.uses import wide
+
+_POWERS = 8  # weights of examples are scaled by 2^-8 to 2^8
+COST = "a second backward pass and, for each column of the batch and once more, a second forward pass at every step"
+
+
+class RefusedError(Exception):
+    """A batch, or a model, whose gradients could not be shown to belong to single examples."""
+
+
+class MetError(RefusedError):
+    """A batch in which one example was seen to act on another."""
+
+
+def gradients(
+    model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1, layouts: Layouts | None = None
+) -> PerExample:
+    """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it, or `RefusedError`.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> found = gradients(model, lambda model, x: model(x)[:, 0], torch.tensor([[2.0], [3.0]]), torch.ones(2))
+    >>> found.uses["weight"].per_example().flatten()
+    tensor([2., 3.])
+    """
+    known = guessed(model, loss, batch, rows) if layouts is None else layouts
+    tries = [known, known.apart()] if known.flat else [known]
+    _compare_halves(model, loss, batch, rows)
+    for number, tried in enumerate(tries):
+        certificate = Certificate(model, weights, rows)
+        try:
+            return recorded(model, loss, batch, weights, rows, tried, certify=certificate)
+        except UnseenError as unseen:
+            raise RefusedError(f"the model uses {unseen} differently from pass to pass") from None
+        except RefusedError:
+            if number + 1 == len(tries):
+                raise
+    raise AssertionError("unreachable")
+
+
+def guessed(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> Layouts:
+    """Where the batch seems to stand: what has it grows with the number of rows, and nothing else does."""
+    device = leaves(batch)[0].device
+    seen: list[tuple[Layouts, object]] = []
+    reason = ""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for examples in telling_sizes(model, batch):
+            tape = Tape(trainable(model), examples * rows, examples)
+            try:
+                with torch.no_grad(), watched(model, tape):
+                    row_losses(loss, model, copies(batch, examples, rows), tape.rows)
+            except AmbiguousError as unclear:
+                reason = str(unclear)
+                continue
+            if (tape.layouts, tape.shapes) in seen:
+                return tape.layouts
+            seen.append((tape.layouts, tape.shapes))
+    raise RefusedError("the model uses its parameters differently from pass to pass" if len(seen) > 1 else reason)
+
+
+class Certificate:
+    """Asks for the gradients again with other weights, and refuses a place that does not follow its example's."""
+
+    def __init__(self, model: nn.Module, weights: Tensor, rows: int) -> None:
+        self.parameters, self.weights, self.rows = trainable(model), weights, rows
+
+    def __call__(self, losses: Tensor, tape: Tape, asked: Sequence[Record], arrived: Sequence[Tensor | None]) -> None:
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        powers = torch.randint(-_POWERS, _POWERS + 1, (tape.examples,), generator=generator).to(self.weights)
+        factors = 2.0**powers
+        weights = self.weights * factors.repeat_interleave(self.rows)
+        again = backward(losses, weights, tape, self.parameters, asked)
+        with torch.no_grad():
+            for record, g, grown in zip(asked, arrived, again, strict=True):
+                if g is None or grown is None:
+                    continue
+                one, many = (wide(record.layout.folded(x, tape.rows, tape.examples)) for x in (g, grown))
+                apart = many / factors.to(many).view(-1, *[1] * (many.ndim - 1)) - one
+                off, length = (x.reshape(len(x), -1).nan_to_num().norm(dim=1) for x in (apart, one))
+                if bool((off > _tolerance(g.dtype) * length + torch.finfo(one.dtype).tiny).any()):
+                    raise RefusedError(
+                        f"the loss of one example reaches {record.names[0]} in the place of another: the model changes "
+                        "the order of the batch, or examples act on each other"
+                    )
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Kernels that add in a random order differ by some units of rounding."""
+    return float(torch.finfo(dtype).eps ** 0.75)
+
+
+def _compare_halves(model: nn.Module, loss: Loss, batch: Batch, rows: int) -> None:
+    """Refuse a batch in which the loss of an example changes with the others."""
+    examples = size(batch) // rows
+    if examples < 2:
+        return
+    device = leaves(batch)[0].device
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
+        before = torch.get_rng_state()
+        whole = row_losses(loss, model, batch, size(batch)).view(examples, rows)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise RefusedError("the model draws random numbers outside dropout layers: two passes cannot be compared")
+        tolerance = math.sqrt(torch.finfo(whole.dtype).eps)
+        typical = whole.abs().nan_to_num(posinf=0).mean()
+        for few in _splits(batch, examples, rows, device):
+            own = (few[:, None] * rows + torch.arange(rows, device=device)).flatten()
+            some = pytree.tree_map(lambda leaf, own=own: leaf[own], batch)
+            found = row_losses(loss, model, some, len(own)).view(len(few), rows)
+            off = (found - whole[few]).abs().nan_to_num(posinf=0)
+            if bool((off > tolerance * (whole[few].abs().nan_to_num(posinf=0) + typical)).any()):
+                raise MetError("examples act on each other: the loss of one changes with the others in its batch")
+
+
+def _splits(batch: Batch, examples: int, rows: int, device: torch.device) -> Iterator[Tensor]:
+    """Both halves of the examples: at random, and by the values of each column."""
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    orders = [torch.randperm(examples, generator=generator).to(device)]
+    columns = (leaf.reshape(examples, -1).double().nan_to_num().mean(1) for leaf in leaves(batch))
+    orders += [column.argsort(stable=True) for column in columns]
+    for order in orders:
+        yield from order.tensor_split(2)

@@ -1,0 +1,269 @@
+"""Follow the rows of a batch through every operation of a pass, and refuse the first that may let them meet.
+
+Where a pass is followed to its end, each example's loss is a function of that example's row alone, and which row an
+element of a tensor belongs to is known by arithmetic on shapes. No value was looked at, so the same holds for every
+batch of as many rows: the operations are the same. What a model's Python code does with values it cannot hide: reading
+one (``item``, ``tolist``, ``numpy``) is refused as well.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpgrad.grads.axes import Layout, same_for_rows
+from dpgrad.grads.batch import leaves
+from dpgrad.grads.calls import Call, Found, MixedError, Place
+from dpgrad.grads.operations import OF_CONSTANTS, RULES, Rule, rule_of
+from dpgrad.grads.sums import Batch
+
+_Key = tuple[object, ...]
+# Ways out of the reach of torch, and into its backward pass.
+_READING: set[Callable[..., Any]] = {
+    Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.numpy, Tensor.tolist, Tensor.untyped_storage,
+    Tensor.storage, Tensor.register_hook, Tensor.is_shared, Tensor.share_memory_, Tensor.__reduce_ex__,
+    Tensor.__deepcopy__, Tensor.apply_, Tensor.map_,
+}  # fmt: skip
+_IGNORED = {"_assert_async", "_assert_tensor_metadata", "_assert_scalar", "record_stream", "_version"}
+
+
+class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The place of the rows in every tensor of a pass over ``rows`` rows.
+
+    >>> x = torch.ones(3, 2)
+    >>> with Following(3).of(x) as following:
+    ...     y = (x @ torch.ones(2, 4)).flatten()
+    >>> following.place(y)
+    Layout(dim=0, outer=1, inner=4)
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = rows
+        self.refused: MixedError | None = None  # kept: a model may catch exceptions
+        self._places: dict[_Key, Place] = {}
+        self._storages: dict[int, StorageWeakRef] = {}  # held, so that no address comes again
+        self._carrying: set[int] = set()  # storages that hold rows
+        self._fresh: dict[int, set[_Key]] = {}  # storages that were made in this pass, and what is known of them
+
+    @contextmanager
+    def of(self, batch: Batch) -> Iterator["Following"]:
+        """Follow what is done within the block."""
+        for leaf in leaves(batch):
+            self._note(leaf, Layout(0))
+        with _Reading(self), self:
+            yield self
+        if self.refused is not None:
+            raise self.refused
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where the rows stand in a tensor, or its periods where it does not descend from the batch."""
+        storage, key = self._key(tensor)
+        found = self._places.get(key)
+        if found is not None:
+            return found
+        if storage in self._carrying:
+            raise self._refuse("the model has a view of a tensor that could not be followed")
+        return tuple(
+            1 if length == 1 or not stride else length
+            for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+
+    def agrees(self, tensor: Tensor, layout: Layout | None) -> None:
+        """Refuse a tensor whose rows do not stand where ``layout`` says; None says that it has no rows."""
+        place = self.place(tensor)
+        if isinstance(place, Layout):
+            known = layout is not None and layout.fits(tensor.shape, self.rows) and place == layout
+        else:
+            known = layout is None or (
+                layout.fits(tensor.shape, self.rows) and same_for_rows(place, tensor.shape, layout)
+            )
+        if not known:
+            raise self._refuse("a parameter meets the batch in a dimension that changes with its size")
+
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether a tensor descends from the batch."""
+        return self._key(tensor)[0] in self._carrying
+
+    def _refuse(self, why: str | MixedError) -> MixedError:
+        error = why if isinstance(why, MixedError) else MixedError(why)
+        self.refused = self.refused or error
+        return error
+
+    def _key(self, tensor: Tensor) -> tuple[int, _Key]:
+        with torch._C.DisableTorchFunction():
+            if tensor.layout is not torch.strided or tensor.is_nested:
+                raise self._refuse("the model uses sparse or nested tensors")
+            storage = tensor.untyped_storage()._cdata
+            return storage, (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _note(self, tensor: Tensor, place: Place) -> None:
+        storage, key = self._key(tensor)
+        with torch._C.DisableTorchFunction():
+            self._storages.setdefault(storage, StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
+        self._places[key] = place
+        self._fresh.get(storage, set()).add(key)
+        if isinstance(place, Layout):
+            self._carrying.add(storage)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in _IGNORED:
+            return func(*args, **kwargs)
+        arguments = _bound(func, args, kwargs)
+        call = Call(name.removesuffix("_"), arguments, None, self.place, self.rows)
+        try:
+            carrying = [tensor for tensor in call.tensors if isinstance(self.place(tensor), Layout)]
+            if carrying and name == "_local_scalar_dense":
+                raise MixedError("the model reads a value of the batch")
+            written = [
+                arguments[each.name]
+                for each in func._schema.arguments
+                if each.alias_info is not None and each.alias_info.is_write
+            ]
+            if torch.Tag.inplace_view in func.tags and carrying:
+                raise MixedError(f"{name} changes the shape of a tensor in place")
+            before = [self.place(tensor) for tensor in written if isinstance(tensor, Tensor)]
+        except MixedError as mixed:
+            raise self._refuse(mixed) from None
+        call.result = func(*args, **kwargs)
+        try:
+            self._after(func, call, bool(carrying), written, before)
+        except MixedError as mixed:
+            raise self._refuse(mixed) from None
+        return call.result
+
+    def _after(self, func: Any, call: Call, carrying: bool, written: list[Any], before: list[Place]) -> None:
+        rule = rule_of(func)
+        if carrying and rule is None:
+            raise MixedError(f"{call.name} has no rule that tells examples apart")
+        found: Found = None
+        if rule is not None and (call.tensors or rule is RULES["zeros"]):
+            found = _ruled(rule, call) if carrying or rule in OF_CONSTANTS else _constant(rule, call)
+        if written:
+            target = written[0]
+            if len(written) > 1 or not isinstance(target, Tensor) or target is not call["self"]:
+                if carrying:
+                    raise MixedError(f"{call.name} writes to tensors that were given to it")
+                for tensor in written:
+                    self._forget(tensor)
+                return
+            self._overwritten(call, target, before[0], found[0] if isinstance(found, list) else found)
+            return
+        results = call.result if isinstance(call.result, list | tuple) else [call.result]
+        places = found if isinstance(found, list) else [found] * len(results)
+        for tensor, place in zip(results, places, strict=False):
+            if isinstance(tensor, Tensor):
+                self._made(call, tensor, place, carrying)
+
+    def _made(self, call: Call, tensor: Tensor, place: Any, carrying: bool) -> None:
+        """Note a result; one that has no place among the results of the batch may not be used."""
+        storage, _ = self._key(tensor)
+        if storage not in self._storages:
+            self._fresh[storage] = set()
+        if place is not None:
+            self._note(tensor, place)
+        elif carrying:
+            self._note(tensor, Layout(0))
+            self._carrying.add(storage)
+            del self._places[self._key(tensor)[1]]  # a use of it is refused
+
+    def _overwritten(self, call: Call, target: Tensor, before: Place, found: Found) -> None:
+        """Keep what is known of a tensor that was written to, or refuse where rows would come into other views."""
+        if isinstance(before, Layout):
+            same = found == before
+            if not same and isinstance(found, tuple):
+                same = same_for_rows(found, target.shape, before)
+            if not same:
+                raise MixedError(f"{call.name} writes other examples' values in place")
+            return
+        storage, key = self._key(target)
+        whole = self._fresh.get(storage, set()) <= {key} and storage in self._fresh
+        whole = whole and target.numel() * target.element_size() == target.untyped_storage().nbytes()
+        if isinstance(found, Layout) and not whole:
+            raise MixedError(f"{call.name} writes the batch in place into a part of another tensor")
+        self._forget(target)
+        if whole and found is not None:
+            self._note(target, found)  # type: ignore[arg-type]
+
+    def _forget(self, tensor: Tensor) -> None:
+        storage, _ = self._key(tensor)
+        for key in [key for key in self._places if key[0] == storage]:
+            del self._places[key]
+        self._fresh.get(storage, set()).clear()
+
+
+class _Reading(TorchFunctionMode):
+    """Notes where the model takes values of the batch out of torch, or puts itself into the backward pass."""
+
+    def __init__(self, following: Following) -> None:
+        super().__init__()
+        self.following = following
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READING and isinstance(args[0], Tensor) and self.following.carries(args[0]):
+            raise self.following._refuse(
+                f"the model takes values of the batch out of torch, or sets hooks, by {func.__name__}"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _ruled(rule: Rule, call: Call) -> Found:
+    try:
+        return rule(call)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Arguments that the rule does not know, in another release of torch.
+        raise MixedError(f"{call.name} could not be followed") from error
+
+
+def _constant(rule: Rule, call: Call) -> Found:
+    """What is known of the results of tensors that do not descend from the batch.
+
+    An argument that is even along a dimension could have rows there that are all alike. Where the operation would keep
+    them apart, the result has rows that are all alike, too.
+    """
+    results = call.result if isinstance(call.result, list | tuple) else [call.result]
+    periods = [list(each.shape) if isinstance(each, Tensor) else [] for each in results]
+    for tensor in call.tensors:
+        place = call.place(tensor)
+        for dim, length in enumerate(tensor.shape):
+            if isinstance(place, Layout) or place[dim] != 1 or length == 1:
+                continue
+            pretended = call.pretending(tensor, Layout(dim), length)
+            with suppress(MixedError):
+                found = _ruled(rule, pretended)
+                for one, known in zip(found if isinstance(found, list) else [found], periods, strict=False):
+                    if isinstance(one, Layout) and not one.flat:
+                        known[one.dim] = 1
+    return [tuple(known) for known in periods]
+
+
+def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, defaults included."""
+    schema = func._schema.arguments
+    found = {each.name: each.default_value for each in schema if each.has_default_value()}
+    found.update(zip((each.name for each in schema), args, strict=False))
+    return {**found, **kwargs}
+
+
+def own_functions(losses: Tensor) -> str:
+    """The name of a function of the model's own in the backward pass; nothing where torch knows every derivative."""
+    waiting: list[Any] = [losses.grad_fn]
+    known: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return type(node).__name__.removesuffix("Backward")
+        waiting += [following for following, _ in node.next_functions]
+    return ""

@@ -1,0 +1,187 @@
+"""Three ways to the gradients of single examples; in each, which example a gradient belongs to is no guess.
+
+1. *batched*: every operation of the pass was followed and keeps examples apart, whatever the values (`following`).
+2. *lifted*: the pass runs inside `torch.func.vmap`, so that no example can see another (`lifted`).
+3. *certified*: an ordinary pass over the batch, shown to keep examples apart on every batch anew (`certified`).
+
+The first that takes a model is used. Which one that is follows from the operations of the model and, between the second
+and third, from a few examples; a batch that its way cannot take goes the next way.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpgrad._validate import warn
+from dpgrad.grads import bookkeeping, certified, lifted
+from dpgrad.grads.batch import leaves, row_losses, size
+from dpgrad.grads.calls import MixedError, UnfollowedError
+from dpgrad.grads.clip import PerExample
+from dpgrad.grads.forks import Seen
+from dpgrad.grads.layout import Layouts
+from dpgrad.grads.sums import Batch, Loss
+from dpgrad.grads.swap import without_dropout
+
+Name = Literal["batched", "lifted", "certified", "vmap", "single"]
+Beside = Literal["lifted", "certified", "forked"]  # forked: lifted, with a path for every boolean mask
+_BESIDES: tuple[Beside, ...] = ("lifted", "certified", "forked")
+MOST_PATHS = 8  # through a model, before a user is told
+_ONE_ROW = (
+    "the loss of an example changes with the others in its batch, through a statistic of the batch: gradients are "
+    "computed as if each example were alone, so that it is the statistic of one row"
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the gradients of single examples are computed, and why so.
+
+    >>> print(Way("lifted", "sort has no rule"))
+    lifted (sort has no rule)
+    """
+
+    name: Name
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})" if self.why else self.name
+
+
+class Attributed:
+    """An engine that takes the first of the three ways that is open to a model.
+
+    >>> engine, model = Attributed(), nn.Linear(1, 1, bias=False)
+    >>> found = engine(model, lambda model, x: model(x)[:, 0], torch.tensor([[2.0], [3.0]]), torch.ones(2))
+    >>> found.uses["weight"].per_example().flatten(), engine.way
+    (tensor([2., 3.]), Way(name='batched', why='no operation depends on values'))
+    """
+
+    def __init__(self) -> None:
+        self._layouts: Layouts | None = None  # of the batched way
+        self._mixed: dict[object, str] = {}  # shapes of batches that it cannot take, and why
+        self._batched: bool | None = None  # whether it is open, once that is decided
+        self._beside: Beside = "lifted"  # the way of a model, or of a batch, that is not followed
+        self._why = ""  # why in that one
+        self._seen = Seen()
+        self._guessed: Layouts | None = None
+        self._decided = False
+        self._lots = 0
+        self._said: set[str] = set()
+
+    @property
+    def way(self) -> Way:
+        """The way that was found open."""
+        why = next(iter(self._mixed.values()), "")
+        if self._batched:
+            return Way("batched", "no operation depends on values")
+        why = f"{why}; {self._why}" if self._why else why
+        return Way("certified" if self._beside == "certified" else "lifted", why)
+
+    @property
+    def not_captured(self) -> str:
+        """Why a pass cannot be captured in a CUDA graph; nothing where it may be tried."""
+        if self._seen.asked:
+            return "the model reads values of the batch in Python"
+        return f"every batch is checked: {self.way.why}" if self.way.name == "certified" else ""
+
+    def __call__(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
+        shapes = tuple(leaf.shape for leaf in leaves(batch))
+        if self._batched is not False and shapes not in self._mixed:
+            try:
+                if self._layouts is None:
+                    self._layouts = bookkeeping.find_layouts(model, loss, batch, rows)
+                found = bookkeeping.gradients(model, loss, batch, weights, rows, self._layouts)
+                self._batched = True
+                return found
+            except (MixedError, UnfollowedError) as mixed:
+                self._mixed[shapes] = str(mixed)
+                if self._batched:
+                    self._say(f"batches of some sizes cannot be followed ({mixed}): they go another way")
+                self._batched = bool(self._batched)
+        return self._without_following(model, loss, batch, weights, rows)
+
+    def _without_following(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int) -> PerExample:
+        """The second way, the third, and the second once more with a path for each example where need be."""
+        reasons = []
+        for name in _BESIDES[_BESIDES.index(self._beside) :]:
+            try:
+                if name == "certified":
+                    found = self._certified(model, loss, batch, weights, rows)
+                else:
+                    found = self._lifted(model, loss, batch, weights, rows, masks=name == "forked")
+            except certified.MetError as met:
+                raise ValueError(
+                    f"{met}: let each output depend on its own row alone, not on a statistic of the batch or its size"
+                ) from None
+            except (lifted.CannotLiftError, certified.RefusedError, UnfollowedError) as error:
+                reasons += [str(error)] if str(error) not in reasons else []
+            else:
+                if not self._decided and name != self._beside:
+                    self._beside, self._why = name, "; ".join(reasons)
+                    if name == "certified":
+                        self._say(
+                            f"the model can neither be followed nor lifted ({self.way.why}): every batch is checked, "
+                            f"which costs {certified.COST}"
+                        )
+                return found
+        why = "; ".join([*self._mixed.values()][:1] + reasons)
+        raise ValueError(
+            f"gradients cannot be told apart by example ({why}): let each output depend on its own row alone, or use "
+            "engine='single', which passes one example at a time"
+        )
+
+    def decided(self) -> None:
+        """Keep to the way that was found, and follow every pass from now on: those before had no dropout.
+
+        What a later batch does then depends on that batch alone, so that a step can be replayed.
+        """
+        self._decided = True
+        if self._layouts is not None:
+            self._layouts.proven.clear()
+
+    def _lifted(
+        self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int, masks: bool
+    ) -> PerExample:
+        self._seen.masks = masks
+        found = lifted.gradients(model, loss, batch, weights, rows, self._seen)
+        if self._seen.paths > MOST_PATHS:
+            self._say(f"examples take more than {MOST_PATHS} paths through the model, each in a pass of its own")
+        self._compare_losses(model, loss, batch, rows)
+        return found
+
+    def _compare_losses(self, model: nn.Module, loss: Loss, batch: Batch, rows: int) -> None:
+        """Say where the losses are others in a batch: the model computes a statistic of it, which here is of one row.
+
+        Every batch is compared where an operation over the examples is known of, and the 1st, 2nd, 4th, ... elsewhere.
+        """
+        self._lots += 1
+        device = leaves(batch)[0].device
+        rarely = "several examples" not in self.way.why and self._lots & (self._lots - 1)
+        if _ONE_ROW in self._said or rarely or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
+            before = torch.get_rng_state()
+            together = row_losses(loss, model, batch, size(batch))
+            if not torch.equal(before, torch.get_rng_state()):
+                return
+            alone = lifted.losses(model, loss, batch, rows, self._seen)
+        near = torch.finfo(together.dtype).eps ** 0.5 * (alone.abs() + alone.abs().nan_to_num(posinf=0).mean())
+        if bool(((together - alone).abs() > near).any()):
+            self._say(_ONE_ROW)
+
+    def _certified(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int) -> PerExample:
+        if self._guessed is None:
+            self._guessed = certified.guessed(model, loss, batch, rows)
+        return certified.gradients(model, loss, batch, weights, rows, self._guessed)
+
+    def _say(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warn(what)
+
+
+def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
+    """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it, by the first way that is open."""
+    return Attributed()(model, loss, batch, weights, rows)
