@@ -137,3 +137,11 @@ def test_the_tolerance_is_within_reach_of_float64() -> None:
     """Also where noise outweighs the rows by far, and for half a million of them."""
     assert perturbed.tolerance(500_000, 1.0, 1.0) > 2 * 1e-10 * 500_000
     assert perturbed.tolerance(10, 1.0, 1e9) > 1e-14 * math.sqrt(50_000) * 1e9 / 10
+
+
+def test_what_rounding_may_hide_of_the_gradient_counts_against_the_tolerance() -> None:
+    """The gradient of one row can be made zero, and is still known to 1e-10 of its summand only."""
+    one, linear = Design([[1.0]], radius=1.0), np.zeros((1, 1))
+    assert perturbed.minimiser(one, np.array([3.0]), Squared(bound=9.0), 1.0, linear, 1e-9).shape == (1, 1)
+    with pytest.raises(ValueError, match="no coefficients with a gradient below"):
+        perturbed.minimiser(one, np.array([3.0]), Squared(bound=9.0), 1.0, linear, 1e-11)

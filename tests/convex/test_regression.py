@@ -153,3 +153,27 @@ def test_bad_data() -> None:
         regression.solve(Design(np.ones((10, 1)), radius=2.0), np.ones(10), plan)
     with pytest.raises(ValueError, match="targets must be finite"):
         regression.solve(Design(np.ones((10, 1)), radius=1.0), [math.nan] * 10, plan)
+
+
+def test_every_row_is_lowered_by_what_rounding_may_add() -> None:
+    moment, product = regression.statistics(Design([[1.0]], radius=1.0), np.array([1.0]))
+    for found in (float(moment[0, 0]), float(product[0, 0])):
+        assert 1 - 4e-6 < found < 1 - 5e-7
+
+
+def test_no_two_releases_share_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same numbers on two of them, their difference would show the data."""
+    drawn: list[tuple[int, float]] = []
+    gaussian = gd.gaussian
+
+    def spied(key: Key, step: int, shape: tuple[int, ...], std: float) -> Any:
+        found = gaussian(key, step, shape, std)
+        drawn.append((step, float(found.ravel()[0]) / std))
+        return found
+
+    monkeypatch.setattr(gd, "gaussian", spied)
+    plan = regression.calibrated(
+        50, radius=1.0, target_bound=1.0, epsilon=1.0, delta=1e-6, relation=Relation.ZERO_OUT
+    )  # fmt: skip
+    regression.solve(Design(np.ones((50, 2)) / 2, radius=1.0), np.ones(50), plan, key=7)
+    assert len(drawn) == len({step for step, _ in drawn}) == len({first for _, first in drawn}) == 3

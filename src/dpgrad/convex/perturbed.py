@@ -185,6 +185,8 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
         rounding += 1e-14 * float(ridge * np.linalg.norm(found) + np.linalg.norm(linear))
         if norm + rounding <= tolerance:
             return found
+        if not norm:  # no step is left, and rounding alone hides more than the tolerance
+            break
         first = first or norm
         bends = loss.curvatures(scores, targets)[:, None]
         step = _conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))

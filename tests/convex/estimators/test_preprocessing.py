@@ -13,6 +13,7 @@ from scipy import sparse
 from scipy.stats import chi2, norm
 from sklearn.base import clone
 
+from dpgrad.convex import gd
 from dpgrad.convex.estimators import DPStandardScaler, RowNormalizer
 from dpgrad.convex.estimators.preprocessing import moment_sums
 from dpgrad.ledger import Ledger
@@ -233,3 +234,22 @@ class TestScaler:
         bad[0, 0] = np.nan
         with pytest.raises(ValueError, match=r"^Input X contains NaN: fill in missing values by a public rule"):
             DPStandardScaler(bounds=BOUNDS).fit(bad)
+
+
+def test_released_sums_are_lowered_by_what_rounding_may_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, rows at the upper bound have a mean of it, less a millionth of half the width."""
+    monkeypatch.setattr(gd, "gaussian", lambda key, step, shape, std: np.zeros(shape))
+    found = DPStandardScaler(bounds=(-1.0, 1.0)).fit(np.ones((500, 2))).mean_
+    assert found is not None
+    assert ((found > 1 - 2e-6) & (found < 1 - 5e-7)).all()
+
+
+def test_no_unit_is_beyond_one() -> None:
+    """Also where (high − middle)/half rounds to more."""
+    random = np.random.default_rng(3)
+    low = random.uniform(-1, 1, 2000)
+    high = low + random.uniform(1e-3, 2, 2000)
+    middle, half = low + (high - low) / 2, (high - low) / 2
+    assert (np.abs((np.array([low, high]) - middle) / half) > 1).any()  # what is guarded against does happen
+    sums = [moment_sums(edge[None, :], low, high) for edge in (low, high)]
+    assert all((np.abs(first) <= 1).all() and (second <= 0).all() for first, second in sums)
