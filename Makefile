@@ -1,6 +1,7 @@
 # make demo        a budget planned, then `dpgrad train` on digits at ε = 3: about two minutes on two cores
 # make test        everything: checks, tests, doctests, the built wheel in a clean environment
 # make test-fast   the tests without the slow ones
+# make test-exhaustive many more seeds and cases of some tests (hours)
 # make test-portable the tests as an old processor, other thread counts, locales and time zones, and a loaded machine run them
 # make test-gpu    the tests of the engines on a CUDA device, results committed (no installation; some minutes)
 # make check       ruff, ruff format, strict mypy
@@ -29,7 +30,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-portable test-gpu check format pytest wheel-test bench bench-engines table-convex mutants conformance soak stale clean
+.PHONY: help install demo test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines table-convex mutants conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -67,6 +68,9 @@ test-fast: install
 # ARGS are for pytest, such as a folder; ONLY names one variation.
 test-portable: install
 	$(BIN)/python tests/portable.py $(if $(ONLY),--only $(ONLY)) -- -n $(WORKERS) $(ARGS)
+
+test-exhaustive: install
+	$(PYTEST) --exhaustive
 
 test-gpu:
 	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m benchmarks.gpu_tests --write

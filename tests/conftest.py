@@ -30,6 +30,19 @@ def pytest_runtest_setup() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the tests marked exhaustive, and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked exhaustive, or all others."""
+    wanted = config.getoption("--exhaustive")
+    left_out = [item for item in items if (item.get_closest_marker("exhaustive") is not None) != wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -36,7 +36,7 @@ MIXED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MIXED)
 def test_intervals_are_narrow_and_hold_the_truth(name: str) -> None:
     parts, widest = MIXED[name]
@@ -54,7 +54,7 @@ PARTS = st.lists(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(PARTS, st.none() | st.floats(0.5, 2.0), st.floats(-14.0, -3.0))
 @settings(max_examples=12, deadline=None)
 def test_lower_estimate_upper(parts: list[tuple[float, float, float]], plain: float | None, log_delta: float) -> None:
@@ -122,7 +122,7 @@ class TestExtremeTargets:
         assert pld.account(run(0.00125, 0.4, found)).epsilon(0.18) <= 8.47e-05
         assert pld.account(run(0.00125, 0.4, found + 1)).epsilon(0.18) > 8.47e-05
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("rate", "steps", "epsilon", "delta"),
         [(1e-6, 1, 1e-6, 1e-15), (1.0, 1, 1e6, 0.5), (1e-6, 10**7, 1e-6, 0.5), (0.5, 10**7, 1e6, 1e-15)],

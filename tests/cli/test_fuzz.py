@@ -291,13 +291,13 @@ def test_edited_settings(tmp_path: Path) -> None:
     spoil_settings(13, 20, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(5))
 def test_many_edited_files(small: Path, tmp_path: Path, seed: int) -> None:
     spoil_files(seed, 100, small, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("option", ["--ledger", "--out", "--resume --out"])
 def test_runs_in_hostile_places(hostile: dict[str, Path], tmp_path: Path, option: str) -> None:
     for name, path in hostile.items():
@@ -318,7 +318,7 @@ def test_numbers_beyond_squaring() -> None:
         check(["curvature", "digits", "--rows", "20", "--loss", "softmax", "--clip", clip, "--json"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("seed", range(3))
 def test_many_edited_settings(tmp_path: Path, seed: int) -> None:
@@ -342,7 +342,7 @@ def test_spoilt_arguments(
     assert codes.count(2) > len(codes) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("seed", range(5))
 def test_many_spoilt_arguments(

@@ -296,14 +296,14 @@ def test_no_example_is_mistaken_for_another(case: Case, seed: int) -> None:
     assert_holds(case, seed, FLOAT32)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @of_cases
 def test_no_example_is_mistaken_on_many_datasets(case: Case) -> None:
     for seed in MANY_SEEDS:
         assert_holds(case, seed, FLOAT32)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @of_cases
 def test_no_example_is_mistaken_in_double(case: Case) -> None:
     for seed in SEEDS:

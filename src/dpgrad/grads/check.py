@@ -106,7 +106,7 @@ def prepared(
         with torch.enable_grad(), mixed, without_dropout(model):
             _refuse_engine(probe, engine, compute)
     if isinstance(compute, Attributed):
-        if size(batch) > PROBED:  # a model may do other things with larger batches
+        if size(batch) > _PROBED:  # a model may do other things with larger batches
             _try(compute, model, loss, _spread(batch, _MOST), several_rows)
         compute.decided()
     return compute, way
@@ -419,6 +419,8 @@ def _refuse_unused(names: Sequence[str]) -> None:
 
 def _difference_far(probe: _Probe, own: _Own, i: int) -> str | None:
     """What differs when the others are far larger: rounding hides a share of one part in a thousand, not of all."""
+    if leaves(probe.batch)[0].is_cuda:  # an index out of its range would end the process
+        return None
     try:
         far = probe.own(probe.stretched(i), i)
     except (RuntimeError, IndexError):  # a model that does not take such numbers

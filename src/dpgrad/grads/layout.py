@@ -25,6 +25,7 @@ class Layouts:
     inputs: dict[Key, tuple[Layout | None, ...]] = field(default_factory=dict)  # by shape one of several
     results: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
     every: bool = False  # whether the backward pass must be asked for the gradient at every place
+    guessed: bool = False  # by shape alone, to be shown for every batch
     proven: set[Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
 
     def update(self, other: "Layouts") -> None:
@@ -43,6 +44,7 @@ class Layouts:
         return Layouts(
             {key: tuple(layout and moved(layout) for layout in several) for key, several in self.inputs.items()},
             {key: tuple(map(moved, layouts)) for key, layouts in self.results.items()},
+            guessed=self.guessed,
         )
 
     @property

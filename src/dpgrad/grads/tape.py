@@ -109,7 +109,7 @@ class Tape:
     ) -> None:
         self.rows, self.examples, self.following = rows, examples, following
         self.finding = layouts is None
-        self.layouts = Layouts() if layouts is None else layouts
+        self.layouts = Layouts(guessed=following is None) if layouts is None else layouts
         self.shapes: set[tuple[object, ...]] = set()  # that layouts were found from, for one row
         self.recording = True
         self.records: list[Record] = []
@@ -310,6 +310,9 @@ class Tape:
         if _changes(func):
             return self._changed(func, values, spec, layouts)
         met = any(layouts.values())
+        if met and self.layouts.guessed and any(map(_counts, values)):
+            # Row by row such an index may lie outside: an error on a CPU, the end of the process on a CUDA device.
+            raise UnfollowedError(f"{names} meets in {_name(func)} whole numbers of the batch")
         said = [
             _plain(value).ndim if isinstance(value, Tensor) else value
             for value in values
@@ -481,6 +484,12 @@ def _turned(use: Use) -> Use:
 def _changes(func: Callable[..., Any]) -> bool:
     """Whether a function changes its first argument in place."""
     return _name(func) in _CHANGING or (_name(func).endswith("_") and not _name(func).endswith("__"))
+
+
+def _counts(value: Any) -> bool:
+    """Whether a value is a tensor of whole numbers that may be indices."""
+    whole = isinstance(value, Tensor) and not isinstance(value, Shared) and value.dtype != torch.bool
+    return whole and not value.is_floating_point() and not value.is_complex()
 
 
 def _names(values: Any) -> tuple[str, ...]:
