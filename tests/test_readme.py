@@ -1,5 +1,6 @@
 """The README is true: its Python runs, its commands answer, its links lead somewhere."""
 
+import doctest
 import json
 import re
 import shlex
@@ -37,6 +38,11 @@ def test_command_answers(command: str) -> None:
 def test_links_to_files_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text("utf-8")):
         assert (ROOT / target).exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_examples_of_the_docs_are_true(page: str) -> None:
+    assert not doctest.testfile(str(ROOT / "docs" / page), module_relative=False, encoding="utf-8").failed
 
 
 def test_changelog_has_its_privacy_heading() -> None:

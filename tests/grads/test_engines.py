@@ -541,16 +541,16 @@ OTHER_WAYS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "repeated within the batch": (
         lambda: Does(lambda own, x: own.w.repeat(len(x), 1).view_as(x) * x, w=torch.randn(6, 5)), "lifted"
     ),
+    "selected": (lambda: Does(selected, **two_layers()), "lifted"),
+    "computed weight changed in place": (lambda: Does(changed_weight, w=torch.randn(5)), "lifted"),
     "custom function": (lambda: Does(lambda own, x: own.b(Reversed.apply(own.a(x))), **two_layers()), "certified"),
 }  # fmt: skip
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "selected": (lambda: Does(selected, **two_layers()), "engine='single'"),
     "custom function": (lambda: Does(lambda own, x: Doubled.apply(x, own.w), w=torch.randn(5)), "cannot be followed"),
     "custom function of a computed weight": (
         lambda: Does(lambda own, x: Doubled.apply(x, own.w.exp()), w=torch.randn(5)), "cannot be followed"
     ),
-    "computed weight changed in place": (lambda: Does(changed_weight, w=torch.randn(5)), "not in place"),
     "parameter changed in place": (
         lambda: Does(lambda own, x: own.w.data.clamp_(-1, 1).sum() + x * own.w, w=torch.randn(5)), "not in place"
     ),
@@ -589,7 +589,7 @@ def test_what_cannot_be_followed_is_refused(name: str) -> None:
         clipped_sum(make(), output_loss, sequences(6), partial(Hard(), clip=1.0))
 
 
-@pytest.mark.parametrize("name", ["selected", "custom function", "custom function of a computed weight"])
+@pytest.mark.parametrize("name", ["custom function", "custom function of a computed weight"])
 def test_one_example_at_a_time_takes_what_is_refused(name: str) -> None:
     """The way out that the messages name."""
     assert_equal(REFUSED[name][0](), output_loss, sequences(4), single.gradients, Hard())

@@ -132,7 +132,7 @@ def _running(parser: "Parser") -> None:
         help="Record the papers' diagnostics over the last epochs, to private/; outside the guarantee.",
     )
     add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
-    add("--engine", metavar="NAME", help="bookkeeping, the default, or vmap.")
+    add("--engine", metavar="NAME", help="bookkeeping, the default, vmap or single.")
     add("--microbatch", metavar="N", type=_options.count, help="The most rows worked on at a time.")
     add("--memory-limit", metavar="BYTES", type=_options.count, help="The memory a step may take.")
     add("--json", action="store_true", default=None, help="Print one JSON object; progress stays on standard error.")
