@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
-from dpgrad.grads import ENGINES, vmap
+from dpgrad.grads import ENGINES, clipped_sum, vmap
 from dpgrad.grads.check import check
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.convert import convert
@@ -570,6 +571,52 @@ def test_the_model_is_left_as_it_was(name: str, engine: str) -> None:
     assert same(before, state_of(model))
     assert torch.equal(batch, given)
     assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters())
+
+
+class Squeezes(nn.Module):
+    """Takes any number of examples but one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze()
+
+
+def test_a_model_that_squeezes_its_output_is_taken() -> None:
+    model, x = Squeezes(), rows(5)
+    assert check(model, lambda model, x: model(x).square(), x).name == "batched"
+    one = clipped_sum(model, lambda model, x: model(x).square(), x[:1], lambda norms: torch.ones_like(norms))
+    wanted = torch.autograd.grad(model(x[:1]).square(), model.layer.weight)[0]
+    torch.testing.assert_close(one.sums["layer.weight"], wanted, rtol=2e-3, atol=1e-6)
+
+
+class DropsAttention(nn.Module):
+    """Dropout as a function, which no module shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.layer(x).softmax(-1), 0.5, self.training)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_dropout_as_a_function_is_taken(engine: str) -> None:
+    check(DropsAttention(), squares, rows(), engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_reentrant_checkpoint_is_refused_with_a_remedy(engine: str) -> None:
+    def loss(reentrant: bool) -> Loss:
+        return lambda model, x: squares(nn.Identity(), checkpoint(model, x.requires_grad_(), use_reentrant=reentrant))
+
+    with pytest.raises(ValueError, match="give use_reentrant=False"):
+        check(nn.Linear(WIDTH, 2), loss(True), rows(), engine)
+    if engine != "vmap":  # which takes no hooks on saved tensors
+        check(nn.Linear(WIDTH, 2), loss(False), rows(), engine)
 
 
 def test_no_more_than_a_few_examples_are_looked_at() -> None:

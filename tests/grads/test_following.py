@@ -221,8 +221,8 @@ def test_functions_of_the_model_s_own_are_found() -> None:
             return g - g.mean(0)
 
     x = torch.ones(3, 2, requires_grad=True)
-    assert own_functions(Own.apply(x.sin()).sum(1)) == "Own"
-    assert own_functions(nn.Linear(2, 1)(x).sum(1)) == ""
+    assert own_functions(Own.apply(x.sin()).sum(1)) == ["Own"]
+    assert own_functions(nn.Linear(2, 1)(x).sum(1)) == []
 
 
 class TestAxes:

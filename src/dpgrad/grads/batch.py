@@ -13,6 +13,10 @@ _TYPES = re.compile(
 )  # in torch's messages
 
 
+class LossShapeError(ValueError):
+    """A loss that does not return one value per row."""
+
+
 def leaves(batch: Batch) -> list[Tensor]:
     """The tensors of a batch; anything else in it is refused."""
     found = pytree.tree_leaves(batch)
@@ -81,7 +85,7 @@ def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
         raise ValueError(f"loss must return a tensor with one value per example, got {shown(found)}")
     if tuple(found.shape) != (rows,):
         hint = "use reduction='none'" if not found.ndim else "sum or average over every dimension but the first"
-        raise ValueError(
+        raise LossShapeError(
             f"loss must return one value per example, shape ({rows},), got shape {tuple(found.shape)}: {hint}"
         )
     if not found.is_floating_point():

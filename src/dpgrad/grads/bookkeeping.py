@@ -145,9 +145,9 @@ def finished(
 def _refuse_unknown(losses: Tensor, following: Following) -> None:
     """Refuse losses that are not those of the rows in order, and derivatives of the model's own."""
     following.agrees(losses, Layout(0))
-    function = own_functions(losses)
-    if function:
-        raise MixedError(f"the model has an autograd.Function of its own ({function})")
+    functions = own_functions(losses)
+    if functions:
+        raise MixedError(f"the model has an autograd.Function of its own ({functions[0]})")
 
 
 @contextmanager

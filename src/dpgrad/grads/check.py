@@ -22,8 +22,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpgrad._validate import warn
 from dpgrad.grads.accumulate import ENGINES, Engine, row_weights
-from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, row_losses, size
+from dpgrad.grads.batch import LossShapeError, as_rows, leaves, on_device_of, part, row_losses, size
+from dpgrad.grads.following import own_functions
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped, unwrapped, without_dropout
@@ -97,6 +99,8 @@ def prepared(
             way = compute.way if isinstance(compute, Attributed) else Way(engine)  # type: ignore[arg-type]
             if way.name in ("batched", "vmap"):
                 _refuse_unused(unused)
+            elif unused:
+                warn(f"no loss of the few examples that were tried depends on {', '.join(unused[:5])}")
             if way.name != "batched" and not takes_one:
                 raise ValueError("the loss fails with one example, though not with several: let it take any number")
             if way.name != "batched":
@@ -322,7 +326,7 @@ class _Probe:
         """The loss and the gradient of example ``i`` in a pass of its own; beside copies of itself where it must be."""
         try:
             return self.own(self.example(i), 0)
-        except (RuntimeError, IndexError):  # such as a model that squeezes its output
+        except (RuntimeError, IndexError, LossShapeError):  # such as a model that squeezes its output
             return self.own(self.copies(i), i)
 
     def own(self, batch: Batch, i: int) -> _Own:
@@ -334,6 +338,7 @@ class _Probe:
             before = self._random_states()
             losses = row_losses(self.loss, self.model, batch, size(batch))
             drew = not all(map(torch.equal, before, self._random_states()))
+            _refuse_reentrant(losses)
             loss = losses.view(-1, self.rows)[i].mean()
             found: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
@@ -408,6 +413,15 @@ def _refuse_company(probe: _Probe) -> list[str]:
     return [name for name in trainable(probe.model) if name not in used]
 
 
+def _refuse_reentrant(losses: Tensor) -> None:
+    """Refuse a checkpoint that runs a backward pass of its own: what it adds to .grad nobody sees, or clips."""
+    if "CheckpointFunction" in own_functions(losses):
+        raise ValueError(
+            "torch.utils.checkpoint with use_reentrant=True writes gradients to .grad without clipping or noise: give "
+            "use_reentrant=False"
+        )
+
+
 def _refuse_unused(names: Sequence[str]) -> None:
     """Refuse parameters that no loss depends on. Where paths depend on values, other examples may need them."""
     if names:
@@ -442,7 +456,7 @@ def _refuse_number(probe: _Probe) -> bool:
     """Refuse a model in which a pass leaves the number of examples; returns whether it takes one example alone."""
     try:
         probe.own(probe.example(0), 0)
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, LossShapeError):
         return False
     return True
 

@@ -254,8 +254,9 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     return {**found, **kwargs}
 
 
-def own_functions(losses: Tensor) -> str:
-    """The name of a function of the model's own in the backward pass; nothing where torch knows every derivative."""
+def own_functions(losses: Tensor) -> list[str]:
+    """The functions of the model's own in the backward pass; none where torch knows every derivative."""
+    found: list[str] = []
     waiting: list[Any] = [losses.grad_fn]
     known: set[Any] = set()
     while waiting:
@@ -264,6 +265,6 @@ def own_functions(losses: Tensor) -> str:
             continue
         known.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return type(node).__name__.removesuffix("Backward")
+            found.append(type(node).__name__.removesuffix("Backward"))
         waiting += [following for following, _ in node.next_functions]
-    return ""
+    return found
