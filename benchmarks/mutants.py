@@ -4,7 +4,7 @@
 
 Each mutant is the file with one change (a comparison or an operator turned round, a constant off by one or halved, a
 statement dropped, two arguments swapped, an abs, clamp or max taken away) in a copy of the sources, on which the mapped
-tests run up to the first failure. Results are kept in benchmarks/results/mutants.json, so that a run that is stopped
+tests run up to the first failure. Results are kept in benchmarks/mutants_tried.json, so that a run that is stopped
 goes on where it was, and written to benchmarks/results/mutants.md. A file that changed begins anew, and survivors
 without a reason are tried again. Why a survivor is no fault, or cannot be noticed, is said in benchmarks/mutants.toml.
 POSIX only: each mutant runs in a fork of a process that has torch loaded. The exit status is 1 where a mutant survived
@@ -32,6 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TRIED = ROOT / "benchmarks" / "mutants_tried.json"
 REASONS = ROOT / "benchmarks" / "mutants.toml"
 SOURCES = ROOT / "src" / "dpgrad"
 
@@ -303,14 +304,11 @@ def _digest(file: str) -> str:
 
 
 def _read() -> dict[str, dict[str, object]]:
-    path = RESULTS / "mutants.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return json.loads(TRIED.read_text("utf-8")) if TRIED.is_file() else {}
 
 
 def _write(state: dict[str, dict[str, object]]) -> None:
-    (RESULTS / "mutants.json").write_text(
-        json.dumps(state, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8"
-    )
+    TRIED.write_text(json.dumps(state, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8")
     (RESULTS / "mutants.md").write_text(page(state, reasons()), "utf-8")
 
 

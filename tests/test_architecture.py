@@ -123,6 +123,7 @@ ORDER = [
     "grads.accumulate",
     "grads.memory",
     "grads.history",
+    "grads.again",
     "grads.check",
     "grads.convert",
     "grads",

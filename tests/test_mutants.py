@@ -75,8 +75,8 @@ def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("src/dpgrad", "tests", "benchmarks"):
         (root / name).mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile"):
-        (root / name).write_text("")
-    (root / "src" / "dpgrad" / "noise.py").write_text("def half(x):\n    return x / 2\n")
+        (root / name).write_text("", "utf-8")
+    (root / "src" / "dpgrad" / "noise.py").write_text("def half(x):\n    return x / 2\n", "utf-8")
     (root / "tests" / "test_noise.py").write_text(
         "from importlib.util import module_from_spec, spec_from_file_location\n"
         "spec = spec_from_file_location('noise', 'src/dpgrad/noise.py')\nmodule = module_from_spec(spec)\n"
@@ -87,4 +87,4 @@ def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert bench.outcome("noise.py", None, 120.0) == "survived"
     assert bench.outcome("noise.py", "def half(x):\n    return x * 2\n", 120.0) == "killed"
     assert bench.outcome("noise.py", "while True:\n    pass\n", 2.0) == "stalled"
-    assert "x / 2" in (root / "src" / "dpgrad" / "noise.py").read_text()
+    assert "x / 2" in (root / "src" / "dpgrad" / "noise.py").read_text("utf-8")

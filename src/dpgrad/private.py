@@ -35,7 +35,8 @@ from dpgrad.admission import refuse_kinds, refuse_model, rule_fault
 from dpgrad.augment import Augment, augmented, probed
 from dpgrad.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.grads import ENGINES, ClippedSum, Engine, Way, clipped_sum
-from dpgrad.grads.check import PROBED, Again, compare, prepared
+from dpgrad.grads.again import Again
+from dpgrad.grads.check import PROBED, compare, prepared
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.memory import fitting
 from dpgrad.grads.sums import Batch, Loss, Scale, trainable
