@@ -80,7 +80,8 @@ def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (root / "tests" / "test_noise.py").write_text(
         "from importlib.util import module_from_spec, spec_from_file_location\n"
         "spec = spec_from_file_location('noise', 'src/dpgrad/noise.py')\nmodule = module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\ndef test_half():\n    assert module.half(4) == 2\n"
+        "spec.loader.exec_module(module)\ndef test_half():\n    assert module.half(4) == 2\n",
+        "utf-8",
     )
     monkeypatch.setattr(mutants, "ROOT", root)
     bench = mutants.Bench(tmp_path / "copy")
