@@ -401,13 +401,13 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 def test_a_link_in_the_private_folder_goes_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("words")
+    (tmp_path / "mine" / "notes").write_text("words", "utf-8")
     with opened(tmp_path / "run") as run:
         taken(run, 10)
         (tmp_path / "run" / "private" / "linked").symlink_to(tmp_path / "mine")
         run.finish(lambda place: None)
     assert not (tmp_path / "run" / "private").exists()
-    assert (tmp_path / "mine" / "notes").read_text() == "words"
+    assert (tmp_path / "mine" / "notes").read_text("utf-8") == "words"
 
 
 def test_an_end_gives_back_what_was_reserved_and_not_taken(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_kill_within_the_end_leaves_no_key(calls: list[str], undisturbed: Any,
             shutil.copytree(tmp_path / "copy", root)
         shutil.rmtree(tmp_path / "copy")
         assert not (folder / "private").exists()
-        assert json.loads((folder / "release" / "summary.json").read_text())["weights"] == undisturbed["weights"]
+        assert json.loads((folder / "release" / "summary.json").read_text("utf-8"))["weights"] == undisturbed["weights"]
         completed += 1
     assert completed > 5
 
@@ -267,14 +267,14 @@ def test_what_was_put_into_the_private_folder_after_the_end_stays_and_the_key_go
     private = tmp_path / "run" / "private"
     private.mkdir()
     for name in ("checkpoint.pt", "README.txt", "checkpoint.pt.partial", "diagnostics.json"):
-        (private / name).write_text(name)
+        (private / name).write_text(name, "utf-8")
     faulty = FaultyOs(tmp_path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_files, "os", faulty)
         assert checkpoint.finished(tmp_path / "run")
     faulty.fail_power()
     assert [path.name for path in private.iterdir()] == ["diagnostics.json"]
-    (private / "checkpoint.pt").write_text("key")
+    (private / "checkpoint.pt").write_text("key", "utf-8")
     said = []
     for at in range(9):
         with pytest.MonkeyPatch.context() as patched:

@@ -229,7 +229,7 @@ def test_a_ledger_of_0_1_0_is_adopted_once(tmp_path: Path) -> None:
     filled(path, "third")
     assert labels(path) == ["first", "second", "third"]
     notes = tmp_path / "notes"
-    notes.write_text("")
+    notes.write_text("", "utf-8")
     with pytest.raises(ValueError, match="is not a ledger of dpgrad"):
         Ledger.adopt(notes)
     assert not head(notes).exists()

@@ -240,7 +240,7 @@ def spoil_files(seed: int, count: int, small: Path, tmp_path: Path) -> None:
     report, weights = json.loads((small / "report.json").read_text("utf-8")), (small / "weights.pt").read_bytes()
     np.save(tmp_path / "rows.npy", np.ones((4, 3)))
     np.savez_compressed(tmp_path / "rows.npz", x=np.ones((4, 3)))
-    (tmp_path / "rows.csv").write_text('a,"b",c\n1,2.5,3\n-4e0,5,6\n')
+    (tmp_path / "rows.csv").write_text('a,"b",c\n1,2.5,3\n-4e0,5,6\n', "utf-8")
     whole = {path: path.read_bytes() for path in sorted(tmp_path.glob("rows.*"))}
     predict = ["predict", str(made), "--json", "--input"]
     for _ in range(count):

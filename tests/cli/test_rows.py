@@ -194,7 +194,7 @@ class TestCommand:
             assert len(found["labels"]) == 2500
 
     def test_options(self, small: Path, tmp_path: Path, answer: Callable[[str], Any]) -> None:
-        (tmp_path / "rows.csv").write_text("0|1|2\n3|4|5\n")
+        (tmp_path / "rows.csv").write_text("0|1|2\n3|4|5\n", "utf-8")
         command = f"predict {small} --input {tmp_path / 'rows.csv'} --separator pipe"
         assert len(answer(f"{command} --header yes")["labels"]) == 1
         assert len(answer(f"{command} --header no")["labels"]) == 2

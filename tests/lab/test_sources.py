@@ -16,10 +16,12 @@ stale = importlib.import_module("benchmarks.stale")
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "src" / "dpgrad"
     root.mkdir(parents=True)
-    (root / "__init__.py").write_text("")
-    (root / "outer.py").write_text('"""Says."""\nfrom dpgrad import inner\n\n\ndef one():\n    return inner.VALUE\n')
-    (root / "inner.py").write_text("VALUE = 1\n")
-    (root / "apart.py").write_text("VALUE = 1\n")
+    (root / "__init__.py").write_text("", "utf-8")
+    (root / "outer.py").write_text(
+        '"""Says."""\nfrom dpgrad import inner\n\n\ndef one():\n    return inner.VALUE\n', "utf-8"
+    )
+    (root / "inner.py").write_text("VALUE = 1\n", "utf-8")
+    (root / "apart.py").write_text("VALUE = 1\n", "utf-8")
     monkeypatch.setattr(sources, "PACKAGE", root)
     sources.digest.cache_clear()
     yield root
@@ -33,9 +35,9 @@ def digest(module: str) -> str:
 
 def test_code_that_is_imported_counts_and_other_code_does_not(package: Path) -> None:
     before = digest("dpgrad.outer")
-    (package / "apart.py").write_text("VALUE = 2\n")
+    (package / "apart.py").write_text("VALUE = 2\n", "utf-8")
     assert digest("dpgrad.outer") == before
-    (package / "inner.py").write_text("VALUE = 2\n")
+    (package / "inner.py").write_text("VALUE = 2\n", "utf-8")
     assert digest("dpgrad.outer") != before
 
 
@@ -43,7 +45,8 @@ def test_comments_docstrings_and_layout_do_not_count(package: Path) -> None:
     before = digest("dpgrad.outer")
     (package / "outer.py").write_text(
         '"""Says something else."""\nfrom dpgrad import inner\ndef one():\n'
-        '    """One."""  \n    # why\n    return inner.VALUE\n'
+        '    """One."""  \n    # why\n    return inner.VALUE\n',
+        "utf-8",
     )
     assert digest("dpgrad.outer") == before
 
@@ -78,9 +81,9 @@ def test_stale_results_are_found(source: str | None, status: str, tmp_path: Path
         return {} if source is None else {"source": now if source == "now" else source}
 
     trial = {"solver": "amp", **kept(convex.source_of("amp"))}
-    (tmp_path / "convex_adult.json").write_text(json.dumps([trial, trial, {"solver": "diffprivlib"}]))
+    (tmp_path / "convex_adult.json").write_text(json.dumps([trial, trial, {"solver": "diffprivlib"}]), "utf-8")
     ran = {"command": "python -m benchmarks.engines --write", **kept(sources.digest("benchmarks.engines"))}
-    (tmp_path / "engines.json").write_text(json.dumps({"environment": ran}))
+    (tmp_path / "engines.json").write_text(json.dumps({"environment": ran}), "utf-8")
     found = sorted(stale.statuses(tmp_path))
     assert found == sorted(
         [("convex_adult.json", "peer", 1), ("convex_adult.json", status, 2), ("engines.json", status, 1)]
