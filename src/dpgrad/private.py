@@ -98,8 +98,9 @@ class PrivateGradient:
     frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
     model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, rounding beyond
     what `dpgrad.grads.precision.norm_error` accounts for (neighbours by add-remove, long sums over positions), that the
-    comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors:
-    one that is raised during a step may tell the size of its batch or a value of the loss, and is not to be released.
+    comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors
+    and warnings: one that is raised during a step may tell the size of its batch, which paths its examples take or a
+    value of the loss, and is not to be released.
     """
 
     def __init__(
