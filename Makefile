@@ -105,7 +105,7 @@ soak: install
 
 # What is done is kept: a run that was stopped goes on where it was.
 mutants: install
-	$(BIN)/python -m benchmarks.mutants $(FILES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m benchmarks.mutants --workers $(WORKERS) $(FILES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 conformance: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance

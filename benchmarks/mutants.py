@@ -1,6 +1,6 @@
 """Small faults, one at a time, in the files that carry the guarantee: does a test notice?
 
-    python -m benchmarks.mutants [FILE ...] [--sample N] [--seed S] [--minutes M] [--fresh] [--list]
+    python -m benchmarks.mutants [FILE ...] [--sample N] [--seed S] [--minutes M] [--workers W] [--fresh] [--list]
 
 Each mutant is the file with one change (a comparison or an operator turned round, a constant off by one or halved, a
 statement dropped, two arguments swapped, an abs, clamp or max taken away) in a copy of the sources, on which the mapped
@@ -204,6 +204,9 @@ def _short(code: str) -> str:
     return line if len(line) <= 100 else f"{line[:60]} … {line[-35:]}"
 
 
+_PIECE = 8  # mutants that a worker takes at a time
+
+
 class Bench:
     """A copy of the repository in which mutants are tried, one fork each."""
 
@@ -276,27 +279,63 @@ def _loaded() -> None:
     sys.modules["torch"].set_num_threads(1)  # a fork has none of the other threads
 
 
-def tried(file: str, known: dict[str, str], sample: int | None, seed: int, until: float) -> Iterator[dict[str, str]]:
-    """Try the mutants of a file that have no outcome yet, or so many of them; yields all outcomes after each."""
+def waiting(file: str, known: dict[str, str], sample: int | None, seed: int) -> list[Mutant]:
+    """The mutants of a file that have no outcome yet, or so many of them."""
     every = mutants((SOURCES / file).read_text("utf-8"))
     chosen = every if sample is None else random.Random(f"{seed} {file}").sample(every, min(sample, len(every)))
     told = reasons().get(file, {})
     open_ = {name for name, outcome in known.items() if outcome == "survived" and name not in told}  # tests may be new
-    waiting = [mutant for mutant in chosen if mutant.name not in known or mutant.name in open_]
-    if not waiting:
-        return
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        bench = Bench(Path(folder))
-        began = time.monotonic()
-        if bench.outcome(file, None, 1800.0) != "survived":
-            raise SystemExit(f"error: the tests of {file} fail without a mutant: {', '.join(TESTS[file])}")
-        limit = 60 + 5 * (time.monotonic() - began)
-        for mutant in waiting:
-            if time.monotonic() > until:
-                return
-            known[mutant.name] = bench.outcome(file, mutant.source, limit)
-            print(f"{known[mutant.name]:9} {file}:{mutant.line} {mutant.name}", flush=True)
-            yield known
+    return [mutant for mutant in chosen if mutant.name not in known or mutant.name in open_]
+
+
+def tried(todo: list[tuple[str, Mutant]], workers: int, until: float) -> Iterator[tuple[str, str, str]]:
+    """Try mutants of files, yielding (file, mutant, outcome) as they come; each worker has a copy of the repository."""
+    pieces = [todo[start : start + _PIECE] for start in range(0, len(todo), _PIECE)]
+    taken, given = os.pipe()  # numbers of pieces; whichever worker is free takes the next
+    os.write(given, b"".join(number.to_bytes(2, "big") for number in range(len(pieces))))
+    os.close(given)
+    reader, writer = os.pipe()
+    children = [os.fork() or _work(pieces, taken, writer, until) for _ in range(workers)]
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as lines:
+        for line in lines:
+            file, name, outcome = json.loads(line)
+            print(f"{outcome:9} {file} {name}", flush=True)
+            yield file, name, outcome
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _work(pieces: list[list[tuple[str, Mutant]]], taken: int, results: int, until: float) -> int:
+    """Try piece after piece; the process ends here."""
+    limits: dict[str, float] = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            bench = Bench(Path(folder))
+            while number := os.read(taken, 2):
+                for file, mutant in pieces[int.from_bytes(number, "big")]:
+                    if time.monotonic() > until:
+                        return 0
+                    if file not in limits:
+                        limits[file] = _limit(bench, file)
+                    if not limits[file]:
+                        break
+                    line = json.dumps([file, mutant.name, bench.outcome(file, mutant.source, limits[file])]) + "\n"
+                    os.write(results, line.encode())  # shorter than PIPE_BUF: lines of several workers do not mix
+        return 0
+    finally:
+        os._exit(0)
+
+
+def _limit(bench: Bench, file: str) -> float:
+    """Seconds after which a mutant of the file has stalled, by the time of its tests without one; 0 if these fail."""
+    began = time.monotonic()
+    if bench.outcome(file, None, 1800.0) != "survived":
+        print(
+            f"error: the tests of {file} fail without a mutant: {', '.join(TESTS[file])}", file=sys.stderr, flush=True
+        )
+        return 0.0
+    return 60 + 5 * (time.monotonic() - began)
 
 
 def _digest(file: str) -> str:
@@ -322,9 +361,9 @@ def page(state: dict[str, dict[str, object]], why: dict[str, dict[str, str]]) ->
     lines = [
         "# Mutants of the privacy-critical files", "",
         "Made by `make mutants` (`python -m benchmarks.mutants`). A mutant is one small fault in a copy of a file; "
-        "the mapped tests, without slow ones and without a CUDA device, run until one fails. *Stalled* is a run that "
-        "did not end within its limit. Where fewer mutants were tried than there are, they are a random sample "
-        "(`--sample`); files that are not listed were not tried.", "",
+        "the mapped tests, without slow ones, run until one fails, on a CUDA device where the options say so. "
+        "*Stalled* is a run that did not end within its limit. Where fewer mutants were tried than there are, they are "
+        "a random sample (`--sample`); files that are not listed were not tried.", "",
         "| file | mutants | tried | killed | stalled | survived | of these explained | date | options |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -354,6 +393,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="at most so many mutants of each file")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="which of them")
     parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="begin no mutant after so long")
+    parser.add_argument("--workers", type=int, default=1, metavar="W", help="processes that try mutants")
     parser.add_argument("--fresh", action="store_true", help="forget earlier outcomes of these files")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     given = parser.parse_args()
@@ -370,15 +410,22 @@ def main() -> int:
         return 0
     _loaded()
     state, until = _read(), time.monotonic() + 60 * given.minutes
+    options = "all" if given.sample is None else f"--sample {given.sample} --seed {given.seed}"
+    if Path("/dev/nvidia0").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        options += ", CUDA"
+    todo: list[tuple[str, Mutant]] = []
     for file in files:
         entry = state.get(file)
         if entry is None or entry["digest"] != _digest(file) or given.fresh:
-            entry = {"digest": _digest(file), "outcomes": {}}
-        entry["mutants"] = len({mutant.name for mutant in mutants((SOURCES / file).read_text("utf-8"))})
-        for outcomes in tried(file, dict(entry["outcomes"]), given.sample, given.seed, until):  # type: ignore[call-overload]
-            options = "all" if given.sample is None else f"--sample {given.sample} --seed {given.seed}"
-            state[file] = {**entry, "outcomes": outcomes, "date": time.strftime("%Y-%m-%d"), "options": options}
-            _write(state)
+            entry = {"digest": _digest(file), "outcomes": {}, "date": "", "options": ""}
+        entry["mutants"] = len(mutants((SOURCES / file).read_text("utf-8")))
+        todo += [(file, mutant) for mutant in waiting(file, entry["outcomes"], given.sample, given.seed)]  # type: ignore[arg-type]
+        state[file] = entry
+    for file, name, outcome in tried(todo, given.workers, until):
+        state[file]["outcomes"][name] = outcome  # type: ignore[index]
+        state[file] |= {"date": time.strftime("%Y-%m-%d"), "options": options}
+        _write(state)
+    state = {file: entry for file, entry in state.items() if entry["outcomes"]}
     _write(state)
     why = reasons()
     open_ = [

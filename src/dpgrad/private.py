@@ -389,8 +389,8 @@ class PrivateGradient:
         seed = int.from_bytes(self.key.derive("probe", size=8), "little")
         generator = torch.Generator().manual_seed(seed)
         if rows <= 4 * PROBED:
-            return torch.randperm(rows, generator=generator)[:PROBED].sort().values
-        return torch.randint(rows, (PROBED,), generator=generator).sort().values
+            return torch.randperm(rows, generator=generator, device="cpu")[:PROBED].sort().values
+        return torch.randint(rows, (PROBED,), generator=generator, device="cpu").sort().values
 
     def _compare_again(self, data: Any, rows: int, step: int) -> None:
         """Compare the engine with its definition on examples of this step's batch, now and then.

@@ -108,7 +108,9 @@ VALUES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "median": lambda own, x: own.b(own.a(x) - own.a(x).median(1, keepdim=True)[0]),
     "in place across positions": across_rows,
     "written into slots": slots,
-    "scattered": lambda own, x: torch.zeros_like(own.a(x)).scatter(1, lookup(x)[..., None].expand(-1, -1, 4), own.a(x)),
+    "scattered": lambda own, x: torch.zeros_like(own.a(x)).scatter(
+        1, lookup(x).argsort(1)[..., None].expand(-1, -1, 4), own.a(x)
+    ),
     "index_put": lambda own, x: own.a(x).index_put((torch.arange(len(x)), lookup(x)[:, 0]), own.b.bias),
     "cumulative": lambda own, x: own.b(own.a(x).cumsum(1)).logsumexp(1),
 }
@@ -579,6 +581,8 @@ def attended(own: Any, q: Tensor) -> Tensor:
 @pytest.mark.parametrize("examples", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", BROADCAST)
 def test_nothing_is_broadcast_along_the_examples(name: str, examples: int) -> None:
+    if name == "attention of unequal batches" and torch.cuda.is_available():
+        pytest.skip("attention does not take batches of unequal size on a CUDA device")
     model = Does(BROADCAST[name], a=nn.Linear(5, 4), w=torch.randn(3, 4, 4))
     model.register_buffer("three", torch.randn(3, 4, 4))
     model.register_buffer("held", torch.randn(3, 4))
@@ -625,10 +629,9 @@ def test_attention(name: str, rows: int) -> None:
     assert_equal(model, output_loss, batch, lifted.gradients, Hard(), (0.5,), several_rows=True)
 
 
-def test_attention_stays_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_stays_fused() -> None:
     """The function is called once, on queries of all examples in four dimensions."""
     shapes = []
-    attend = F.scaled_dot_product_attention
 
     class Noted(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -636,11 +639,11 @@ def test_attention_stays_fused(monkeypatch: pytest.MonkeyPatch) -> None:
                 shapes.append(tuple(args[0].shape))
             return func(*args, **(kwargs or {}))
 
-    assert attend is F.scaled_dot_product_attention
     torch.set_default_dtype(torch.float32)
+    heads = Does(lambda own, x: attended(own, own.a(x).unflatten(-1, (2, 8)).transpose(1, 2)), a=nn.Linear(5, 16))
     with Noted():
-        lifted.gradients(Attention(is_causal=True), output_loss, sequences(3), torch.ones(3))
-    assert shapes == [(3, 4, 6, 2)]
+        lifted.gradients(heads, output_loss, sequences(3), torch.ones(3))
+    assert shapes == [(3, 2, 6, 8)]
 
 
 @pytest.mark.parametrize("name", ["CNN", "ResNet-9", "transformer", "GPT-2, tied", "LSTM"])
@@ -713,6 +716,8 @@ class TestRefused:
 
     @pytest.mark.parametrize("name", ERRORS)
     def test_errors_of_the_model(self, name: str) -> None:
+        if name == "index of one example" and torch.cuda.is_available():
+            pytest.skip("an index out of its range ends the process on a CUDA device")
         forward, kind, message = ERRORS[name]
         batch = sequences(5)
         batch[0][3, 2, 0] = 3.0

@@ -93,8 +93,9 @@ class Certificate:
         self.parameters, self.weights, self.rows = trainable(model), weights, rows
 
     def __call__(self, losses: Tensor, tape: Tape, asked: Sequence[Record], arrived: Sequence[Tensor | None]) -> None:
-        generator = torch.Generator().manual_seed(secrets.randbits(63))
-        powers = torch.randint(-_POWERS, _POWERS + 1, (tape.examples,), generator=generator).to(self.weights)
+        random = torch.Generator().manual_seed(secrets.randbits(63))
+        powers = torch.randint(-_POWERS, _POWERS + 1, (tape.examples,), generator=random, device="cpu")
+        powers = powers.to(self.weights)
         factors = 2.0**powers
         weights = self.weights * factors.repeat_interleave(self.rows)
         again = backward(losses, weights, tape, self.parameters, asked)
@@ -124,9 +125,9 @@ def _compare_halves(model: nn.Module, loss: Loss, batch: Batch, rows: int) -> No
         return
     device = leaves(batch)[0].device
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
-        before = torch.get_rng_state()
+        before = _random_states(device)
         whole = row_losses(loss, model, batch, size(batch)).view(examples, rows)
-        if not torch.equal(before, torch.get_rng_state()):
+        if not all(map(torch.equal, before, _random_states(device))):
             raise RefusedError("the model draws random numbers outside dropout layers: two passes cannot be compared")
         tolerance = math.sqrt(torch.finfo(whole.dtype).eps)
         typical = whole.abs().nan_to_num(posinf=0).mean()
@@ -139,10 +140,15 @@ def _compare_halves(model: nn.Module, loss: Loss, batch: Batch, rows: int) -> No
                 raise MetError("examples act on each other: the loss of one changes with the others in its batch")
 
 
+def _random_states(device: torch.device) -> list[Tensor]:
+    """The states of the generators that a pass draws from by default."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
 def _splits(batch: Batch, examples: int, rows: int, device: torch.device) -> Iterator[Tensor]:
     """Both halves of the examples: at random, and by the values of each column."""
     generator = torch.Generator().manual_seed(secrets.randbits(63))
-    orders = [torch.randperm(examples, generator=generator).to(device)]
+    orders = [torch.randperm(examples, generator=generator, device="cpu").to(device)]
     columns = (leaf.reshape(examples, -1).double().nan_to_num().mean(1) for leaf in leaves(batch))
     orders += [column.argsort(stable=True) for column in columns]
     for order in orders:

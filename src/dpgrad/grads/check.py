@@ -8,6 +8,7 @@ The examples are private. What leaves is whether the model was accepted; message
 no number computed from data.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from dpgrad.grads.swap import swapped, unwrapped, without_dropout
 from dpgrad.grads.ways import Attributed, Way, gradients
 
 _STRETCH = 1e3  # how much larger than the examples their companions are made
+_COPIED = 1 << 24  # parameters of a model that is copied to the CPU at most
 _PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
 _ALONE = 12  # examples whose losses are computed alone
 PROBED = 64  # examples that are looked at where examples may meet
@@ -236,6 +238,11 @@ class _Probe:
 
         return pytree.tree_map(enlarged, self.batch)
 
+    def on_cpu(self) -> "_Probe":
+        """The same examples and a copy of the model on the CPU."""
+        rows = pytree.tree_map(lambda leaf: leaf.cpu(), self.batch)
+        return _Probe(copy.deepcopy(self.model).cpu(), self.loss, rows, self.rows, self.eps)
+
     def find_precision(self) -> None:
         """Note how coarsely a pass computes."""
         with _Coarsest() as coarsest:  # type: ignore[no-untyped-call]
@@ -396,11 +403,14 @@ def _refuse_unused(names: Sequence[str]) -> None:
 
 def _difference_far(probe: _Probe, own: _Own, i: int) -> str | None:
     """What differs when the others are far larger: rounding hides a share of one part in a thousand, not of all."""
-    if leaves(probe.batch)[0].is_cuda:  # an index out of its range would end the process
-        return None
     try:
+        if leaves(probe.batch)[0].is_cuda:  # where an index out of its range would end the process
+            if sum(parameter.numel() for parameter in probe.model.parameters()) > _COPIED:
+                return None
+            probe = probe.on_cpu()
+            own = probe.own(probe.batch, i)
         far = probe.own(probe.stretched(i), i)
-    except (RuntimeError, IndexError):  # a model that does not take such numbers
+    except (RuntimeError, IndexError, TypeError):  # a model that does not take such numbers, or cannot be copied
         return None
     # An overflow of the others, times the zero that is their weight, is NaN in gradients that are not theirs.
     return _difference(own, far, probe.eps) if math.isfinite(far.norm) else None
