@@ -20,6 +20,7 @@ from dpgrad.grads.clip import PerExample
 from dpgrad.grads.convert import convert
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.uses import Dense, Use
+from dpgrad.grads.ways import Way
 
 WIDTH = 6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -645,6 +646,22 @@ def test_examples_come_from_all_over() -> None:
     check(nn.Linear(WIDTH, 2), loss, batch, "single")
     assert max(seen) > 900
     assert any(300 < value < 700 for value in seen)
+
+
+def test_the_way_is_that_of_batches_as_large_as_the_one_given() -> None:
+    """A few examples are compared and followed; larger batches take another path through the loss."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if len(x) <= 20:
+            return model(x).square().sum(1)
+        order = x[:, 0].argsort()
+        return model(x[order]).square().sum(1)[order.argsort()]
+
+    model, rows = nn.Linear(3, 2), torch.randn(60, 3)
+    assert check(model, loss, rows[:20]) == Way("batched", "no operation depends on values")
+    with pytest.warns(UserWarning, match="batches of some sizes cannot be followed"):
+        found = check(model, loss, rows)
+    assert found == Way("lifted", "in batches of some sizes, sort works along the dimension of the examples")
 
 
 class TestTheBatch:

@@ -114,6 +114,7 @@ def prepared(
         if size(batch) > _PROBED:  # a model may do other things with larger batches
             _try(compute, model, loss, _spread(batch, _MOST), several_rows)
         compute.decided()
+        way = compute.way  # of batches as large as these
     return compute, way
 
 

@@ -8,6 +8,7 @@ The first that takes a model is used. Which one that is follows from the operati
 and third, from a few examples; a batch that its way cannot take goes the next way.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,14 @@ _ONE_ROW = (
     "computed as if each example were alone, so that it is the statistic of one row"
 )
 
+# What a reason may repeat of private rows: the words of an error that the model raised on them, and shapes. A place in
+# the code of a model is not private, but of no use to others.
+_OF_DATA = (
+    (re.compile(r"(vmap does not take it): .*", re.DOTALL), r"\1"),
+    (re.compile(r"of shape .*? has \d+ rows", re.DOTALL), "has rows"),
+    (re.compile(r" \([^()]*, line \d+\)"), ""),
+)
+
 
 @dataclass(frozen=True)
 class Way:
@@ -48,6 +57,22 @@ class Way:
     def __str__(self) -> str:
         return f"{self.name} ({self.why})" if self.why else self.name
 
+    @property
+    def cost(self) -> str:
+        """What this way costs beyond the others; nothing where it costs no more."""
+        return certified.COST if self.name == "certified" else ""
+
+    def to_release(self) -> "Way":
+        """The way with only those parts of the reason that hold no value and no size computed from the data.
+
+        >>> print(Way("certified", "vmap does not take it: patient 17 is unknown (model.py, line 3)").to_release())
+        certified (vmap does not take it)
+        """
+        why = self.why
+        for pattern, instead in _OF_DATA:
+            why = pattern.sub(instead, why)
+        return Way(self.name, why)
+
 
 class Attributed:
     """An engine that takes the first of the three ways that is open to a model.
@@ -60,8 +85,8 @@ class Attributed:
 
     def __init__(self) -> None:
         self._layouts: Layouts | None = None  # of the batched way
+        self._followed = False  # whether it has taken a batch
         self._mixed: dict[object, str] = {}  # shapes of batches that it cannot take, and why
-        self._batched: bool | None = None  # whether it is open, once that is decided
         self._beside: Beside = "lifted"  # the way of a model, or of a batch, that is not followed
         self._why = ""  # why in that one
         self._seen = Seen()
@@ -72,11 +97,11 @@ class Attributed:
 
     @property
     def way(self) -> Way:
-        """The way that was found open."""
-        why = next(iter(self._mixed.values()), "")
-        if self._batched:
+        """The way that was found open; the costlier one where batches of some sizes cannot be followed."""
+        if not self._mixed:
             return Way("batched", "no operation depends on values")
-        why = f"{why}; {self._why}" if self._why else why
+        sizes = "in batches of some sizes, " if self._followed else ""
+        why = "; ".join(filter(None, [sizes + next(iter(self._mixed.values())), self._why]))
         return Way("certified" if self._beside == "certified" else "lifted", why)
 
     @property
@@ -88,18 +113,17 @@ class Attributed:
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
         shapes = tuple(leaf.shape for leaf in leaves(batch))
-        if self._batched is not False and shapes not in self._mixed:
+        if shapes not in self._mixed and (self._followed or not self._mixed):
             try:
                 if self._layouts is None:
                     self._layouts = bookkeeping.find_layouts(model, loss, batch, rows)
                 found = bookkeeping.gradients(model, loss, batch, weights, rows, self._layouts)
-                self._batched = True
+                self._followed = True
                 return found
             except (MixedError, UnfollowedError) as mixed:
                 self._mixed[shapes] = str(mixed)
-                if self._batched:
+                if self._followed:
                     self._say(f"batches of some sizes cannot be followed ({mixed}): they go another way")
-                self._batched = bool(self._batched)
         return self._without_following(model, loss, batch, weights, rows)
 
     def _without_following(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int) -> PerExample:
