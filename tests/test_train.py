@@ -23,6 +23,7 @@ from dpgrad.averaging import Ema
 from dpgrad.curves import Point, Progress, evaluate
 from dpgrad.diagnostics import Diagnostics
 from dpgrad.events import Compose, Gaussian, leaves
+from dpgrad.grads.ways import Way
 from dpgrad.graph import CannotCaptureError
 from dpgrad.ledger import Ledger
 from dpgrad.losses import NamedLoss, metric_named
@@ -394,6 +395,129 @@ class Behind:
             for group, rate in zip(self.optimizer.param_groups, own, strict=True):
                 group["lr"] = rate
         self.waiting = []
+
+
+class Turned(torch.autograd.Function):
+    """y = x, with the gradient turned around: it can be neither followed nor lifted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
+
+
+def losses_of(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).square().sum(1) + batch[1]
+
+
+def losses_sorted(model: nn.Module, batch: Any) -> Tensor:
+    order = batch[0][:, 0].argsort()
+    return losses_of(model, (batch[0][order], batch[1][order]))[order.argsort()]
+
+
+def losses_sorted_where_many(model: nn.Module, batch: Any) -> Tensor:
+    return (losses_sorted if len(batch[0]) > 40 else losses_of)(model, batch)
+
+
+def losses_turned(model: nn.Module, batch: Any) -> Tensor:
+    return losses_of(model, (Turned.apply(model[0](batch[0])), batch[1]))
+
+
+def losses_that_fail_for_one(model: nn.Module, batch: Any) -> Tensor:
+    """Inside vmap alone they fail, with words about a row."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise RuntimeError("no rule for patient Smith; of 1234 rows, or so")
+    return losses_of(model, (Turned.apply(batch[0] * model[0].weight[0]), batch[1]))
+
+
+class TestWay:
+    """How gradients were computed is known of every run, and nothing of the rows with it."""
+
+    @pytest.mark.parametrize(
+        ("loss", "options", "name", "why"),
+        [
+            (losses_of, {}, "batched", "no operation depends on values"),
+            (losses_sorted, {}, "lifted", "sort works along the dimension of the examples"),
+            (losses_of, {"engine": "vmap"}, "vmap", ""),
+            (losses_of, {"engine": "single"}, "single", ""),
+        ],
+        ids=str,
+    )
+    def test_of_a_run(self, loss: Any, options: dict[str, Any], name: str, why: str) -> None:
+        done = fitted(loss=loss, **options)
+        assert done.way == Way(name, why)
+        assert done.way.cost == ""
+        said = [entry for entry in done.outside if "lifted or certified" in entry]
+        assert len(said) == (name == "lifted")
+
+    def test_certified_says_what_it_costs(self) -> None:
+        with pytest.warns(UserWarning, match="every batch is checked"):
+            done = fitted(loss=losses_turned, model=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+        assert done.way is not None
+        assert done.way.name == "certified"
+        assert "autograd.Function" in done.way.why
+        assert "second backward pass" in done.way.cost
+        assert any("lifted or certified" in entry for entry in done.outside)
+
+    def test_that_of_larger_batches_than_the_few_that_are_compared(self) -> None:
+        with pytest.warns(UserWarning, match="batches of some sizes cannot be followed"):
+            done = fitted(loss=losses_sorted_where_many, lot=55)
+        assert done.way == Way("lifted", "in batches of some sizes, sort works along the dimension of the examples")
+
+    def test_no_size_of_a_batch_that_was_drawn_decides(self) -> None:
+        """Lots above 40 rows go another way; the probe has as many rows as the data, whatever is drawn."""
+        with pytest.warns(UserWarning, match="batches of some sizes cannot be followed"):
+            few, many = (fitted(loss=losses_sorted_where_many, lot=lot) for lot in (2, 58))
+        assert few.way == many.way
+
+    def test_nothing_of_the_rows_is_in_it(self, tmp_path: Path) -> None:
+        with pytest.warns(UserWarning, match="Smith"):  # which stays in the process
+            done = fitted(loss=losses_that_fail_for_one, folder=tmp_path, keep_private=True)
+        assert done.way is not None
+        assert done.way.name == "certified"
+        assert done.way.why.endswith("vmap does not take it")
+        kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(kept) > 1
+        assert not any(b"Smith" in path.read_bytes() for path in kept)
+
+    def test_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dpgrad.train.refusal", lambda private, data: "")
+        monkeypatch.setattr("dpgrad.train.CapturedStep", Behind)
+        assert fitted(loss=losses_sorted).way == fitted(loss=losses_sorted, capture=False).way
+
+    def test_resumed(self, tmp_path: Path) -> None:
+        wanted = fitted(loss=losses_sorted).way
+        options: dict[str, Any] = {"loss": losses_sorted, "folder": tmp_path / "run"}
+        stopped = fitted(progress=lambda seen: seen.step == 5, **options)
+        assert stopped.way == wanted
+        assert fitted(resume=True, **options).way == wanted
+
+    def test_resumed_with_no_step_left(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"loss": losses_sorted, "folder": tmp_path / "run"}
+
+        def failing(folder: Path, done: Fitted) -> None:
+            raise RuntimeError("the disk is full")
+
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            fitted(release=failing, **options)
+        seen: list[Any] = []
+        done = fitted(resume=True, release=lambda folder, done: seen.append(done.way), **options)
+        assert done.way == seen[0] == Way("lifted", "sort works along the dimension of the examples")
+
+    def test_of_a_checkpoint_without_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of 0.1.0 have none."""
+        options: dict[str, Any] = {"loss": losses_sorted, "folder": tmp_path / "run"}
+        state = train._Session.state
+
+        def old(own: Any) -> dict[str, Any]:
+            return {name: value for name, value in state(own).items() if name != "way"}
+
+        monkeypatch.setattr(train._Session, "state", old)
+        fitted(progress=lambda seen: seen.step == 5, **options)
+        assert fitted(resume=True, **options).way == fitted(loss=losses_sorted).way
 
 
 def impossible(*_: object, **__: object) -> None:

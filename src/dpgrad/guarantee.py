@@ -117,3 +117,27 @@ def refuse_history(profile: Profile) -> None:
             f"accountant {profile.accountant} is a historical comparison that can understate epsilon, not a guarantee: "
             "use pld, rdp, moments, exact or the valid strong composition"
         )
+
+
+def not_covered(relation: Relation, *, held_out: bool, diagnostics: bool, tried: bool) -> tuple[str, ...]:
+    """What the guarantee of a training run does not cover.
+
+    ``held_out`` and ``diagnostics``: whether there are any. ``tried``: whether training rows decided how gradients are
+    computed.
+    """
+    found = [
+        "choices of method and settings that were made by looking at these data",
+        "what was computed from these data before: bounds, means, categories, features",
+        "how long the run took, its errors, and attacks on floating-point noise",
+    ]
+    if relation == Relation.ADD_REMOVE:
+        found.append(
+            "rounding: with one row more, kernels may be chosen that round the gradients of the others otherwise"
+        )
+    if held_out:
+        found.append("the held-out rows: every figure on them is computed without noise")  # their number tells n
+    if diagnostics:
+        found.append("the diagnostics: computed from the training rows without noise, kept in private/")
+    if tried:
+        found.append("whether gradients are computed lifted or certified: a few training rows were tried to find out")
+    return tuple(found)

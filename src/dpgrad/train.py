@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -37,8 +37,9 @@ from dpgrad.diagnostics import Diagnostics, Recorder
 from dpgrad.events import NOTHING, Compose, Event, Relation
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
+from dpgrad.grads.ways import Way
 from dpgrad.graph import CannotCaptureError, CapturedStep, elsewhere, refusal
-from dpgrad.guarantee import Guarantee
+from dpgrad.guarantee import Guarantee, not_covered
 from dpgrad.keys import Key
 from dpgrad.ledger import Ledger
 from dpgrad.losses import Metric, PerRow, loss_named, metric_named
@@ -62,7 +63,9 @@ class Fitted:
 
     ``event`` is what the steps taken released; ``guarantee`` is what holds: of a run that was ``interrupted``, perhaps
     because of what it showed, that of the whole plan. ``public`` is assumed to be known to everyone; ``outside`` is not
-    covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private.
+    covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private. ``way`` is
+    how the gradients of single examples were computed, and why so, without sizes or values of the data; None where no
+    step was taken.
     """
 
     model: nn.Module
@@ -78,6 +81,7 @@ class Fitted:
     outside: tuple[str, ...]
     seconds: float
     diagnostics: Recorder | None = None
+    way: Way | None = None
 
     @property
     def held_out(self) -> float | None:
@@ -266,6 +270,7 @@ def fit(
             session.train(last, interruption)
         complete = private.steps_taken == last
         event = private.ledger if run is None else run.event()
+        way = None if private.way is None else private.way.to_release()
         fitted = Fitted(
             model=model,
             # of the whole plan where the run was cut short, since what it showed may be why
@@ -278,9 +283,15 @@ def fit(
             stopped="interrupted" if not complete else "budget" if last < plan.steps else plan.ends,
             reproducible=seeded or (private.key.reproducible if run is None else run.reproducible),
             public=(*plan.public, "the model, the loss and the shape of one row"),
-            outside=_outside(plan.mechanism.relation, held_out, diagnostics),
+            outside=not_covered(
+                plan.mechanism.relation,
+                held_out=held_out is not None,
+                diagnostics=diagnostics is not None,
+                tried=way is not None and way.name in ("lifted", "certified"),
+            ),
             seconds=time.perf_counter() - began,
             diagnostics=session.recorder,
+            way=way,
         )
         if run is not None and session.weights is not None and complete:
             run.finish(partial(_write, fitted, release, session.weights))
@@ -374,6 +385,7 @@ class _Session:
             "points": self.watch.plain_points(),
             "recorder": None if self.recorder is None else self.recorder.state(),
             "captured": self.form,
+            "way": None if self.private.way is None else astuple(self.private.way.to_release()),
         }
 
     def resume(self) -> None:
@@ -394,6 +406,7 @@ class _Session:
                 self.average.restore(state["average"])
             if self.recorder is not None and state["recorder"] is not None:
                 self.recorder.restore(state["recorder"])
+            self.private.way = Way(*state["way"]) if state.get("way") else None  # 0.1.0 did not store it
 
     def begin(self, other: bool) -> None:
         """Store where the run begins: a replay starts from there, and must be captured if this is.
@@ -496,24 +509,6 @@ def _cost(plan: Plan, event: Event) -> Guarantee:
     """The guarantee of what was released, and of what was released beside it."""
     whole = event if plan.beside == NOTHING else Compose((plan.beside, event))
     return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
-
-
-def _outside(relation: Relation, held_out: Any, diagnostics: Diagnostics | None) -> tuple[str, ...]:
-    """What the guarantee does not cover."""
-    found = [
-        "choices of method and settings that were made by looking at these data",
-        "what was computed from these data before: bounds, means, categories, features",
-        "how long the run took, its errors, and attacks on floating-point noise",
-    ]
-    if relation == Relation.ADD_REMOVE:
-        found.append(
-            "rounding: with one row more, kernels may be chosen that round the gradients of the others otherwise"
-        )
-    if held_out is not None:
-        found.append("the held-out rows: every figure on them is computed without noise")  # their number tells n
-    if diagnostics is not None:
-        found.append("the diagnostics: computed from the training rows without noise, kept in private/")
-    return tuple(found)
 
 
 def _write(fitted: Fitted, release: Release | None, weights: Weights, folder: Path) -> None:

@@ -27,6 +27,20 @@ def test_one_page_over_all(answer: Callable[[str], Any], trained: Any, tmp_path:
     assert "non-private" not in page.read_text("utf-8")
 
 
+def test_the_way_is_on_the_page_and_old_reports_do_without(
+    answer: Callable[[str], Any], trained: Any, tmp_path: Path
+) -> None:
+    page, way = tmp_path / "page.html", "batched: no operation depends on values"
+    answer(f"report {trained.folder} --out {page}")
+    assert page.read_text("utf-8").count(way) == 2
+    shared = shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / "old")
+    old = json.loads((shared / "report.json").read_text("utf-8"))
+    del old["way"]
+    (shared / "report.json").write_text(json.dumps({**old, "format": "dpgrad privacy report 1"}), "utf-8")
+    answer(f"report {shared} --out {page}")
+    assert way not in page.read_text("utf-8")
+
+
 def test_runs_of_one_name(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / name / "dpsgd" / "release")

@@ -48,6 +48,7 @@ class TestJob:
         assert re.search(r"psasc 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
         assert re.search(r"non-private ∞ – 9\d\.\d % – – outside every guarantee", text)
         assert "Privacy report of dpsgd" in text
+        assert "gradients batched: no operation depends on values" in text
         assert "whoever sees all of them" in text
         assert str(trained.folder / "report.html") in text
         assert text.count("(share release/ only)") == 2
@@ -86,6 +87,7 @@ class TestJob:
         assert found["release"]["allowed"]
         assert found["result"]["held_out"] > 0.7  # by chance: 0.1
         assert found["stopped"] == "plan"
+        assert found["way"] == {"name": "batched", "reason": "no operation depends on values", "cost": None}
 
     def test_together_costs_more_than_one(self, trained: Any) -> None:
         said = re.search(r"whoever sees all of them, .*?ε = ([\d.]+)", " ".join(trained.out.split()))

@@ -82,6 +82,20 @@ def test_a_name_cannot_break_it(made: report.Report) -> None:
     assert name in found.shown
 
 
+def test_the_way_is_shown_and_cannot_break_it(made: report.Report) -> None:
+    assert "batched: no operation depends on values" in read(page({"a": made})).shown
+    odd = {**made, "way": {"name": "certified", "reason": "</td><script>x</script>", "cost": "<b>much</b>"}}
+    found = read(page({"a": odd}))
+    assert found.tags.count("script") == 1
+    assert "b" not in found.tags
+    assert "certified: </td><script>x</script>; every batch is checked, which costs <b>much</b>" in found.shown
+
+
+def test_a_report_of_the_first_format(made: report.Report) -> None:
+    old = {name: value for name, value in made.items() if name != "way"}
+    assert "gradients" not in read(page({"a": old})).shown
+
+
 def test_a_seeded_run_is_marked(made: report.Report, short: object) -> None:
     assert "is not for release" not in page({"a": made})
     seeded = {**made, "release": {"allowed": False, "reason": report.SEEDED}}

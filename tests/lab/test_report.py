@@ -12,6 +12,8 @@ import pytest
 
 from dpgrad import convex, data, events
 from dpgrad.accounting import account
+from dpgrad.grads.certified import COST
+from dpgrad.grads.ways import Way
 from dpgrad.guarantee import Guarantee
 from dpgrad.lab import report
 from dpgrad.train import Fitted
@@ -98,6 +100,40 @@ class TestPrivacy:
         assert "infinite" in report.text(found)
 
 
+class TestWay:
+    def test_a_plain_model(self, made: report.Report) -> None:
+        assert made["way"] == {"name": "batched", "reason": "no operation depends on values", "cost": None}
+        assert dict(report.facts(made))["gradients"] == "batched: no operation depends on values"
+
+    @pytest.mark.parametrize("engine", ["vmap", "single"])
+    def test_an_engine_of_the_caller(self, short: Any, engine: str) -> None:
+        found = report.privacy(short(engine=engine))
+        assert found["way"] == {"name": engine, "reason": None, "cost": None}
+        assert dict(report.facts(found))["gradients"] == engine
+
+    def test_certified(self, fitted: Fitted) -> None:
+        found = report.privacy(dataclasses.replace(fitted, way=Way("certified", "it is odd")))
+        assert found["way"]["cost"] == COST
+        assert f"certified: it is odd; every batch is checked, which costs {COST}" in dict(report.facts(found)).values()
+
+    def test_no_step(self, fitted: Fitted) -> None:
+        assert report.privacy(dataclasses.replace(fitted, way=None))["way"] is None
+
+    @pytest.mark.parametrize(
+        ("why", "kept"),
+        [
+            ("sort; vmap does not take it: of 17 rows; Smith (m.py, line 3); else", "sort; vmap does not take it"),
+            ("vmap does not take it: one\nline of 4", "vmap does not take it"),
+            ("a tensor of shape torch.Size([21, 7]) has 7 rows in more than one", "a tensor has rows in more than one"),
+            ("it calls requires_grad_() (m.py, line 3)", "it calls requires_grad_()"),
+            ("layers.0.weight meets in conv2d whole numbers", "layers.0.weight meets in conv2d whole numbers"),
+        ],
+    )  # fmt: skip
+    def test_what_a_reason_holds_of_the_data_is_left_out(self, fitted: Fitted, why: str, kept: str) -> None:
+        found = report.privacy(dataclasses.replace(fitted, way=Way("lifted", why)))
+        assert found["way"]["reason"] == kept
+
+
 class TestFormat:
     def test_json_round_trip(self, made: report.Report) -> None:
         again = json.loads(json.dumps(made, allow_nan=False))
@@ -125,7 +161,10 @@ class TestFormat:
     @pytest.mark.parametrize(
         ("path", "value", "fault"),
         [
-            (("format",), "dpgrad privacy report 2", "must be one of dpgrad privacy report 1"),
+            (("format",), "dpgrad privacy report 3", "must be one of dpgrad privacy report 2"),
+            (("format",), "dpgrad privacy report 1", "must be one of dpgrad privacy report 2"),  # which had no way
+            (("way", "name"), "guessed", "way.name must be one of batched, lifted, certified, vmap, single"),
+            (("way", "cost"), 2, "way.cost must be of type string or null"),
             (("guarantee", "epsilon"), -1, "guarantee.epsilon must be at least 0"),
             (("guarantee", "delta"), 1, "guarantee.delta must be below 1"),
             (("guarantee", "relation"), "friends", "guarantee.relation must be one of"),
@@ -145,6 +184,19 @@ class TestFormat:
         place[path[-1]] = value
         with pytest.raises(ValueError, match=fault):
             report.check(edited)
+
+    def test_a_report_of_the_first_format(self, made: report.Report, tmp_path: Path) -> None:
+        """That of 0.1.0, which had every field but the way."""
+        old = {name: value for name, value in made.items() if name != "way"} | {"format": "dpgrad privacy report 1"}
+        report.check(old)
+        (tmp_path / report.FILE).write_text(json.dumps(old), "utf-8")
+        found = report.load(tmp_path)
+        assert found == made | {"way": None}
+        for one in (old, found):
+            assert "gradients" not in dict(report.facts(one))
+            assert "lots of 20 out of 100 rows" in report.text(one)
+        with pytest.raises(ValueError, match="stopped is missing"):
+            report.check({name: value for name, value in old.items() if name != "stopped"})
 
     def test_the_page_of_the_format_names_every_field(self) -> None:
         page = (Path(__file__).parents[2] / "docs" / "report.md").read_text("utf-8")
@@ -189,7 +241,7 @@ class TestText:
         for words in (
             "ε at most", "by any proof", "δ 0.0001", "neighbours zero-out", "privacy unit one row", "Poisson sampling",
             "lots of 20 out of 100 rows", "accountant pld", "public the sampling rate", "not covered",
-            "the held-out rows", "3, as planned", "digits",
+            "the held-out rows", "3, as planned", "digits", "gradients batched: no operation depends on values",
         ):  # fmt: skip
             assert words in text
 

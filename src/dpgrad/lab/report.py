@@ -15,12 +15,14 @@ from typing import Any
 
 from dpgrad import __version__, _compare, _validate, events
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
+from dpgrad.grads.ways import Way
 from dpgrad.guarantee import Guarantee, down, up
 from dpgrad.lab import _json
 from dpgrad.lab._schema import faults
 from dpgrad.train import Fitted
 
-FORMAT, ESTIMATOR_FORMAT = "dpgrad privacy report 1", "dpgrad estimator report 1"
+FORMAT, ESTIMATOR_FORMAT = "dpgrad privacy report 2", "dpgrad estimator report 1"
+_FIRST = "dpgrad privacy report 1"  # of 0.1.0: the same without the way
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text("utf-8"))
 FILE = "report.json"
 _MOST_LEAVES = 50  # an event of more is given by their number
@@ -56,6 +58,7 @@ def privacy(
         "data": None if data is None else _data(data),
         "model": None if model is None else {**model, "parameters": fitted.plan.parameters or 0},
         "method": {"name": named.name, "title": named.title, "citation": named.citation},
+        "way": None if fitted.way is None else _way(fitted.way),
         "guarantee": _guarantee(fitted.guarantee),
         "release": _release(fitted),
         "public": [*fitted.public, *read["public"]],
@@ -88,6 +91,11 @@ def _of_estimator(fitted: object, outside: Sequence[str]) -> Report:
         "format": ESTIMATOR_FORMAT, "dpgrad": __version__, "estimator": type(fitted).__name__, **told.to_dict(),
     }  # fmt: skip
     return {**found, "outside": [*found["outside"], *outside], "text": str(told)}
+
+
+def _way(way: Way) -> dict[str, Any]:
+    kept = way.to_release()
+    return {"name": kept.name, "reason": kept.why or None, "cost": kept.cost or None}
 
 
 def _data(data: Dataset) -> dict[str, Any]:
@@ -150,14 +158,21 @@ def _release(fitted: Fitted) -> dict[str, Any]:
 
 
 def check(report: object, name: str = "report") -> None:
-    """Refuse what is not a report of this format, with the first fault.
+    """Refuse what is not a report of this format or of an earlier one, with the first fault.
 
-    >>> check({"format": "dpgrad privacy report 1"})
+    >>> check({"format": "dpgrad privacy report 2"})
     Traceback (most recent call last):
-    ValueError: report.dpgrad is missing: not a dpgrad privacy report 1
+    ValueError: report.dpgrad is missing: not a dpgrad privacy report 2
     """
-    for fault in faults(report, SCHEMA, name):
+    for fault in faults(_current(report), SCHEMA, name):
         raise ValueError(f"{fault}: not a {FORMAT}")
+
+
+def _current(report: Any) -> Any:
+    """A report of an earlier format in the present one; null for what it does not say."""
+    if isinstance(report, dict) and report.get("format") == _FIRST and "way" not in report:
+        return {**report, "format": FORMAT, "way": None}
+    return report
 
 
 def released(run: Path) -> Path:
@@ -176,9 +191,10 @@ def released(run: Path) -> Path:
 def load(run: Path) -> Report:
     """The report of the run in that folder, or of what was shared of it; only what was released is read."""
     path = released(run) / FILE
-    found: Report = _json.read(path)
+    found = _json.read(path)
     check(found, str(path))
-    return found
+    current: Report = _current(found)
+    return current
 
 
 def write(folder: Path, report: Report) -> None:
@@ -199,6 +215,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("sampling", "{}, lots of {:g} out of {:,} rows".format(promise["sampling"], *_lot(report["plan"]))),
         ("accountant", promise["accountant"]),
         ("method", f"{named['title']} ({named['citation']})"),
+        *([] if report.get("way") is None else [("gradients", _said(report["way"]))]),
         ("release", ("yes, " if report["release"]["allowed"] else "NOT FOR RELEASE: ") + report["release"]["reason"]),
         ("steps", f"{result['steps']:,}, {_STOPPED[report['stopped']]}"),
     ]
@@ -213,6 +230,16 @@ def facts(report: Report) -> list[tuple[str, str]]:
         *(("public", entry) for entry in report["public"]),
         *(("not covered", entry) for entry in report["outside"]),
     ]
+
+
+def _said(way: Mapping[str, Any]) -> str:
+    """The way in which gradients were computed, in words.
+
+    >>> _said({"name": "lifted", "reason": "sort has no rule", "cost": None})
+    'lifted: sort has no rule'
+    """
+    told = way["name"] if way["reason"] is None else f"{way['name']}: {way['reason']}"
+    return told if way["cost"] is None else f"{told}; every batch is checked, which costs {way['cost']}"
 
 
 def _lot(plan: Mapping[str, Any]) -> tuple[float, int]:
