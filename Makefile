@@ -7,6 +7,7 @@
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
 # make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
+# make bench-ways  time of the three ways to the clipped sum, two threads (some minutes; ARGS="--device cuda")
 # make table-convex Table 4 of the convex solvers: what is missing of it, then the tables (hours; PEER=python to compare)
 # make stale       which committed results were made with other code than there is now
 # make soak        100 SIGKILLs of private runs at random moments (some minutes)
@@ -30,7 +31,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines table-convex mutants conformance soak stale clean
+.PHONY: help install demo test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-ways table-convex mutants conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -92,6 +93,9 @@ bench: install
 
 bench-engines: install
 	$(BIN)/python -m benchmarks.engines --write
+
+bench-ways: install
+	$(BIN)/python -m benchmarks.ways --write $(ARGS)
 
 table-convex: install
 	$(BIN)/python -m benchmarks.convex run $(if $(PEER),--peer $(PEER))

@@ -1,6 +1,6 @@
 """Time and memory of the three ways to the clipped sum, beside the step without privacy, in one run.
 
-    python -m benchmarks.ways [--device cuda] [--workloads mlp ...] [--rounds 7] [--write]
+    python -m benchmarks.ways [--device cuda] [--workloads mlp ...] [--rounds 7] [--threads 2] [--write]
 
 The clipped sum alone is measured: forward, backward, norms, factors and the weighted sum; no noise, no optimizer. The
 ways take turns, and a figure is the median over rounds of the ratio to the pass without privacy in the same round. On a
@@ -20,15 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import environment
+from benchmarks.wide_resnet import wide_resnet
 from dpgrad.grads import bookkeeping, certified, lifted
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.forks import Seen
 from dpgrad.lab.bench.where import markdown
-from dpgrad.lab.bench.workloads import WORKLOADS, loss
+from dpgrad.lab.bench.workloads import WORKLOADS, Workload, loss
 from dpgrad.scaling import Hard
 
 SCALE = partial(Hard(), clip=1.0)
 Body = Callable[[], object]
+NETWORKS = {**WORKLOADS, "wrn-16-4": Workload("WRN-16-4, GroupNorm", wide_resnet, (3, 32, 32), 256, 8)}
+USUAL = {
+    "cpu": ("mlp", "mnist-cnn", "resnet9", "transformer", "lstm", "wrn-16-4"),
+    "cuda": ("mnist-cnn", "resnet9", "wrn-16-4", "bert", "transformer", "lstm"),
+}
 
 
 def bodies(model: nn.Module, batch: Any, size: int) -> dict[str, Body]:
@@ -95,7 +101,7 @@ def memory(body: Body) -> float:
 
 def measured(name: str, device: str, rounds: int, least: float) -> list[dict[str, Any]]:
     """One row for each way."""
-    workload, cuda = WORKLOADS[name].on(device), device == "cuda"
+    workload, cuda = NETWORKS[name].on(device), device == "cuda"
     size = workload.batch_size
     eager = bodies(workload.built(device), workload.batch(device), size)
     for body in eager.values():
@@ -125,8 +131,9 @@ def measured(name: str, device: str, rounds: int, least: float) -> list[dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=NETWORKS, help="the usual ones of the device where not given")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2, help="of torch on the processor")
     parser.add_argument("--seconds", type=float, default=0.1, help="the least that one turn takes")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/ways[_cuda].{json,md}")
     given = parser.parse_args()
@@ -135,15 +142,24 @@ def main() -> int:
         return 2
     for setting in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
         setting.fp32_precision = "tf32"  # type: ignore[attr-defined]
-    rows = [row for name in given.workloads for row in measured(name, given.device, given.rounds, given.seconds)]
+    torch.set_num_threads(given.threads)
+    names = given.workloads or USUAL[given.device]
+    rows = [row for name in names for row in measured(name, given.device, given.rounds, given.seconds)]
     if given.write:
         table = [["network", "batch", "way", "time × no privacy", "memory × no privacy"]]
         for row in rows:
             memory_of = "" if row["memory"] is None else f"{row['memory']:.2f}"
             table.append([row["network"], str(row["batch"]), row["way"], f"{row['time']:.2f}", memory_of])
         name = "ways_cuda" if given.device == "cuda" else "ways"
-        data = {"environment": environment.describe("benchmarks.ways"), "device": given.device, "rows": rows}
-        environment.write(name, data, f"Three ways to the clipped sum, on {given.device}", [markdown(table)])
+        data = {
+            "environment": environment.describe("benchmarks.ways"), "device": given.device, "threads": given.threads,
+            "rounds": given.rounds, "rows": rows,
+        }  # fmt: skip
+        how = (
+            f"Medians over {given.rounds} rounds, in which the ways take turns, of the ratio to the pass without "
+            f"privacy in the same round; {given.threads} threads, TF32 allowed."
+        )
+        environment.write(name, data, f"Three ways to the clipped sum, on {given.device}", [how, markdown(table)])
     return 0
 
 
