@@ -137,6 +137,14 @@ class TestMostSteps:
         assert price(found) <= 1000.0 < price(found + 1)
         assert abs(found - 10**6) < 100
 
+    @given(st.integers(2, 10**6), st.floats(-0.5, 0.5), st.floats(-6.0, 1.0))
+    def test_a_price_that_is_nothing_for_long(self, free: int, gap: float, log_slope: float) -> None:
+        """The slope says nothing about where the price begins: that is found by halving, not step by step."""
+        price = Counted(lambda n: 10**log_slope * max(n - free, 0))
+        found = most_steps(price, 1e-7, quick=lambda n: max(n - (1 + gap) * free, 0.0))
+        assert found == free
+        assert price.asked <= 60
+
     def test_one_step_is_too_much(self) -> None:
         for quick in (None, math.sqrt):
             with pytest.raises(ValueError, match=r"steps: one step already costs epsilon 1, above the target 0.5: add"):

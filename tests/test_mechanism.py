@@ -431,7 +431,7 @@ class TestYu2018:
         """What is certified lies a little above the exact ε, and so lasts a few steps less; never more."""
         found = yu(500).more_steps(2.0, 1e-5)
         assert found == yu(500, 0.86).with_steps(found.steps)
-        assert 5039 - 6 <= found.steps <= 5039
+        assert 5039 - 2 <= found.steps <= 5039
         assert found.guarantee(1e-5).epsilon <= 2.0
 
     @pytest.mark.slow

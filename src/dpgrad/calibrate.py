@@ -216,8 +216,8 @@ def _certified_steps(
     slope = 0.5
     if near < guess and quick(near) > 0:
         slope = min(max(_log_ratio(quick(guess), quick(near)) / math.log(guess / near), 0.02), 10.0)
-    within, beyond, n, stride = 0, limit + 1, guess, 1
-    for attempt in range(200):
+    within, beyond, n, stride, tries = 0, limit + 1, guess, 1, 0
+    while True:
         gap = _log_ratio(price(n), target)
         if gap <= 0:
             within = max(within, n)
@@ -225,13 +225,15 @@ def _certified_steps(
             beyond = min(beyond, n)
         if beyond - within <= 1:
             break
-        if attempt < 3:
+        tries += 1
+        if tries <= 3:
             n = math.floor(n * math.exp(min(-gap / slope, 1.0)))
-        else:  # the price does not follow the slope: walk with longer and longer strides
+        elif within and beyond <= limit:  # the price does not follow the slope: halve what is left
+            n = (within + beyond) // 2
+        else:  # or look for the other end of it with longer and longer strides
             n += stride if gap <= 0 else -stride
             stride *= 2
-        if not within < n < beyond:
-            n = within + 1 if gap <= 0 else beyond - 1
+        n = min(max(n, within + 1), beyond - 1)
     if within == limit:
         _refuse_limit(price(limit), target, limit)
     if within == 0:

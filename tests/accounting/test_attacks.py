@@ -32,9 +32,16 @@ def test_many_levels_of_very_small_noise(low: float, high: float, rate: float, r
     )
 
 
-@pytest.mark.parametrize("rate", [1e-8, 1e-6, 1e-4])
-@pytest.mark.parametrize("noise", [0.1, 0.3, 0.5])
-@pytest.mark.parametrize("steps", [1, 10])
+RARE = [(rate, noise) for rate in (1e-8, 1e-6, 1e-4) for noise in (0.1, 0.3, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"),
+    [
+        *((*one, 1) for one in RARE),
+        *(pytest.param(*one, 10, marks=[] if i % 4 == 0 else pytest.mark.exhaustive) for i, one in enumerate(RARE)),
+    ],
+)
 def test_few_steps_at_tiny_rates(rate: float, noise: float, steps: int) -> None:
     """The add direction is bounded by Σ −log(1−q); its lattice needs no tilt that overflows."""
     interval = pld.account(Repeat(Poisson(rate, Gaussian(noise)), steps)).interval(1e-9)

@@ -72,6 +72,16 @@ def test_lower_estimate_upper(parts: list[tuple[float, float, float]], plain: fl
     assert interval.upper >= true * (1 - ORACLE_ERROR)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [110, pytest.param(700, marks=pytest.mark.exhaustive)])
+def test_estimates_of_rates_and_noise_that_change_together(steps: int) -> None:
+    """Rare losses make K turn too fast for interpolation: the estimate was off by up to a half."""
+    levels = [1 + t / steps for t in range(steps)]
+    profile = pld.account(Compose(tuple(Poisson(0.01 * x, Gaussian(x)) for x in levels)), precision=1e-4)
+    interval = profile.interval(1e-5)
+    assert interval.lower <= profile.estimate(1e-5) <= interval.upper
+
+
 class TestDeltaAtSmallEpsilon:
     def test_one_step_is_exact(self) -> None:
         found = pld.account(Poisson(1e-5, Gaussian(1.0))).delta_interval(0.01)
@@ -103,8 +113,15 @@ class TestDeltaAtSmallEpsilon:
 
 
 class TestExtremeTargets:
-    @pytest.mark.parametrize("epsilon", [20_000.0, 1e6])
-    @pytest.mark.parametrize("relation", [Relation.ADD_REMOVE, Relation.REPLACE_ONE])
+    @pytest.mark.parametrize(
+        ("epsilon", "relation"),
+        [
+            (1e6, Relation.ADD_REMOVE),
+            (20_000.0, Relation.REPLACE_ONE),
+            pytest.param(20_000.0, Relation.ADD_REMOVE, marks=pytest.mark.exhaustive),
+            pytest.param(1e6, Relation.REPLACE_ONE, marks=pytest.mark.exhaustive),
+        ],
+    )
     def test_a_target_beyond_the_least_noise(self, epsilon: float, relation: Relation) -> None:
         """A trial with less noise than can be certified is too little noise, not the end of the search."""
         z = calibrate.noise_multiplier(lambda z: run(0.01, z, 1000), epsilon, 1e-5, relation)

@@ -35,7 +35,7 @@ def schedule(total: int) -> list[tuple[float, float, int]]:
         ([(0.01, 0.5, 1)], 1e-5, "remove", 3.03, 0.01),
         ([(0.01, 1.0, 100)], 1e-5, "remove", 0.7180, 1e-4),
         # dp-accounting's pessimistic 0.04527 at a grid of 1e-6 (0.04767 at 1e-5); the contour and the density agree on:
-        ([(1e-5, 1.0, 1_000_000)], 1e-6, "remove", 0.04524404197, 1e-10),
+        pytest.param([(1e-5, 1.0, 1_000_000)], 1e-6, "remove", 0.04524404197, 1e-10, marks=pytest.mark.exhaustive),
     ],
 )
 def test_reference_values(
@@ -44,13 +44,20 @@ def test_reference_values(
     assert epsilon(steps, target, direction) == pytest.approx(expected, abs=tol)
 
 
-@pytest.mark.parametrize(("total", "expected"), [(100, 0.407809735), (1000, 1.073270850), (10_000, 3.609786679)])
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        pytest.param(100, 0.407809735, marks=pytest.mark.exhaustive),
+        (1000, 1.073270850),
+        (10_000, 3.609786679),
+    ],
+)
 def test_schedule(total: int, expected: float) -> None:
     assert epsilon(schedule(total), 1e-5, "remove") == pytest.approx(expected, abs=2e-9)
 
 
 def test_remove_dominates_in_reference_cases() -> None:
-    for steps in (CASE_A, CASE_B, CASE_D, schedule(1000)):
+    for steps in (CASE_A, CASE_B, CASE_D):
         assert epsilon(steps, 1e-5, "add") < epsilon(steps, 1e-5, "remove")
 
 
@@ -151,6 +158,6 @@ def test_raises_when_out_of_reach() -> None:
 
 
 def test_random_cases_are_seeded() -> None:
-    first = list(random_cases(1, 6, max_convolutions=4))
-    assert first == list(random_cases(1, 6, max_convolutions=4))
+    first = list(random_cases(1, 3, max_convolutions=2))
+    assert first == list(random_cases(1, 3, max_convolutions=2))
     assert all(0.01 <= eps <= 60 for *_, eps in first)

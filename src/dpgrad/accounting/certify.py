@@ -41,7 +41,8 @@ _LONG = 1 << 12  # a shorter lattice is not worth dividing into core and rest
 _DISTINCT = 100  # up to here each distinct step has a ladder of its own
 _OFTEN = 1024  # of more distinct steps, those that occur as often have
 _SPACING = 7e-5  # of single steps, at most, at the usual precision
-_WIDTH = 0.014  # of a cell in log σ and log q at the usual precision; bounds err by its square
+_WIDTH = 0.01  # of a cell in log σ and log q at the usual precision; bounds err by its square
+_COARSER = 20.0  # how much more variance the lattices of a schedule add: its cells' own width costs about as much
 _BLOCKS = range(64, 160)
 _FEW = 16  # of many distinct steps, those that occur less often go to the coarsest lattice at once
 _THRESHOLDS = 2048
@@ -94,10 +95,11 @@ def resolution(
     variance = 2 * precision * scale / (tilt + 1)
     variance *= max(1.0, len(alone) / 8)  # many parts cost time, so each is a little coarser
     if many:
-        variance *= 50  # the cells' own width costs about as much
+        variance *= _COARSER
     else:
         variance = min(variance, steps * max(math.sqrt(finer) * _SPACING, 2 * reach / longest) ** 2 / 6)
-    shares = [variance / levels / n for n in _items(alone, many, block, few, levels)]
+    # of a schedule's, a quarter for the lattice of its steps, which strides double, and half for the coarsest
+    shares = [variance / (levels + bool(many)) / n for n in _items(alone, many, block, few, levels)]
     spacings = [min(math.sqrt(6 * share), 1 / tilt) for share in shares]
     spacings[-1] = max(spacings[-1], reach / longest)
     parts = []
@@ -115,7 +117,7 @@ def resolution(
         spacings[level] = min(spacings[level], spacings[level + 1])
     grid = cells.Grid(tilt, spacings[-1], tail, min(_WIDTH * math.sqrt(finer), 0.2))
     if many:
-        fine = max(math.sqrt(3 * variance / sum(many.values())), 4 * _range(many, tail) / longest)
+        fine = max(math.sqrt(1.5 * variance / sum(many.values())), 4 * _range(many, tail) / longest)
         grid = grid._replace(spacing=min(fine, spacings[-1]))
     error = _accuracy(alone, many, tilt, tail) + (4 * _EPS * direct * steps if direct else 0.0)
     how = partial(convolve, faint=min(1e-30, 1e-15 * delta)) if direct else compose

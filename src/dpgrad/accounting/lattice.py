@@ -215,19 +215,19 @@ class Product:
         others = np.minimum(np.abs(out[live]) / np.maximum(least, 1e-300), 1.0)
         silent = math.exp(-_SILENT * max(steps - 1, 0) / steps)
         rough = 1.1 * steps * each * math.sqrt(2 * float((others**2).sum()) / size) + 1.1 * steps * each * silent
-        # their logarithms are up to 60 + nπ
-        return out, rough + 2 * math.exp(-_SILENT), (16 * steps + 256) * _EPS
+        return out, rough + 2 * math.exp(-_SILENT), (2 * steps + 256) * _EPS
 
     def _multiplied(self, waves: Complex) -> tuple[Complex, Array]:
-        """The product of all rows, and the least modulus among them."""
-        total = np.zeros(waves.shape[1], np.complex128)
+        """The product of all rows, and the least modulus among them; by squaring, logarithms are slow."""
+        total = np.ones(waves.shape[1], np.complex128)
         least = np.ones(waves.shape[1])
         for i in range(0, len(self.counts), 256):
-            part = self.weights[i : i + 256] @ waves
-            part = np.where(part == 0, 1e-300, part)
+            part, counts = self.weights[i : i + 256] @ waves, self.counts[i : i + 256].astype(np.int64)
             least = np.minimum(least, np.abs(part).min(axis=0))
-            total += self.counts[i : i + 256] @ np.log(part)
-        return np.asarray(np.exp(total)), least
+            while len(counts):
+                total *= part[counts % 2 == 1].prod(axis=0)
+                part, counts = part[counts > 1] ** 2, counts[counts > 1] // 2
+        return total, least
 
 
 def _wrapped(row: Array, size: int) -> Array:

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from dpgrad import _validate
@@ -261,15 +261,17 @@ class _Side:
             self.counts[Pair(Kind.REMOVE, 1.0, 1 / self.mu)] += 1
         # one row more can hide, but never reveal itself, by more than this
         self.most = -sum(n * math.log1p(-p.rate) if p.kind is Kind.ADD else -math.inf for p, n in self.counts.items())
-        self._total: contour.Total | None = None
         self._saddles: dict[EpsilonAt, contour.Saddle] = {}
         self._places: dict[Question, _Place] = {}
 
-    @property
+    @cached_property
     def total(self) -> contour.Total:
-        if self._total is None:
-            self._total = contour.total(self.counts)
-        return self._total
+        return contour.total(self.counts)
+
+    @cached_property
+    def sketch(self) -> contour.Total:
+        """Enough of the total to find saddles: any saddle gives bounds."""
+        return contour.total(self.counts, nodes=5)
 
     def _exact(self, question: Question, upper: bool = True) -> float:
         if self._one is not None:
@@ -301,17 +303,27 @@ class _Side:
                 return 0.0
             saddle, delta = self._place(question)
             wave = contour.Contour(self.total, saddle, _TAIL * delta / self.steps)
-            return wave.delta(question.epsilon) if wave.converged else None
+            return wave.delta(question.epsilon) if wave.converged and self._sure(wave, question.epsilon) else None
         tail = _TAIL * question.delta / self.steps
         known = self._places.get(question)
         saddle = known.saddle if known else self._first(question)
-        found = contour.Contour(self.total, saddle, tail).epsilon(question.delta, saddle.epsilon)
+        found = self._by_contour(question, saddle, tail)
         if found is not None and abs(found - saddle.epsilon) > 0.25 * saddle.deviation:
             # far from its saddle the integral may only seem to converge: ask again from there
-            again = contour.saddle_for_epsilon(self.total, max(found, 0.0), tail, self.most)
-            second = contour.Contour(self.total, again, tail).epsilon(question.delta, again.epsilon)
+            again = contour.saddle_for_epsilon(self.sketch, max(found, 0.0), tail, self.most)
+            second = self._by_contour(question, again, tail)
             found = second if second is not None and abs(second - found) < 1e-6 * abs(found) else None
         return None if found is None else max(found, 0.0)
+
+    def _by_contour(self, question: EpsilonAt, saddle: contour.Saddle, tail: float) -> float | None:
+        wave = contour.Contour(self.total, saddle, tail)
+        found = wave.epsilon(question.delta, saddle.epsilon)
+        return found if found is not None and self._sure(wave, found) else None
+
+    def _sure(self, wave: contour.Contour, epsilon: float) -> bool:
+        """Whether δ(ε) does not depend on how a schedule was interpolated."""
+        fewer = contour.total(self.counts, nodes=10)
+        return fewer == self.total or wave.agrees(fewer, epsilon)
 
     def upper(self, question: Question, precision: float) -> float:
         return self._bound(Upper, question, precision)
@@ -343,7 +355,7 @@ class _Side:
         """The saddle-point approximation."""
         if question not in self._saddles:
             tail = _TAIL * question.delta / self.steps
-            self._saddles[question] = contour.saddle_for_delta(self.total, question.delta, tail, self.most)
+            self._saddles[question] = contour.saddle_for_delta(self.sketch, question.delta, tail, self.most)
         return self._saddles[question]
 
     def _near_delta(self, question: EpsilonAt) -> _Place:
@@ -353,18 +365,18 @@ class _Side:
         for _ in range(4):
             found = bounds(Upper, self.counts, saddle, delta, _COARSE)
             near = min(epsilon_at(bound, delta, saddle.epsilon, upper=True) for bound in found)
-            moved, saddle = abs(near - saddle.epsilon), contour.saddle_for_epsilon(self.total, near, tail, self.most)
+            moved, saddle = abs(near - saddle.epsilon), contour.saddle_for_epsilon(self.sketch, near, tail, self.most)
             if moved < 0.1 * saddle.deviation:
                 break
         return _Place(saddle, delta)
 
     def _near_epsilon(self, question: DeltaAt) -> _Place:
-        rough = contour.saddle_for_epsilon(self.total, question.epsilon, 1e-250, self.most)
+        rough = contour.saddle_for_epsilon(self.sketch, question.epsilon, 1e-250, self.most)
         delta = math.exp(min(max(rough.log_delta, -550.0), -1e-3))
         # the saddle-point approximation can be orders above δ where few steps carry the loss: so would be the tail
         for _ in range(8):
             tail = _TAIL * delta / self.steps
-            saddle = contour.saddle_for_epsilon(self.total, question.epsilon, tail, self.most)
+            saddle = contour.saddle_for_epsilon(self.sketch, question.epsilon, tail, self.most)
             uppers = bounds(Upper, self.counts, saddle, delta, _COARSE)
             found = min(bound.delta(question.epsilon) for bound in uppers)
             if found > 0.1 * delta or delta <= _LEAST_DELTA:
