@@ -81,6 +81,8 @@ APART: dict[str, Callable[[Tensor], Tensor]] = {
     "gates": lambda x: F.glu(x) + F.prelu(x, weights(4))[..., :3] + F.logsigmoid(x)[..., :3] + F.hardswish(x)[..., :3],
     "matrices": lambda x: torch.linalg.matrix_exp(x) + torch.linalg.qr(x).Q,
     "distances": lambda x: torch.cdist(x.flatten(1), weights(3, 144)),
+    "buckets": lambda x: torch.bucketize(x, weights(9).sort().values).float(),
+    "channels shuffled": lambda x: torch.channel_shuffle(x, 2),
     "state of zeros": lambda x: F.linear(torch.zeros(ROWS, 4), weights(4, 4)).tanh() + x.sum((2, 3)),
 }  # fmt: skip
 
@@ -127,9 +129,37 @@ TOGETHER: dict[str, Callable[[Tensor], object]] = {
     "joined with others": lambda x: torch.cat([x, weights(1, 4, 6, 6)]),
     "compared": lambda x: torch.cdist(x.flatten(1), x.flatten(1)),
     "caught": lambda x: caught(x),
+    "bits of numbers": lambda x: x[:, 0, 0, 0].double().view(torch.float32).view(2, ROWS)[1],
+    "buckets of the batch": lambda x: torch.bucketize(x[:, 0, 0, 0].contiguous(), x[:, 1, 0, 0].contiguous()),
+    "weights of the batch": lambda x: F.batch_norm(
+        x[:, 0, 0, :1].expand(-1, ROWS), torch.zeros(ROWS), torch.ones(ROWS), weight=x[:, 1, 0, 0].contiguous()
+    ),
+    "statistics kept": lambda x: F.instance_norm(x, torch.zeros(4), torch.ones(4)),
+    "rows among channels": lambda x: torch.channel_shuffle(x.transpose(0, 1)[..., None], ROWS),
+    "rows as classes": lambda x: (
+        F.multi_margin_loss(x[:, 0, 0, 0], torch.zeros(1, dtype=torch.long), reduction="none").repeat(ROWS).view(-1, 1)
+    ),
+    "a norm of all groups": lambda x: torch.ops.aten.native_group_norm(x, None, None, 1, 4 * ROWS, 36, 1, 1e-5)[0],
+    "strided by a reshape": lambda x: torch.ops.aten._reshape_alias(x[:, 0, 0], [ROWS, 6], [0, 1]),
+    "lengths by place": lambda x: F.ctc_loss(
+        x.flatten(2).permute(1, 0, 2),
+        torch.ones(ROWS, 1, dtype=torch.long),
+        (4, 4, 3, 3, 2),
+        (1,) * ROWS,
+        reduction="none",
+    ),
+    "another library's clone": lambda x: torch.ops.dpgrad_tests.clone(x),
+    "another library's tag": lambda x: torch.ops.dpgrad_tests.centred(x),
     "sparse": lambda x: x.flatten(1).to_sparse(),
     "hook": lambda x: x.clone().requires_grad_().register_hook(lambda g: g - g.mean(0)),
 }
+
+
+OTHERS = torch.library.Library("dpgrad_tests", "FRAGMENT")
+OTHERS.define("clone(Tensor x) -> Tensor")
+OTHERS.define("centred(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+for name in ("clone", "centred"):
+    OTHERS.impl(name, lambda x: x - x.mean(0), "CompositeExplicitAutograd")
 
 
 def written(tensor: Tensor) -> Tensor:

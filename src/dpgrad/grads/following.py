@@ -169,7 +169,8 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage, _ = self._key(tensor)
         if storage not in self._storages:
             self._fresh[storage] = set()
-        if place is not None:
+        known = not isinstance(place, Layout) or place.fits(tensor.shape, self.rows)
+        if place is not None and known:
             self._note(tensor, place)
         elif carrying:
             self._note(tensor, Layout(0))
