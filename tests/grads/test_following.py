@@ -1,7 +1,9 @@
 """Rows are followed to the elements that they change, for every operation that has a rule, and never to fewer."""
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -152,6 +154,13 @@ TOGETHER: dict[str, Callable[[Tensor], object]] = {
     "another library's tag": lambda x: torch.ops.dpgrad_tests.centred(x),
     "sparse": lambda x: x.flatten(1).to_sparse(),
     "hook": lambda x: x.clone().requires_grad_().register_hook(lambda g: g - g.mean(0)),
+    "hook on a function": lambda x: x.clone().grad_fn,
+    "hook on what is saved": lambda x: saved(x),
+    "printed": lambda x: repr(x),
+    "scripted": lambda x: scripted(x),
+    "seeded by place": lambda x: x.flatten(1) * torch.rand(ROWS, 1, generator=torch.Generator().manual_seed(0)),
+    "seeded in place": lambda x: x.clone().uniform_(generator=torch.Generator().manual_seed(0)),
+    "seeded for a while": lambda x: seeded(x),
 }
 
 
@@ -172,6 +181,24 @@ def caught(x: Tensor) -> Tensor:
         return x - x.mean(0)
     except Exception:
         return x
+
+
+def saved(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept - kept.mean(0)):
+        return x.sin()
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+scripted = torch.jit.script(centred)  # an error in it becomes another
+
+
+def seeded(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(torch.initial_seed() + 1)
+        return x.flatten(1) * torch.rand(ROWS, 1)
 
 
 def batch() -> Tensor:
@@ -230,6 +257,31 @@ def test_random_numbers_are_no_row_s_own() -> None:
             + torch.normal(x, 1.0)
         )
     assert following.place(out) == Layout(0)
+
+
+READ = torch.ones(3)
+VARYING: dict[str, Callable[[Tensor], object]] = {
+    "Python's random numbers": lambda x: x if random.random() < 0.9 else x.flip(1),
+    "NumPy's": lambda x: x if np.random.rand() < 0.9 else x.flip(1),
+    "torch's, read": lambda x: x if torch.rand(()) < 0.9 else x.flip(1),
+    "torch's, as a shape": lambda x: x[:, torch.rand(4).gt(0.5).nonzero()[:, 0]],
+    "a tensor from outside": lambda x: x * READ.sum().item(),
+    "a tensor from outside, whole": lambda x: x * READ.tolist()[0],
+    "a number that was overwritten": lambda x: x * torch.zeros(()).add_(READ[0]).item(),
+}
+STEADY: dict[str, Callable[[Tensor], object]] = {
+    "random numbers that are not read": lambda x: F.dropout(x, 0.5) * torch.rand(4, 1, 1),
+    "sizes, read": lambda x: x * torch.arange(x.shape[1]).float().mean().item(),
+    "numbers in the code": lambda x: x * torch.tensor([1.0, 2.0]).sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", [*VARYING, *STEADY])
+def test_a_pass_that_may_be_another_next_time_is_told(name: str) -> None:
+    x = batch()
+    with Following(ROWS).of(x) as following:
+        (VARYING | STEADY)[name](x)
+    assert following.varies == (name in VARYING)
 
 
 def test_connectionist_losses() -> None:

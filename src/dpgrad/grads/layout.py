@@ -26,6 +26,7 @@ class Layouts:
     results: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
     every: bool = False  # whether the backward pass must be asked for the gradient at every place
     guessed: bool = False  # by shape alone, to be shown for every batch
+    varies: bool = False  # whether a pass may do other things than the one before, at the same shapes
     proven: set[Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
 
     def update(self, other: "Layouts") -> None:
@@ -34,6 +35,7 @@ class Layouts:
             before = self.inputs.get(key, ())
             self.inputs[key] = (*before, *(layout for layout in several if layout not in before))
         self.results.update(other.results)
+        self.varies |= other.varies
 
     def apart(self) -> "Layouts":
         """The same where flattened rows stand apart."""

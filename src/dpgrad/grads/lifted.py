@@ -8,6 +8,7 @@ model reads a value in Python, examples that differ there are worked on separate
 
 import re
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -23,6 +25,7 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.bookkeeping import finished, watched
+from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.fold import FOLDED, RECURRENT, folding, is_batched, physical, recurrent_folding, wrapped
 from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
@@ -34,6 +37,7 @@ from dpgrad.grads.tape import Shared, Tape, _bound, _changes, _name, _names, _pl
 
 _C: Any = torch._C._functorch
 _EXAMPLES_FIRST = Layout(0)
+_CUSTOM = custom_function_call  # what an autograd.Function is called by
 
 # What reads a value in Python, and the tensor whose value it reads.
 _ASKING: dict[Callable[..., Any], Callable[..., Tensor] | None] = {
@@ -91,6 +95,7 @@ class _Lifting(TorchFunctionMode):
         super().__init__()
         self.tape, self.questions, self.spread = tape, questions, spread
         self.level = 0
+        self.made: list[weakref.ref[Tensor]] = []  # what the model was given
         self.folded = False  # whether the tensors at hand are (examples·rows, ...), outside of vmap
 
     @contextmanager
@@ -101,7 +106,11 @@ class _Lifting(TorchFunctionMode):
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._called(func, args, kwargs or {}, Shared in types)
+        kwargs = kwargs or {}
+        self.questions.seen.refuse_kept((*args, *kwargs.values()))
+        result = self._called(func, args, kwargs, Shared in types)
+        self.made += map(weakref.ref, filter(is_batched, result if isinstance(result, list | tuple) else [result]))
+        return result
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of ``func``, which a parameter is given to; what it does with it is noted on the tape."""
@@ -120,6 +129,15 @@ class _Lifting(TorchFunctionMode):
                 return REWRITES[func](*args, **kwargs)
         if func in _ASKING:
             return self._asked(func, args, kwargs)
+        if _has_own_rule(func, args):
+            raise CannotLiftError(f"{_name(args[0] if func is _CUSTOM else func)} has a rule for vmap of its own")
+        if func is Tensor.__repr__ and is_batched(args[0]):
+            raise CannotLiftError("it prints values of all examples")
+        if kwargs.get("generator") not in (None, torch.default_generator):
+            raise _RefusedError(
+                f"{_name(func)} draws from a generator of the model's own, which gives examples numbers by their place "
+                "in the batch: draw from torch's default generators"
+            )
         if shared:
             return self._with_parameters(func, args, kwargs)
         return self._on_data(func, args, kwargs)
@@ -331,6 +349,21 @@ class _Lifting(TorchFunctionMode):
         return self._on_data(func, args, kwargs)
 
 
+def _has_own_rule(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a function that is not torch's says itself what vmap does: such a rule is given all examples."""
+    if func is _CUSTOM:
+        return not args[0].generate_vmap_rule
+    whole = isinstance(func, torch._ops.OpOverloadPacket)
+    if not whole and not isinstance(func, torch._ops.OpOverload):
+        return False
+    overloads = [getattr(func, each) for each in func.overloads()] if whole else [func]
+    return any(
+        each.namespace not in ("aten", "prims")
+        and torch._C._dispatch_has_kernel_for_dispatch_key(each.name(), "FuncTorchBatched")
+        for each in overloads
+    )
+
+
 def _is_mask(value: object) -> bool:
     return isinstance(value, Tensor) and is_batched(value) and value.dtype in (torch.bool, torch.uint8)
 
@@ -423,14 +456,16 @@ def _forward(model: nn.Module, loss: Loss, batch: Batch, rows: int, tape: Tape, 
     tape.lifted = lifting.call
 
     def one(example: Batch) -> Tensor:
+        lifting.made += map(weakref.ref, pytree.tree_leaves(example))
         with lifting.entered():
             return lifting.batched(row_losses(loss, model, example, rows))
 
     try:
         with _without_hooks(), _quiet_fallback():
             values: Tensor = torch.func.vmap(one, randomness="different")(grouped)
+        questions.seen.keep(lifting.made)
         return values.reshape(-1)
-    except (CannotLiftError, _RefusedError):
+    except (CannotLiftError, _RefusedError, KeptError):
         raise
     except Exception as error:
         reason, known = _reason(error)
