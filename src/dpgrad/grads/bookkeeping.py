@@ -63,7 +63,7 @@ def gradients(
             found = recorded(model, loss, batch, weights, rows, known, Following(len(weights)))
         except UnseenError as unseen:
             raise MixedError(f"the model uses {unseen} differently from pass to pass") from None
-    if not known.varies:
+    if not (known.varies or known.keeps):
         known.proven.add(shapes)
     return found
 
@@ -87,7 +87,7 @@ def recorded(
         with followed:
             losses = row_losses(loss, model, batch, len(weights))
         if following is not None:
-            layouts.varies |= following.varies or _numbers(model) != before
+            layouts.varies = following.varies or _numbers(model) != before
             _refuse_unknown(losses, following)
         found = finished(losses, weights, tape, parameters, layouts.every, certify)
     if found is None:
@@ -268,7 +268,7 @@ def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> L
                 reason = str(unclear)
                 continue
             del alike
-            tape.layouts.varies = following.varies or keeps(following)
+            tape.layouts.keeps = keeps(following)
             return tape.layouts
     raise MixedError(reason)
 
