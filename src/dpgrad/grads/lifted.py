@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -27,7 +26,7 @@ from dpgrad.grads.batch import row_losses
 from dpgrad.grads.bookkeeping import finished, watched
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
-from dpgrad.grads.fold import FOLDED, RECURRENT, folding, is_batched, physical, recurrent_folding, wrapped
+from dpgrad.grads.fold import FOLDED, RECURRENT, folding, has_own_rule, is_batched, physical, recurrent_folding, wrapped
 from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
@@ -37,7 +36,6 @@ from dpgrad.grads.tape import Shared, Tape, _bound, _changes, _name, _names, _pl
 
 _C: Any = torch._C._functorch
 _EXAMPLES_FIRST = Layout(0)
-_CUSTOM = custom_function_call  # what an autograd.Function is called by
 
 # What reads a value in Python, and the tensor whose value it reads.
 _ASKING: dict[Callable[..., Any], Callable[..., Tensor] | None] = {
@@ -129,8 +127,8 @@ class _Lifting(TorchFunctionMode):
                 return REWRITES[func](*args, **kwargs)
         if func in _ASKING:
             return self._asked(func, args, kwargs)
-        if _has_own_rule(func, args):
-            raise CannotLiftError(f"{_name(args[0] if func is _CUSTOM else func)} has a rule for vmap of its own")
+        if has_own_rule(func, args):
+            raise CannotLiftError(f"{_name(args[0] if isinstance(args[0], type) else func)} has its own rule for vmap")
         if func is Tensor.__repr__ and is_batched(args[0]):
             raise CannotLiftError("it prints values of all examples")
         if kwargs.get("generator") not in (None, torch.default_generator):
@@ -347,21 +345,6 @@ class _Lifting(TorchFunctionMode):
         twins = [self.batched(value) if isinstance(value, Shared) else value for value in values]
         args, kwargs = pytree.tree_unflatten(twins, spec)
         return self._on_data(func, args, kwargs)
-
-
-def _has_own_rule(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a function that is not torch's says itself what vmap does: such a rule is given all examples."""
-    if func is _CUSTOM:
-        return not args[0].generate_vmap_rule
-    whole = isinstance(func, torch._ops.OpOverloadPacket)
-    if not whole and not isinstance(func, torch._ops.OpOverload):
-        return False
-    overloads = [getattr(func, each) for each in func.overloads()] if whole else [func]
-    return any(
-        each.namespace not in ("aten", "prims")
-        and torch._C._dispatch_has_kernel_for_dispatch_key(each.name(), "FuncTorchBatched")
-        for each in overloads
-    )
 
 
 def _is_mask(value: object) -> bool:
