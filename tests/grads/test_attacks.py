@@ -440,7 +440,7 @@ def test_a_statistic_that_no_loss_shows(body: Callable[[Any, Tensor], Tensor], l
     ids=["counted", "drawn", "drawn by torch"],
 )
 def test_a_path_that_is_taken_now_and_then(now: Callable[[Any], bool]) -> None:
-    """What was followed once was taken for true of all passes: one row moved sums by 39 × clip."""
+    """What was followed once was taken for true of all passes: one row changed the gradients of others."""
     taken = []
 
     def body(m: Any, x: Tensor) -> Tensor:
