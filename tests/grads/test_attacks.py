@@ -1,7 +1,10 @@
 """What a hostile review found in the gradient engines and the check: each attack stays refused, or within the bound."""
 
+import random
+import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dpgrad.grads import ENGINES, bookkeeping, check, clipped_sum
 from dpgrad.grads.calls import MixedError
+from dpgrad.grads.check import prepared
 from dpgrad.grads.precision import norm_error
 from dpgrad.scaling import Hard
 
@@ -280,3 +284,237 @@ def test_parameters_of_different_types_are_refused(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).to(dtype))
     with pytest.raises(ValueError, match="must have one floating-point type"):
         check(model, squares, torch.randn(4, 3))
+
+
+# ---- what changes from pass to pass, and what a backward pass or a rule for vmap sees of a whole batch
+
+
+class Body(nn.Module):
+    """Some layers, and a function of (module, batch)."""
+
+    def __init__(self, body: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.zero = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+        nn.init.zeros_(self.zero.weight)
+        self.body, self.count = body, 0
+        self.held: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.body(self, x) + self.zero(x[:, :1].expand(-1, 4))
+
+
+def odd(x: Tensor) -> Tensor:
+    """One, and nine where an odd row is in the batch."""
+    return 1 + 8 * (x.detach() == 9).any().to(x.dtype)
+
+
+def change_of_others(body: Callable[[Any, Tensor], Tensor], loss: Loss = squares, passes: int = 1) -> float:
+    """By how much the gradients of other rows change, of their own length, when one row becomes odd."""
+    torch.manual_seed(0)
+    random.seed(0)
+    model, x = Body(body).to(DEVICE), torch.rand(30, 3, device=DEVICE)
+    y = x.clone()
+    y[25] = 9.0
+    change = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = prepared(model, loss, x)[0]
+        for _ in range(passes):
+            uses = [engine(model, loss, some, torch.ones(30, device=DEVICE)).uses.values() for some in (x, y)]
+            one, other = (torch.cat([use.per_example().flatten(1) for use in each], 1)[:25] for each in uses)
+            change = max(change, float(((one - other).norm(dim=1) / one.norm(dim=1)).max()))
+    return change
+
+
+class Same(torch.autograd.Function):
+    """The same values, in the old style, which vmap does not take."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+class Back(torch.autograd.Function):
+    """The same values, and a backward pass that looks at the inputs of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * odd(ctx.saved_tensors[0]), None
+
+
+class Ruled(torch.autograd.Function):
+    """The same values, and a rule for vmap that looks at the inputs of all examples."""
+
+    @staticmethod
+    def forward(x: Tensor, inputs: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int, int], x: Tensor, inputs: Tensor) -> tuple[Tensor, int]:
+        return Ruled.apply(x * odd(inputs), inputs), dims[0]
+
+
+@torch.library.custom_op("dpgrad_attacks::same", mutates_args=())
+def same(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+torch.library.register_autograd(same, lambda ctx, g: g)
+torch.library.register_vmap(same, lambda info, dims, x: (same(x * odd(x)), dims[0]))
+
+
+def changed_when_saved(m: Any, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept * odd(x)):
+        out: Tensor = m.second(m.first(x).sin())
+    return out
+
+
+def zero_layer(m: Any, x: Tensor) -> Tensor:
+    h = Same.apply(m.first(x))
+    out: Tensor = m.second(h) + m.zero(h * odd(x))
+    return out
+
+
+def with_gradients_only(m: Any, x: Tensor) -> Tensor:
+    h = Same.apply(m.first(x))
+    out: Tensor = m.second(h * (odd(x) if h.requires_grad else 1))
+    return out
+
+
+def straight_through(model: nn.Module, x: Tensor) -> Tensor:
+    """The value says nothing of the gradient."""
+    own = squares(model, x)
+    return own.detach() + odd(x) * (own - own.detach())
+
+
+@pytest.mark.parametrize(
+    ("body", "loss"),
+    [
+        (lambda m, x: m.second(Back.apply(m.first(x), x)), squares),
+        (lambda m, x: m.second(Same.apply(m.first(x))), straight_through),
+        (zero_layer, squares),
+        (with_gradients_only, squares),
+        (changed_when_saved, squares),
+        (lambda m, x: m.second(Ruled.apply(m.first(x), x)), squares),
+        (lambda m, x: m.second(m.first(same(x)[:, :1] / x[:, :1] * x)), squares),
+    ],
+    ids=[
+        "backward",
+        "straight through",
+        "zero layer",
+        "with gradients only",
+        "when saved",
+        "rule for vmap",
+        "rule of an operation",
+    ],
+)
+def test_a_statistic_that_no_loss_shows(body: Callable[[Any, Tensor], Tensor], loss: Loss) -> None:
+    """Losses of half-batches alone were compared, and rules for vmap were trusted: one row moved sums by 12 × clip."""
+    try:
+        assert change_of_others(body, loss) < 0.01
+    except ValueError as refusal:
+        assert "engine='single'" in str(refusal) or "act on each other" in str(refusal)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    "now",
+    [lambda m: m.count > 100, lambda m: random.random() < 0.03, lambda m: bool(torch.rand(()) < 0.03)],
+    ids=["counted", "drawn", "drawn by torch"],
+)
+def test_a_path_that_is_taken_now_and_then(now: Callable[[Any], bool]) -> None:
+    """What was followed once was taken for true of all passes: one row changed the gradients of others."""
+    taken = []
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        taken.append(now(m))
+        out: Tensor = m.second(m.first(x * odd(x) if taken[-1] else x))
+        return out
+
+    try:
+        assert change_of_others(body, passes=100) < 0.01
+    except ValueError as refusal:
+        assert "act on each other" in str(refusal)  # noqa: PT017
+    assert any(taken)
+
+
+def test_an_ordinary_model_is_followed_once() -> None:
+    x, counting = torch.rand(5, 3), Body(lambda m, x: m.second(m.first(x)))
+    for model in (nn.Sequential(counting.first, nn.Dropout(), counting.second), counting):
+        layouts = bookkeeping.find_layouts(model, squares, x)
+        bookkeeping.gradients(model, squares, x, torch.ones(5), layouts=layouts)
+        assert bool(layouts.proven) == (model is not counting)
+
+
+ELSEWHERE: list[Tensor] = []
+
+
+@pytest.mark.parametrize("lifted", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_kept_of_an_earlier_batch(lifted: bool, own: bool) -> None:
+    """It changed the gradients of later batches, and inside vmap it was taken for a tensor of theirs."""
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x)
+        if lifted:
+            order = x[:, 0].argsort()
+            h = h[order][order.argsort()]
+        held = m.held if own else ELSEWHERE
+        if m.count > 100 and held[-1].shape == h.shape:
+            h = h + held[-1]
+        held.append(h.detach())
+        out: Tensor = m.second(h)
+        return out
+
+    ELSEWHERE.clear()
+    with pytest.raises(ValueError, match="kept from an earlier batch"):
+        change_of_others(body, passes=60)
+
+
+def test_what_is_kept_and_not_used_again_is_accepted() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.held[:] = [m.first(x)]
+        out: Tensor = m.second(m.held[0])
+        return out
+
+    assert change_of_others(body, passes=3) == 0
+
+
+def test_random_numbers_that_a_model_seeds() -> None:
+    """Examples get them by their place: one row moved sums by 6 × clip."""
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        out: Tensor = m.second(m.first(x) * torch.rand(len(x), 1, device=x.device))
+        return out
+
+    with pytest.raises(ValueError, match=r"take torch\.manual_seed out"):
+        check(Body(body), squares, torch.rand(8, 3))
+
+
+def test_a_generator_of_the_model_s_own_inside_vmap() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        h = m.first(x)
+        out: Tensor = m.second(h + (torch.rand(len(x), 4, generator=generator) if bool((x == 9).any()) else 0))
+        return out
+
+    with pytest.raises(ValueError, match="generator of the model's own"):
+        change_of_others(body)

@@ -1,7 +1,9 @@
 """Rows are followed to the elements that they change, for every operation that has a rule, and never to fewer."""
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,6 +83,8 @@ APART: dict[str, Callable[[Tensor], Tensor]] = {
     "gates": lambda x: F.glu(x) + F.prelu(x, weights(4))[..., :3] + F.logsigmoid(x)[..., :3] + F.hardswish(x)[..., :3],
     "matrices": lambda x: torch.linalg.matrix_exp(x) + torch.linalg.qr(x).Q,
     "distances": lambda x: torch.cdist(x.flatten(1), weights(3, 144)),
+    "buckets": lambda x: torch.bucketize(x, weights(9).sort().values).float(),
+    "channels shuffled": lambda x: torch.channel_shuffle(x, 2),
     "state of zeros": lambda x: F.linear(torch.zeros(ROWS, 4), weights(4, 4)).tanh() + x.sum((2, 3)),
 }  # fmt: skip
 
@@ -127,9 +131,44 @@ TOGETHER: dict[str, Callable[[Tensor], object]] = {
     "joined with others": lambda x: torch.cat([x, weights(1, 4, 6, 6)]),
     "compared": lambda x: torch.cdist(x.flatten(1), x.flatten(1)),
     "caught": lambda x: caught(x),
+    "bits of numbers": lambda x: x[:, 0, 0, 0].double().view(torch.float32).view(2, ROWS)[1],
+    "buckets of the batch": lambda x: torch.bucketize(x[:, 0, 0, 0].contiguous(), x[:, 1, 0, 0].contiguous()),
+    "weights of the batch": lambda x: F.batch_norm(
+        x[:, 0, 0, :1].expand(-1, ROWS), torch.zeros(ROWS), torch.ones(ROWS), weight=x[:, 1, 0, 0].contiguous()
+    ),
+    "statistics kept": lambda x: F.instance_norm(x, torch.zeros(4), torch.ones(4)),
+    "rows among channels": lambda x: torch.channel_shuffle(x.transpose(0, 1)[..., None], ROWS),
+    "rows as classes": lambda x: (
+        F.multi_margin_loss(x[:, 0, 0, 0], torch.zeros(1, dtype=torch.long), reduction="none").repeat(ROWS).view(-1, 1)
+    ),
+    "a norm of all groups": lambda x: torch.ops.aten.native_group_norm(x, None, None, 1, 4 * ROWS, 36, 1, 1e-5)[0],
+    "strided by a reshape": lambda x: torch.ops.aten._reshape_alias(x[:, 0, 0], [ROWS, 6], [0, 1]),
+    "lengths by place": lambda x: F.ctc_loss(
+        x.flatten(2).permute(1, 0, 2),
+        torch.ones(ROWS, 1, dtype=torch.long),
+        (4, 4, 3, 3, 2),
+        (1,) * ROWS,
+        reduction="none",
+    ),
+    "another library's clone": lambda x: torch.ops.dpgrad_tests.clone(x),
+    "another library's tag": lambda x: torch.ops.dpgrad_tests.centred(x),
     "sparse": lambda x: x.flatten(1).to_sparse(),
     "hook": lambda x: x.clone().requires_grad_().register_hook(lambda g: g - g.mean(0)),
+    "hook on a function": lambda x: x.clone().grad_fn,
+    "hook on what is saved": lambda x: saved(x),
+    "printed": lambda x: repr(x),
+    "scripted": lambda x: scripted(x),
+    "seeded by place": lambda x: x.flatten(1) * torch.rand(ROWS, 1, generator=torch.Generator().manual_seed(0)),
+    "seeded in place": lambda x: x.clone().uniform_(generator=torch.Generator().manual_seed(0)),
+    "seeded for a while": lambda x: seeded(x),
 }
+
+
+OTHERS = torch.library.Library("dpgrad_tests", "FRAGMENT")
+OTHERS.define("clone(Tensor x) -> Tensor")
+OTHERS.define("centred(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+for name in ("clone", "centred"):
+    OTHERS.impl(name, lambda x: x - x.mean(0), "CompositeExplicitAutograd")
 
 
 def written(tensor: Tensor) -> Tensor:
@@ -142,6 +181,24 @@ def caught(x: Tensor) -> Tensor:
         return x - x.mean(0)
     except Exception:
         return x
+
+
+def saved(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept - kept.mean(0)):
+        return x.sin()
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+scripted = torch.jit.script(centred)  # an error in it becomes another
+
+
+def seeded(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(torch.initial_seed() + 1)
+        return x.flatten(1) * torch.rand(ROWS, 1)
 
 
 def batch() -> Tensor:
@@ -200,6 +257,31 @@ def test_random_numbers_are_no_row_s_own() -> None:
             + torch.normal(x, 1.0)
         )
     assert following.place(out) == Layout(0)
+
+
+READ = torch.ones(3)
+VARYING: dict[str, Callable[[Tensor], object]] = {
+    "Python's random numbers": lambda x: x if random.random() < 0.9 else x.flip(1),
+    "NumPy's": lambda x: x if np.random.rand() < 0.9 else x.flip(1),
+    "torch's, read": lambda x: x if torch.rand(()) < 0.9 else x.flip(1),
+    "torch's, as a shape": lambda x: x[:, torch.rand(4).gt(0.5).nonzero()[:, 0]],
+    "a tensor from outside": lambda x: x * READ.sum().item(),
+    "a tensor from outside, whole": lambda x: x * READ.tolist()[0],
+    "a number that was overwritten": lambda x: x * torch.zeros(()).add_(READ[0]).item(),
+}
+STEADY: dict[str, Callable[[Tensor], object]] = {
+    "random numbers that are not read": lambda x: F.dropout(x, 0.5) * torch.rand(4, 1, 1),
+    "sizes, read": lambda x: x * torch.arange(x.shape[1]).float().mean().item(),
+    "numbers in the code": lambda x: x * torch.tensor([1.0, 2.0]).sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", [*VARYING, *STEADY])
+def test_a_pass_that_may_be_another_next_time_is_told(name: str) -> None:
+    x = batch()
+    with Following(ROWS).of(x) as following:
+        (VARYING | STEADY)[name](x)
+    assert following.varies == (name in VARYING)
 
 
 def test_connectionist_losses() -> None:

@@ -2,6 +2,7 @@
 
 import re
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -75,12 +76,18 @@ def on_device_of(model: nn.Module, batch: Batch) -> None:
 
 def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     """The loss of each row, (rows,); a loss that returns anything else is refused."""
+    seed = torch.initial_seed()
     try:
         found: object = loss(model, batch)
     except RuntimeError as error:
         if _TYPES.search(str(error)):
             raise ValueError(_mismatch(model, batch, str(error))) from error
         raise
+    if torch.initial_seed() != seed:
+        raise ValueError(
+            "the model or the loss seeds torch's random numbers, so that examples get them by their place in the "
+            "batch: take torch.manual_seed out"
+        )
     if not isinstance(found, Tensor):
         raise ValueError(f"loss must return a tensor with one value per example, got {shown(found)}")
     if tuple(found.shape) != (rows,):

@@ -6,7 +6,7 @@ product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -20,7 +20,7 @@ from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import leaves, row_losses
 from dpgrad.grads.calls import MixedError, UnfollowedError
 from dpgrad.grads.clip import PerExample
-from dpgrad.grads.following import Following, own_functions
+from dpgrad.grads.following import Following, keeps, own_functions
 from dpgrad.grads.layers.recurrent import known_inputs
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
 from dpgrad.grads.precision import own_products
@@ -63,7 +63,8 @@ def gradients(
             found = recorded(model, loss, batch, weights, rows, known, Following(len(weights)))
         except UnseenError as unseen:
             raise MixedError(f"the model uses {unseen} differently from pass to pass") from None
-    known.proven.add(shapes)
+    if not (known.varies or known.keeps):
+        known.proven.add(shapes)
     return found
 
 
@@ -82,9 +83,11 @@ def recorded(
     tape = Tape(parameters, len(weights), len(weights) // rows, layouts, following)
     followed = nullcontext() if following is None else following.of(batch)
     with torch.enable_grad(), watched(model, tape):
+        before = [] if following is None else _numbers(model)
         with followed:
             losses = row_losses(loss, model, batch, len(weights))
         if following is not None:
+            layouts.varies = following.varies or _numbers(model) != before
             _refuse_unknown(losses, following)
         found = finished(losses, weights, tape, parameters, layouts.every, certify)
     if found is None:
@@ -140,6 +143,16 @@ def finished(
                 for name, parameter in parameters.items()
             }
         )
+
+
+def _numbers(model: nn.Module) -> list[object]:
+    """What modules remember in Python: numbers, and how much they hold."""
+    return [
+        len(value) if isinstance(value, Sized) else value
+        for module in model.modules()
+        for value in module.__dict__.values()
+        if isinstance(value, int | float | Sized) and not isinstance(value, Tensor | nn.Module)
+    ]
 
 
 def _refuse_unknown(losses: Tensor, following: Following) -> None:
@@ -254,6 +267,8 @@ def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> L
             except AmbiguousError as unclear:
                 reason = str(unclear)
                 continue
+            del alike
+            tape.layouts.keeps = keeps(following)
             return tape.layouts
     raise MixedError(reason)
 

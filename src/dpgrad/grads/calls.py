@@ -19,6 +19,16 @@ class UnfollowedError(ValueError):
     """A use of a parameter whose gradients cannot be told apart by example in this way of computing them."""
 
 
+class KeptError(ValueError):
+    """A model that uses what it kept of an earlier batch, which no way of running it would make private."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model uses a tensor that it kept from an earlier batch, so that an example changes the gradients of "
+            "others in later steps: let it keep none"
+        )
+
+
 class Call:
     """One operation with its arguments by name, and the place of the rows in each tensor among them."""
 

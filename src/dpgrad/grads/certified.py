@@ -5,8 +5,9 @@ Where the batch stands in what parameters meet is guessed from shapes, and then 
 - *Certificate*. The backward pass is linear in the weights of the losses, and a power of two rounds nothing. So a
   second backward pass, with each example's weight times a power of two of its own, must find the gradient at each of
   that example's places larger by exactly that power. A place that another example's loss reaches fails.
-- *Halves*. An example could still act on another through the forward pass alone (a statistic of labels). So the losses
-  of half the batch, taken at random and by the values of each column, must be those in the whole batch.
+- *Halves*. An example could still act on another without any gradient between them: through a statistic of labels, or
+  of what was saved for the backward pass. So the losses of half the batch, taken at random and by the values of each
+  column, and the lengths of its gradients must be those in the whole batch.
 
 Guarantee: on a batch that passes, every gradient belongs to the example whose loss it comes from, up to the tolerances.
 A batch that does not is refused before anything of it is released.
@@ -24,13 +25,14 @@ from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.bookkeeping import backward, copies, recorded, watched
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
+from dpgrad.grads.precision import own_products
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import without_dropout
 from dpgrad.grads.tape import Record, Tape, UnseenError
 from dpgrad.grads.uses import wide
 
 _POWERS = 8  # weights of examples are scaled by 2^-8 to 2^8
-COST = "a second backward pass and, for each column of the batch and once more, a second forward pass at every step"
+COST = "a second backward pass and, for each column of the batch and twice more, a whole pass at every step"
 
 
 class RefusedError(Exception):
@@ -53,13 +55,15 @@ def gradients(
     """
     known = guessed(model, loss, batch, rows) if layouts is None else layouts
     tries = [known, known.apart()] if known.flat else [known]
-    _compare_halves(model, loss, batch, rows)
     for number, tried in enumerate(tries):
         certificate = Certificate(model, weights, rows)
         try:
+            _compare_halves(model, loss, batch, rows, tried)
             return recorded(model, loss, batch, weights, rows, tried, certify=certificate)
         except UnseenError as unseen:
             raise RefusedError(f"the model uses {unseen} differently from pass to pass") from None
+        except MetError:
+            raise
         except RefusedError:
             if number + 1 == len(tries):
                 raise
@@ -118,26 +122,58 @@ def _tolerance(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps ** 0.5)
 
 
-def _compare_halves(model: nn.Module, loss: Loss, batch: Batch, rows: int) -> None:
-    """Refuse a batch in which the loss of an example changes with the others."""
+def _compare_halves(model: nn.Module, loss: Loss, batch: Batch, rows: int, layouts: Layouts) -> None:
+    """Refuse a batch in which the loss of an example, or the length of its gradient, changes with the others."""
     examples = size(batch) // rows
     if examples < 2:
         return
     device = leaves(batch)[0].device
-    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
         before = _random_states(device)
-        whole = row_losses(loss, model, batch, size(batch)).view(examples, rows)
+        whole, norms = _measured(model, loss, batch, rows, layouts)
         if not all(map(torch.equal, before, _random_states(device))):
             raise RefusedError("the model draws random numbers outside dropout layers: two passes cannot be compared")
-        tolerance = math.sqrt(torch.finfo(whole.dtype).eps)
+        tolerance, eps = math.sqrt(torch.finfo(whole.dtype).eps), _coarsest(whole)
         typical = whole.abs().nan_to_num(posinf=0).mean()
+        total = sum(norm.square() for norm in norms.values()) ** 0.5
         for few in _splits(batch, examples, rows, device):
             own = (few[:, None] * rows + torch.arange(rows, device=device)).flatten()
             some = pytree.tree_map(lambda leaf, own=own: leaf[own], batch)
-            found = row_losses(loss, model, some, len(own)).view(len(few), rows)
+            found, own_norms = _measured(model, loss, some, rows, layouts)
             off = (found - whole[few]).abs().nan_to_num(posinf=0)
             if bool((off > tolerance * (whole[few].abs().nan_to_num(posinf=0) + typical)).any()):
                 raise MetError("examples act on each other: the loss of one changes with the others in its batch")
+            for name, norm in norms.items():
+                off = (own_norms[name] - norm[few]).abs().nan_to_num(posinf=0)
+                if bool((off > eps**0.25 * norm[few] + eps**0.75 * total[few]).any()):
+                    raise RefusedError(
+                        f"the gradient of parameter {name} changes with the others in the batch, though the loss of "
+                        "the example does not"
+                    )
+
+
+def _measured(
+    model: nn.Module, loss: Loss, batch: Batch, rows: int, layouts: Layouts
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses, (examples, rows), and the length of each example's gradient by parameters."""
+    losses: list[Tensor] = []
+
+    def noted(model: nn.Module, batch: Batch) -> Tensor:
+        losses.append(loss(model, batch))
+        return losses[-1]
+
+    weights = torch.ones(size(batch), device=leaves(batch)[0].device)
+    found = recorded(model, noted, batch, weights, rows, layouts)
+    with torch.no_grad(), own_products():
+        norms = {name: wide(use.measured()[0]).flatten() for name, use in found.uses.items()}
+    return losses[-1].detach().view(-1, rows), norms
+
+
+def _coarsest(losses: Tensor) -> float:
+    """The rounding of the coarsest type that is computed in."""
+    kind = losses.device.type
+    used = [losses.dtype, *([torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else [])]
+    return max(torch.finfo(dtype).eps for dtype in used)
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

@@ -36,6 +36,7 @@ _COPIED = 1 << 24  # parameters of a model that is copied to the CPU at most
 _PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
 _ALONE = 12  # examples whose losses are computed alone
 PROBED = 64  # examples that are looked at where examples may meet
+_SEED = 0x6D0DE1_5EED  # that no model gives: one that seeds random numbers itself is refused
 _MOST = 1024  # examples of a batch that are passed through the engine once
 
 
@@ -324,6 +325,7 @@ class _Probe:
         """Within the block a pass works on copies of the buffers, and draws random numbers that will be drawn again."""
         copies = {id(buffer): buffer.clone() for buffer in self.model.buffers()}
         with swapped(self.model, {}), torch.random.fork_rng(self._cuda()):
+            torch.default_generator.manual_seed(_SEED)
             for module in self.model.modules():
                 for slot, buffer in module._buffers.items():
                     module._buffers[slot] = copies.get(id(buffer))

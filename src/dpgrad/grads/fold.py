@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call  # what an autograd.Function is called by
 from torch.nn import functional as F
 
 from dpgrad.grads.layers import ANY_RANK, RULES
@@ -35,6 +36,21 @@ def wrapped(tensor: Tensor, level: int, dim: int = 0) -> Tensor:
     """What a function inside vmap sees of a tensor of all examples, which stand in dimension ``dim``."""
     made: Tensor = _C._add_batch_dim(tensor, dim, level)
     return made
+
+
+def has_own_rule(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a function that is not torch's says itself what vmap does: such a rule is given all examples."""
+    if func is custom_function_call:
+        return not args[0].generate_vmap_rule
+    whole = isinstance(func, torch._ops.OpOverloadPacket)
+    if not whole and not isinstance(func, torch._ops.OpOverload):
+        return False
+    overloads = [getattr(func, each) for each in func.overloads()] if whole else [func]
+    return any(
+        each.namespace not in ("aten", "prims")
+        and torch._C._dispatch_has_kernel_for_dispatch_key(each.name(), "FuncTorchBatched")
+        for each in overloads
+    )
 
 
 def _named(*names: str) -> list[Function]:

@@ -3,13 +3,18 @@
 Where a pass is followed to its end, each example's loss is a function of that example's row alone, and which row an
 element of a tensor belongs to is known by arithmetic on shapes. No value was looked at, so the same holds for every
 batch of as many rows: the operations are the same. What a model's Python code does with values it cannot hide: reading
-one (``item``, ``tolist``, ``numpy``) is refused as well.
+one (``item``, ``tolist``, ``numpy``) is refused as well. Where the code may do other things in the next pass, because
+it reads random numbers, weights or buffers, the pass `varies`, and the next one has to be followed too.
 """
 
+import gc
+import pickle
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.grads.axes import Layout, same_for_rows
 from dpgrad.grads.batch import leaves
-from dpgrad.grads.calls import Call, Found, MixedError, Place
+from dpgrad.grads.calls import Call, Found, KeptError, MixedError, Place
 from dpgrad.grads.operations import OF_CONSTANTS, RULES, Rule, rule_of
 from dpgrad.grads.sums import Batch
 
@@ -27,9 +32,11 @@ _Key = tuple[object, ...]
 _READING: set[Callable[..., Any]] = {
     Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.numpy, Tensor.tolist, Tensor.untyped_storage,
     Tensor.storage, Tensor.register_hook, Tensor.is_shared, Tensor.share_memory_, Tensor.__reduce_ex__,
-    Tensor.__deepcopy__, Tensor.apply_, Tensor.map_,
+    Tensor.__deepcopy__, Tensor.apply_, Tensor.map_, Tensor.__repr__,
+    Tensor.grad_fn.__get__,  # type: ignore[union-attr]
 }  # fmt: skip
 _IGNORED = {"_assert_async", "_assert_tensor_metadata", "_assert_scalar", "record_stream", "_version"}
+_EARLIER: dict[int, StorageWeakRef] = {}  # storages that held rows in a pass that is over, while a model keeps them
 
 
 class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -42,10 +49,16 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Layout(dim=0, outer=1, inner=4)
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, rows: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
-        self.refused: MixedError | None = None  # kept: a model may catch exceptions
+        self.varies = False  # whether the next pass may do other things
+        self._seed = 0  # of torch's own random numbers
+        self._hooks: object = None  # on saved tensors, of the caller
+        self._fixed: set[int] = set()  # storages made of sizes and of numbers in the code alone
+        self.refused: MixedError | KeptError | None = None  # kept: a model may catch exceptions
         self._places: dict[_Key, Place] = {}
         self._storages: dict[int, StorageWeakRef] = {}  # held, so that no address comes again
         self._carrying: set[int] = set()  # storages that hold rows
@@ -54,12 +67,20 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def of(self, batch: Batch) -> Iterator["Following"]:
         """Follow what is done within the block."""
-        for leaf in leaves(batch):
+        _forget_gone()
+        given = leaves(batch)
+        for leaf in given:
             self._note(leaf, Layout(0))
-        with _Reading(self), self:
-            yield self
-        if self.refused is not None:
-            raise self.refused
+        own = {self._key(leaf)[0] for leaf in given}
+        self._seed, self._hooks, before = torch.initial_seed(), _saving_hooks(), _random_states()
+        try:
+            with _Reading(self), self:
+                yield self
+        finally:
+            self.varies |= _random_states() != before
+            _EARLIER.update({each: self._storages[each] for each in self._carrying - own})
+            if self.refused is not None:  # also where the model made another error of it, as TorchScript does
+                raise self.refused
 
     def place(self, tensor: Tensor) -> Place:
         """Where the rows stand in a tensor, or its periods where it does not descend from the batch."""
@@ -69,6 +90,8 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return found
         if storage in self._carrying:
             raise self._refuse("the model has a view of a tensor that could not be followed")
+        if storage in _EARLIER:
+            raise self._refuse(KeptError())
         return tuple(
             1 if length == 1 or not stride else length
             for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -90,8 +113,12 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether a tensor descends from the batch."""
         return self._key(tensor)[0] in self._carrying
 
-    def _refuse(self, why: str | MixedError) -> MixedError:
-        error = why if isinstance(why, MixedError) else MixedError(why)
+    def read(self, tensor: Tensor) -> None:
+        """Note that the model has read values that do not descend from the batch."""
+        self.varies |= self._key(tensor)[0] not in self._fixed
+
+    def _refuse(self, why: str | MixedError | KeptError) -> MixedError | KeptError:
+        error = MixedError(why) if isinstance(why, str) else why
         self.refused = self.refused or error
         return error
 
@@ -115,6 +142,8 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            raise self._refuse(f"{func} has no rule that tells examples apart")
         name = func.overloadpacket.__name__
         if name in _IGNORED:
             return func(*args, **kwargs)
@@ -131,22 +160,46 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ]
             if torch.Tag.inplace_view in func.tags and carrying:
                 raise MixedError(f"{name} changes the shape of a tensor in place")
+            if _saving_hooks() not in (self._hooks, None) and not _is_torchs(_saving_hooks()):
+                raise MixedError("the model sets hooks on saved tensors")
             before = [self.place(tensor) for tensor in written if isinstance(tensor, Tensor)]
         except MixedError as mixed:
             raise self._refuse(mixed) from None
         call.result = func(*args, **kwargs)
+        self._note_values(func, call, written)
         try:
             self._after(func, call, bool(carrying), written, before)
         except MixedError as mixed:
             raise self._refuse(mixed) from None
         return call.result
 
+    def _note_values(self, func: Any, call: Call, written: list[Any]) -> None:
+        """Note what was read in Python, or by way of a shape, and what is the same in every pass."""
+        fixed = torch.Tag.nondeterministic_seeded not in func.tags
+        fixed = fixed and (call.name == "lift_fresh" or {self._key(each)[0] for each in call.tensors} <= self._fixed)
+        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}:
+            self.varies |= not fixed
+        results = call.result if isinstance(call.result, list | tuple) else [call.result]
+        for tensor in (*results, *written):
+            if isinstance(tensor, Tensor) and fixed:
+                self._fixed.add(self._key(tensor)[0])
+            elif isinstance(tensor, Tensor):
+                self._fixed.discard(self._key(tensor)[0])
+
+    def _by_place(self, func: Any, call: Call) -> bool:
+        """Whether random numbers are drawn from a generator that a model has seeded: the same at every place."""
+        given = call["generator"] not in (None, torch.default_generator)
+        return given or (torch.Tag.nondeterministic_seeded in func.tags and torch.initial_seed() != self._seed)
+
     def _after(self, func: Any, call: Call, carrying: bool, written: list[Any], before: list[Place]) -> None:
         rule = rule_of(func)
         if carrying and rule is None:
             raise MixedError(f"{call.name} has no rule that tells examples apart")
         found: Found = None
-        if rule is not None and (call.tensors or rule is RULES["zeros"]):
+        if self._by_place(func, call):
+            if carrying:
+                raise MixedError(f"{call.name} draws from a generator of the model's own")
+        elif rule is not None and (call.tensors or rule is RULES["zeros"]):
             found = _ruled(rule, call) if carrying or rule in OF_CONSTANTS else _constant(rule, call)
         if written:
             target = written[0]
@@ -169,7 +222,8 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage, _ = self._key(tensor)
         if storage not in self._storages:
             self._fresh[storage] = set()
-        if place is not None:
+        known = not isinstance(place, Layout) or place.fits(tensor.shape, self.rows)
+        if place is not None and known:
             self._note(tensor, place)
         elif carrying:
             self._note(tensor, Layout(0))
@@ -209,11 +263,42 @@ class _Reading(TorchFunctionMode):
         self.following = following
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READING and isinstance(args[0], Tensor) and self.following.carries(args[0]):
-            raise self.following._refuse(
-                f"the model takes values of the batch out of torch, or sets hooks, by {func.__name__}"
-            )
+        if func in _READING and isinstance(args[0], Tensor):
+            if self.following.carries(args[0]):
+                raise self.following._refuse(
+                    f"the model takes values of the batch out of torch, or sets hooks, by {func.__name__}"
+                )
+            self.following.read(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def keeps(following: Following) -> bool:
+    """Whether the model keeps anything of a pass that is over, whose results are gone."""
+    _forget_gone()
+    if _EARLIER.keys() & following._carrying:
+        gc.collect()  # cycles are nobody's
+        _forget_gone()
+    return bool(_EARLIER.keys() & following._carrying)
+
+
+def _forget_gone() -> None:
+    for storage in [each for each, ref in _EARLIER.items() if ref.expired()]:  # type: ignore[no-untyped-call]
+        del _EARLIER[storage]
+
+
+def _random_states() -> tuple[object, ...]:
+    """Of the random numbers that are not torch's, which a model can only use in Python."""
+    return random.getstate(), pickle.dumps(np.random.get_state())
+
+
+def _saving_hooks() -> Any:
+    """The hooks on saved tensors that are in force."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _is_torchs(hooks: Any) -> bool:
+    """Whether hooks on saved tensors are those of a checkpoint, or others that keep values as they are."""
+    return all(hook.__module__.partition(".")[0] == "torch" for hook in hooks)
 
 
 def _ruled(rule: Rule, call: Call) -> Found:

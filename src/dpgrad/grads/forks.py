@@ -5,6 +5,7 @@ range, a slice), all examples are asked. If they agree, that is the answer. If n
 examples of each answer start again on their own. Every example's path is decided by that example alone.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -12,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dpgrad.grads.calls import KeptError
 from dpgrad.grads.uses import Use, one_by_one, wide
 
 Found = TypeVar("Found")
@@ -33,6 +35,17 @@ class Seen:
     asked: bool = False
     every: bool = False  # the backward pass must be asked for the gradient at every place
     spread: bool = False  # tensors that no example is in are written to: every example needs its own
+    kept: dict[int, "weakref.ref[Tensor]"] = field(default_factory=dict)  # of passes that are over, by identity
+
+    def keep(self, made: Sequence["weakref.ref[Tensor]"]) -> None:
+        """Note which of the tensors of a pass that is over the model still has."""
+        alive = [(ref(), ref) for ref in (*self.kept.values(), *made)]
+        self.kept = {id(tensor): ref for tensor, ref in alive if tensor is not None}
+
+    def refuse_kept(self, given: Sequence[object]) -> None:
+        """Refuse a tensor of a pass that is over: vmap would take it for one of the present examples."""
+        if self.kept and any(each is ref() for each in given if (ref := self.kept.get(id(each)))):
+            raise KeptError
 
 
 class Fork(BaseException):

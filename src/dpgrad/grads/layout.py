@@ -26,6 +26,8 @@ class Layouts:
     results: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
     every: bool = False  # whether the backward pass must be asked for the gradient at every place
     guessed: bool = False  # by shape alone, to be shown for every batch
+    varies: bool = False  # whether the next pass may do other things than the last one, at the same shapes
+    keeps: bool = False  # whether the model keeps anything of a batch
     proven: set[Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
 
     def update(self, other: "Layouts") -> None:
@@ -34,6 +36,7 @@ class Layouts:
             before = self.inputs.get(key, ())
             self.inputs[key] = (*before, *(layout for layout in several if layout not in before))
         self.results.update(other.results)
+        self.keeps |= other.keeps
 
     def apart(self) -> "Layouts":
         """The same where flattened rows stand apart."""

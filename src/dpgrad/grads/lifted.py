@@ -8,6 +8,7 @@ model reads a value in Python, examples that differ there are worked on separate
 
 import re
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,8 +24,9 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.bookkeeping import finished, watched
+from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
-from dpgrad.grads.fold import FOLDED, RECURRENT, folding, is_batched, physical, recurrent_folding, wrapped
+from dpgrad.grads.fold import FOLDED, RECURRENT, folding, has_own_rule, is_batched, physical, recurrent_folding, wrapped
 from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
@@ -91,6 +93,7 @@ class _Lifting(TorchFunctionMode):
         super().__init__()
         self.tape, self.questions, self.spread = tape, questions, spread
         self.level = 0
+        self.made: list[weakref.ref[Tensor]] = []  # what the model was given
         self.folded = False  # whether the tensors at hand are (examples·rows, ...), outside of vmap
 
     @contextmanager
@@ -101,7 +104,11 @@ class _Lifting(TorchFunctionMode):
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._called(func, args, kwargs or {}, Shared in types)
+        kwargs = kwargs or {}
+        self.questions.seen.refuse_kept((*args, *kwargs.values()))
+        result = self._called(func, args, kwargs, Shared in types)
+        self.made += map(weakref.ref, filter(is_batched, result if isinstance(result, list | tuple) else [result]))
+        return result
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of ``func``, which a parameter is given to; what it does with it is noted on the tape."""
@@ -120,6 +127,15 @@ class _Lifting(TorchFunctionMode):
                 return REWRITES[func](*args, **kwargs)
         if func in _ASKING:
             return self._asked(func, args, kwargs)
+        if has_own_rule(func, args):
+            raise CannotLiftError(f"{_name(args[0] if isinstance(args[0], type) else func)} has its own rule for vmap")
+        if func is Tensor.__repr__ and is_batched(args[0]):
+            raise CannotLiftError("it prints values of all examples")
+        if kwargs.get("generator") not in (None, torch.default_generator):
+            raise _RefusedError(
+                f"{_name(func)} draws from a generator of the model's own, which gives examples numbers by their place "
+                "in the batch: draw from torch's default generators"
+            )
         if shared:
             return self._with_parameters(func, args, kwargs)
         return self._on_data(func, args, kwargs)
@@ -423,14 +439,16 @@ def _forward(model: nn.Module, loss: Loss, batch: Batch, rows: int, tape: Tape, 
     tape.lifted = lifting.call
 
     def one(example: Batch) -> Tensor:
+        lifting.made += map(weakref.ref, pytree.tree_leaves(example))
         with lifting.entered():
             return lifting.batched(row_losses(loss, model, example, rows))
 
     try:
         with _without_hooks(), _quiet_fallback():
             values: Tensor = torch.func.vmap(one, randomness="different")(grouped)
+        questions.seen.keep(lifting.made)
         return values.reshape(-1)
-    except (CannotLiftError, _RefusedError):
+    except (CannotLiftError, _RefusedError, KeptError):
         raise
     except Exception as error:
         reason, known = _reason(error)

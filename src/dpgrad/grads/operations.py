@@ -104,7 +104,7 @@ def _normalized(call: Call) -> Found:
 
 def _group_norm(call: Call) -> Found:
     place = call.layout(call.only("input"))
-    if place is None or place.dim:
+    if place is None or place.dim or call["N"] != call["input"].shape[0]:
         raise call.refuse("finds the examples elsewhere than in the first dimension")
     return [place] * 3
 
@@ -117,10 +117,12 @@ def _batch_norm(call: Call) -> Found:
     own = bool(call["training"] or call["use_input_stats"])
     if own != (place.dim == 1):
         raise call.refuse("computes statistics of several examples")
-    if own:  # an instance norm: examples stand among the channels
-        for other in ("weight", "bias", "running_mean", "running_var"):
-            if is_tensor(call[other]):
-                call.beside(place.moved(0), call[other])
+    if not own:
+        call.only("input")
+    elif is_tensor(call["running_mean"]) or is_tensor(call["running_var"]):
+        raise call.refuse("writes statistics of the batch to tensors that were given to it")
+    else:  # an instance norm: examples stand among the channels
+        call.beside(place.moved(0), call["weight"], call["bias"])
     return [place] + [None] * (len(call.result) - 1)
 
 
@@ -179,6 +181,18 @@ def _convolution(call: Call) -> Found:
     each = Layout(0, 1, call.result.shape[1] // call.rows)
     call.beside(each, call["weight"], bias)
     return each.moved(1)
+
+
+def _bucketize(call: Call) -> Found:
+    """Each element for itself, against boundaries that are all searched."""
+    return call.layout(call.only("self"))
+
+
+def _shuffled(call: Call) -> Found:
+    """Works on the second dimension, however many there are after it."""
+    place = call.layout(call.only("self"))
+    assert place is not None
+    return call.apart_from(place, [1], call["self"].ndim)
 
 
 def _embedding(call: Call) -> Found:
@@ -292,6 +306,9 @@ def _ctc(call: Call) -> Found:
     if layout != Layout(1) or call["targets"].ndim != 2:
         raise call.refuse("finds the examples elsewhere than in the second dimension")
     call.beside(Layout(0), call["targets"], call["input_lengths"], call["target_lengths"])
+    for lengths in (call["input_lengths"], call["target_lengths"]):
+        if not is_tensor(lengths) and len(set(lengths)) > 1:
+            raise call.refuse("gives examples different lengths by their place in the batch")
     return [Layout(0), None]
 
 
@@ -317,13 +334,13 @@ Rule = Callable[[Call], Found]
 # The operations of each rule, by the name of their overload packet without the underscore of those in place.
 _NAMES: dict[Rule, str] = {
     _pointwise: (
-        "bernoulli bucketize complex copy fill floor_divide float_power hardswish imag isclose log_sigmoid_forward "
+        "bernoulli complex copy fill floor_divide float_power hardswish imag isclose log_sigmoid_forward "
         "masked_fill native_dropout polar _prelu_kernel real rrelu_with_noise special_ndtr special_psi zero"
     ),
     shapes.unchanged: (
         "_to_copy alias clone conj _conj contiguous detach lift lift_fresh resolve_conj resolve_neg _neg_view"
     ),
-    shapes.reshape: "_reshape_alias _unsafe_view reshape view flatten unflatten view_copy",
+    shapes.reshape: "_unsafe_view reshape view flatten unflatten view_copy",
     shapes.permute: "permute t transpose",
     shapes.unsqueeze: "unsqueeze",
     shapes.squeeze: "squeeze",
@@ -354,8 +371,8 @@ _NAMES: dict[Rule, str] = {
     ),
     _last(3): (
         "_adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d max_pool3d_with_indices replication_pad3d "
-        "reflection_pad3d upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d channel_shuffle "
-        "native_channel_shuffle im2col pixel_shuffle pixel_unshuffle"
+        "reflection_pad3d upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact3d im2col pixel_shuffle "
+        "pixel_unshuffle"
     ),
     shapes.diagonal: "diagonal",
     _padded: "constant_pad_nd",
@@ -368,6 +385,8 @@ _NAMES: dict[Rule, str] = {
     _product: "_addmm_activation addmm addmv baddbmm bmm mm mv",
     _linear: "linear",
     _convolution: "convolution mkldnn_convolution _convolution cudnn_convolution",
+    _bucketize: "bucketize",
+    _shuffled: "channel_shuffle native_channel_shuffle",
     _embedding: "embedding",
     _index_select: "index_select",
     _index: "index _unsafe_index",
@@ -402,7 +421,9 @@ OF_CONSTANTS = {
 
 
 def rule_of(func: Any) -> Rule | None:
-    """The rule of an operation; None where it has none."""
+    """The rule of an operation; None where it has none, as those of other libraries, whatever their names and tags."""
+    if func.namespace != "aten":
+        return None
     if torch.Tag.pointwise in func.tags:
         return _pointwise
     return RULES.get(func.overloadpacket.__name__.removesuffix("_"))
