@@ -22,9 +22,8 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
 
 from benchmarks import environment
-from dpgrad import calibrate
-from dpgrad.accounting import pld, rdp
-from dpgrad.events import Event, Gaussian, Poisson, Repeat, grouped
+from dpgrad.accounting import calibrate, pld, rdp
+from dpgrad.accounting.events import Event, Gaussian, Poisson, Repeat, grouped
 
 DELTA = 1e-5
 RATE_B, STEPS_B, EPSILON_B = 512 / 60_000, 2343, 3.0

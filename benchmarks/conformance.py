@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import environment
+from dpgrad.accounting.events import Gaussian, Leaf, Poisson
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.accounting.pld import PRECISION, EpsilonAt, _Side
-from dpgrad.events import Gaussian, Leaf, Poisson
+from dpgrad.accounting.pld import PRECISION, EpsilonAt, Side
 
 sys.path.insert(0, str(environment.ROOT / "tests" / "accounting"))
 import oracle
@@ -36,7 +36,7 @@ CHUNK = 10
 Case = dict[str, Any]
 
 
-def side(steps: oracle.Steps, direction: str) -> _Side:
+def side(steps: oracle.Steps, direction: str) -> Side:
     """One direction of a composition of Poisson steps."""
     kind = Kind(direction)
     counts: Counter[Leaf] = Counter()
@@ -50,7 +50,7 @@ def side(steps: oracle.Steps, direction: str) -> _Side:
             return Pair(Kind.REMOVE, 1.0, sigma / 2 if kind is Kind.ANTIPODAL else sigma)
         return Pair(kind, rate, sigma)
 
-    return _Side(counts, pair)
+    return Side(counts, pair)
 
 
 def priced(steps: oracle.Steps, direction: str, delta: float, truth: float) -> Case:

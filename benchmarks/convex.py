@@ -25,10 +25,11 @@ from scipy import sparse
 
 from benchmarks import environment
 from dpgrad import data
-from dpgrad.convex import Softmax, auto, bounds, curvature, gd
+from dpgrad.accounting.events import Relation
+from dpgrad.convex import Softmax, bounds, curvature
 from dpgrad.convex.losses import Squared
-from dpgrad.events import Relation
-from dpgrad.lab import convex as lab
+from dpgrad.convex.solvers import auto, gd
+from dpgrad.papers import convex as lab
 
 PEER = "diffprivlib"
 EPSILONS = {

@@ -16,10 +16,10 @@ import numpy as np
 from scipy.special import expit
 
 from benchmarks import environment
-from dpgrad.convex import gd
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array
-from dpgrad.lab import convex as lab
+from dpgrad.convex.solvers import gd
+from dpgrad.papers import convex as lab
 
 EPSILON, CLIP = 0.1, 1.0
 GOAL = 81.5

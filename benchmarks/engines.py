@@ -3,9 +3,9 @@
     python -m benchmarks.engines [--workloads mnist-cnn resnet9 transformer lstm] [--repeat 11] [--threads 2]
                                  [--device cpu|cuda] [--limit 60] [--write]
 
-It is `dpgrad bench` with a verdict: on a CPU dpgrad must not be slower than the fastest mode of Opacus, on CUDA it must
-stay within bounds beside the step without privacy too. ``--write`` writes benchmarks/results/engines.{json,md}, or
-engines_cuda.
+It is `python -m benchmarks.steps` with a verdict: on a CPU dpgrad must not be slower than the fastest mode of Opacus,
+on CUDA it must stay within bounds beside the step without privacy too. ``--write`` writes
+benchmarks/results/engines.{json,md}, or engines_cuda.
 """
 
 import argparse
@@ -18,10 +18,10 @@ import torch
 
 from benchmarks import environment
 from benchmarks.peers import ENGINES as PEERS
-from dpgrad.lab.bench import results
-from dpgrad.lab.bench.engines import ORDINARY, OURS, VMAP, engines
-from dpgrad.lab.bench.race import SMALL_SHARE, Row, Settings, compared, longer, measured, quartiles, reference
-from dpgrad.lab.bench.workloads import USUAL, WORKLOADS
+from benchmarks.steps import results
+from benchmarks.steps.engines import ORDINARY, OURS, VMAP, engines
+from benchmarks.steps.race import SMALL_SHARE, Row, Settings, compared, longer, measured, quartiles, reference
+from benchmarks.steps.workloads import USUAL, WORKLOADS
 
 TIMES = {"mnist-cnn": 1.2, "resnet9": 1.3, "bert": 1.15}  # at most so many times the step without privacy, on CUDA
 MEMORY = 1.3  # likewise

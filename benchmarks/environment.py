@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpgrad.lab import sources
-from dpgrad.lab.bench import where
+from benchmarks.steps import where
+from dpgrad.papers import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -36,25 +36,30 @@ TRIED = ROOT / "benchmarks" / "mutants_tried.json"
 REASONS = ROOT / "benchmarks" / "mutants.toml"
 SOURCES = ROOT / "src" / "dpgrad"
 
-# The tests of each file, the quickest first; without a folder it is that of the tests.
+# The tests of each file, the quickest first.
 TESTS: dict[str, tuple[str, ...]] = {
-    "noise.py": ("test_noise.py",),
-    "device_noise.py": ("test_device_noise.py",),
-    "philox.py": ("test_draw.py", "test_device_noise.py"),
-    "draw.py": ("test_draw.py",),
-    "keys.py": ("test_keys.py",),
-    "scaling.py": ("test_own_rules.py", "test_scaling.py"),
-    "grads/clip.py": ("grads/test_precision.py", "test_own_rules.py", "grads/test_edges.py", "grads/test_engines.py"),
-    "mechanism.py": ("test_mechanism.py", "test_private.py"),
-    "private.py": ("test_private_attacks.py", "test_same_data.py", "test_private.py"),
-    "graph.py": ("test_graph.py",),
-    "checkpoint.py": ("test_checkpoint.py", "test_train.py", "test_faults.py"),
-    "writeahead.py": ("test_writeahead.py", "test_checkpoint.py", "test_faults.py"),
-    "ledger.py": ("test_ledger.py",),
-    "processes.py": ("test_processes.py",),
-    "source.py": ("test_same_data.py", "test_private.py"),
-    **{f"convex/{name}.py": (f"convex/test_{name}.py", "convex/test_attacks.py")
-       for name in ("output", "objective", "amp", "gd", "sgd", "perturbed", "bounds", "design")},
+    "randomness/noise.py": ("randomness/test_noise.py",),
+    "randomness/device_noise.py": ("randomness/test_device_noise.py",),
+    "randomness/philox.py": ("randomness/test_draw.py", "randomness/test_device_noise.py"),
+    "randomness/draw.py": ("randomness/test_draw.py",),
+    "mechanism/keys.py": ("mechanism/test_keys.py",),
+    "grads/scaling.py": ("grads/test_own_rules.py", "grads/test_scaling.py"),
+    "grads/clip.py": (
+        "grads/test_precision.py", "grads/test_own_rules.py", "grads/test_edges.py", "grads/test_engines.py",
+    ),
+    "mechanism/mechanism.py": ("mechanism/test_mechanism.py", "training/test_private.py"),
+    "training/private.py": (
+        "training/test_private_attacks.py", "training/test_same_data.py", "training/test_private.py",
+    ),
+    "training/graph.py": ("training/test_graph.py",),
+    "runs/checkpoint.py": ("runs/test_checkpoint.py", "training/test_fit.py", "runs/test_faults.py"),
+    "runs/writeahead.py": ("runs/test_writeahead.py", "runs/test_checkpoint.py", "runs/test_faults.py"),
+    "accounting/ledger.py": ("accounting/test_ledger.py",),
+    "_processes.py": ("test_processes.py",),
+    "training/source.py": ("training/test_same_data.py", "training/test_private.py"),
+    **{f"convex/solvers/{name}.py": (f"convex/solvers/test_{name}.py", "convex/test_attacks.py")
+       for name in ("output", "objective", "amp", "gd", "sgd", "perturbed")},
+    **{f"convex/{name}.py": (f"convex/test_{name}.py", "convex/test_attacks.py") for name in ("bounds", "design")},
 }  # fmt: skip
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -66,6 +71,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd,
     ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
+_SYMMETRIC = {"max", "min", "maximum", "minimum", "hypot", "equal", "gcd"}  # in their first two arguments
 _BOUNDS = {"abs", "max", "min", "maximum", "minimum", "clamp", "clamp_min", "ceil", "sqrt", "nextafter"}
 
 
@@ -124,6 +130,8 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Call(ast.Attribute(receiver, name)) if name in _BOUNDS and _method(node):
             yield receiver
     match node:
+        case ast.Call(ast.Name(name) | ast.Attribute(_, name)) if name in _SYMMETRIC:
+            pass
         case ast.Call(function, [first, second, *rest], keywords) if not _starred(first, second):
             yield ast.Call(function, [second, first, *rest], keywords)
 

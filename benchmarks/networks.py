@@ -1,5 +1,5 @@
-"""Networks of the benchmarks; they are those of `dpgrad bench`."""
+"""Networks of the benchmarks; they are those of `python -m benchmarks.steps`."""
 
-from dpgrad.lab.bench.workloads import cnn
+from benchmarks.steps.workloads import cnn
 
 __all__ = ["cnn"]

@@ -1,4 +1,4 @@
-"""One step by each peer, for `dpgrad bench`: every mode of Opacus, and JAX.
+"""One step by each peer, for `python -m benchmarks.steps`: every mode of Opacus, and JAX.
 
 Peers are imported when their step is prepared: one that is missing says so in its row.
 """
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.steps.engines import CLIP, LEARNING_RATE, NOISE, Engine, Prepared, waiting
+from benchmarks.steps.workloads import EncoderLayer, Residual, Transformer, Workload
 from dpgrad.grads.sums import trainable
-from dpgrad.lab.bench.engines import CLIP, LEARNING_RATE, NOISE, Engine, Prepared, waiting
-from dpgrad.lab.bench.workloads import EncoderLayer, Residual, Transformer, Workload
 
 MODES = ("hooks", "functorch", "ew", "ghost")
 

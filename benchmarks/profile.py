@@ -18,9 +18,9 @@ from functools import partial
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dpgrad.lab.bench.engines import GRAPH, OURS, Prepared, ordinary_graph, ours
-from dpgrad.lab.bench.race import paced, timed
-from dpgrad.lab.bench.workloads import WORKLOADS
+from benchmarks.steps.engines import GRAPH, OURS, Prepared, ordinary_graph, ours
+from benchmarks.steps.race import paced, timed
+from benchmarks.steps.workloads import WORKLOADS
 
 BLOCKS = 5
 PROFILED = 3

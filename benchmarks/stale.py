@@ -1,9 +1,9 @@
 """Which committed results were made with other code than there is now: `python -m benchmarks.stale`.
 
-Every results file names its command, date, hardware and a digest of the code it depends on (`dpgrad.lab.sources`); in
-the files of the convex tables every trial has the digest of its solver. A result is *stale* where that code has changed
-since, which may or may not have changed its figures, and *unknown* where it was made before digests were kept. Exit
-status 1 where there are such results.
+Every results file names its command, date, hardware and a digest of the code it depends on
+(`dpgrad.papers.sources`); in the files of the convex tables every trial has the digest of its solver. A result is
+*stale* where that code has changed since, which may or may not have changed its figures, and *unknown* where it was
+made before digests were kept. Exit status 1 where there are such results.
 
 `--forget` SOLVER ... takes the trials of solvers that are not current out of the files of the convex tables, so that
 `python -m benchmarks.convex run` makes them again.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
-from dpgrad.lab import convex, sources
+from dpgrad.papers import convex, sources
 
 Status = tuple[str, str, int]  # file, "current", "stale" or "unknown", how many results
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import environment
 from benchmarks.networks import cnn
 from dpgrad import data, fit
-from dpgrad.plan import make
+from dpgrad.training.plan import make
 
 EPSILON, DELTA, LOT, CLIP, LEARNING_RATE = 3.0, 1e-5, 512, 1.0, 2.0
 WARM_UP = 0.1  # epochs of a run that is not timed

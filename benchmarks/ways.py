@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import environment
+from benchmarks.steps.where import markdown
+from benchmarks.steps.workloads import WORKLOADS, Workload, loss
 from benchmarks.wide_resnet import wide_resnet
 from dpgrad.grads import bookkeeping, certified, lifted
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.forks import Seen
-from dpgrad.lab.bench.where import markdown
-from dpgrad.lab.bench.workloads import WORKLOADS, Workload, loss
-from dpgrad.scaling import Hard
+from dpgrad.grads.scaling import Hard
 
 SCALE = partial(Hard(), clip=1.0)
 Body = Callable[[], object]

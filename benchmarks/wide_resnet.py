@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpgrad.lab.bench.workloads import CLASSES
+from benchmarks.steps.workloads import CLASSES
 
 
 class Block(nn.Module):

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 import dpgrad
-from dpgrad import train
-from dpgrad.curves import Progress
+from dpgrad.training import fit
+from dpgrad.training.curves import Progress
 
 forms = {"eager"}
 
 
-class Noted(train.CapturedStep):
+class Noted(fit.CapturedStep):
     """Says that the run was captured."""
 
     def step(self) -> None:
@@ -39,7 +39,7 @@ def main() -> None:
             print("died", *forms, flush=True)
             os._exit(0)  # as a process that is killed
 
-    train.CapturedStep = Noted  # type: ignore[misc]
+    fit.CapturedStep = Noted  # type: ignore[misc]
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
     images, labels = torch.randn(2000, 1, 12, 12, generator=random), torch.randint(4, (2000,), generator=random)

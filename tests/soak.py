@@ -30,14 +30,15 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # runs are forked, and a CUDA device do
 import torch
 from torch import Tensor, nn
 
-from dpgrad import Mechanism, events, sampling
-from dpgrad import private as private_module
-from dpgrad.accounting import account
-from dpgrad.checkpoint import Run, interruptible
-from dpgrad.events import Event
-from dpgrad.private import PrivateGradient
-from dpgrad.replay import Identity, behaviour, code_version, data_digest, deterministic, device_kind
-from dpgrad.writeahead import WriteAhead
+from dpgrad import Mechanism
+from dpgrad.accounting import account, events
+from dpgrad.accounting.events import Event
+from dpgrad.mechanism import sampling
+from dpgrad.runs.checkpoint import Run, interruptible
+from dpgrad.runs.replay import Identity, behaviour, code_version, data_digest, deterministic, device_kind
+from dpgrad.runs.writeahead import WriteAhead
+from dpgrad.training import private as private_module
+from dpgrad.training.private import PrivateGradient
 
 ROWS, DELTA = 48, 1e-5
 Note = Callable[[int, int], None]  # (attempt, step): called when a step begins

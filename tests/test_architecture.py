@@ -19,160 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "dpgrad"
 MOST_LINES = 400
 
-# A module imports only modules listed above it. `folder.*` stands for the files of that folder that have no line of
-# their own; they do not import each other. A package (its __init__) comes after its files.
-ORDER = [
-    "_submodules",
-    "_validate",
-    "_files",
-    "_interrupt",
-    "processes",
-    "keys",
-    "events",
-    "guarantee",
-    "accounting.pairs",
-    "accounting.cumulants",
-    "accounting.exact",
-    "accounting.rdp",
-    "accounting.moments",
-    "accounting.strong",
-    "accounting.laws",
-    "accounting.contour",
-    "accounting.lattice",
-    "accounting.discretise",
-    "accounting.single",
-    "accounting.cells",
-    "accounting.certify",
-    "accounting.pld",
-    "accounting",
-    "ledger",
-    "calibrate",
-    "online",
-    "schedules",
-    "sampling",
-    "mechanism",
-    "writeahead",
-    "_compare",
-    "_plot",
-    "data._dataset",
-    "data._fetch",
-    "data._source",
-    "data._unpack",
-    "data._idx",
-    "data._images",
-    "data._libsvm",
-    "data._prepare",
-    "data._regression",
-    "data._table",
-    "data.*",
-    "data",
-    "convex.losses",
-    "convex.joint",
-    "convex.weighted",
-    "convex.design",
-    "convex.pace",
-    "convex.gd",
-    "convex.sgd",
-    "convex.auto",
-    "convex.perturbed",
-    "convex.objective",
-    "convex.amp",
-    "convex.output",
-    "convex.one_vs_rest",
-    "convex.regression",
-    "convex.bounds",
-    "convex.curvature",
-    "convex.estimators.rows",
-    "convex.estimators.privacy",
-    "convex.estimators.solvers",
-    "convex.estimators.*",
-    "convex.estimators",
-    "convex",
-    "-- torch begins below --",
-    "philox",
-    "kernels",
-    "kernels.*",
-    "scaling",
-    "device_noise",
-    "lanes",
-    "noise",
-    "grads.sums",
-    "grads.swap",
-    "grads.batch",
-    "grads.precision",
-    "grads.uses",
-    "grads.patches",
-    "grads.clip",
-    "grads.vmap",
-    "grads.layers.*",
-    "grads.layers",
-    "grads.axes",
-    "grads.calls",
-    "grads.shapes",
-    "grads.operations",
-    "grads.following",
-    "grads.layout",
-    "grads.tape",
-    "grads.bookkeeping",
-    "grads.fold",
-    "grads.forks",
-    "grads.lifted",
-    "grads.certified",
-    "grads.ways",
-    "grads.single",
-    "grads.accumulate",
-    "grads.memory",
-    "grads.history",
-    "grads.again",
-    "grads.check",
-    "grads.convert",
-    "grads",
-    "draw",
-    "distributed",
-    "source",
-    "augment",
-    "replay",
-    "snapshot",
-    "admission",
-    "private",
-    "graph",
-    "losses",
-    "averaging",
-    "recipes",
-    "plan",
-    "checkpoint",
-    "diagnostics",
-    "curves",
-    "prepare",
-    "weights",
-    "train",
-    "pca",
-    "features",
-    "tuning",
-    "audit",
-    "lab.experiment",
-    "lab.run",
-    "lab._json",
-    "lab.sources",
-    "lab._schema",
-    "lab._chart",
-    "lab.models",
-    "lab.baseline",
-    "lab.report",
-    "lab.page",
-    "lab.bench.where",
-    "lab.bench.workloads",
-    "lab.bench.engines",
-    "lab.bench.race",
-    "lab.bench.curves",
-    "lab.bench.costs",
-    "lab.bench.results",
-    "lab.bench",
-    "lab.*",
-    "lab",
-]
-EXEMPT = {"", "cli", "__main__"}  # the package itself and the command may import anything
-LINE = ORDER.index("-- torch begins below --")
+# The rooms in their order, as ARCHITECTURE.md lists them: each imports only rooms above its own. The files at the top
+# whose names begin with an underscore, and errors.py, lie under all of them.
+_LISTED = re.findall(
+    r"^\| `(\w+)/` \||^(\| .*torch begins below.*)", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.M
+)
+ROOMS = [room for room, _ in _LISTED if room]
+WITH_TORCH = {room for place, (room, _) in enumerate(_LISTED) if any(line for _, line in _LISTED[:place])}
 
 # Triton comes with torch where there is a CUDA device, and is not looked for elsewhere.
 RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch", "triton"}
@@ -188,17 +41,18 @@ def module_name(path: Path) -> str:
 
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 SKLEARN_HOMES |= {name for name in FILES if name.startswith("convex.estimators.")}
-EXEMPT |= {name for name in FILES if name.startswith("cli.")}
 NAMES = [pytest.param(name, id=f"dpgrad.{name}" if name else "dpgrad") for name in FILES]
+FACADE = {"", "__main__"}
 
 
-def place(name: str) -> int | None:
-    """Where a module stands in ORDER; None where it stands nowhere."""
-    folder = name.rpartition(".")[0]
-    for entry in (name, f"{folder}.*"):
-        if entry in ORDER:
-            return ORDER.index(entry)
-    return None
+def room(name: str) -> str:
+    """The room of a module; nothing for the files at the top."""
+    top = name.partition(".")[0]
+    return top if top in ROOMS else ""
+
+
+def place(name: str) -> int:
+    return len(ROOMS) if name in FACADE else ROOMS.index(room(name)) if room(name) else -1
 
 
 def imports(source: str, modules: set[str], own: str = "test") -> Iterator[tuple[str, bool]]:
@@ -222,7 +76,7 @@ def imports(source: str, modules: set[str], own: str = "test") -> Iterator[tuple
                     inside = whole.removeprefix("dpgrad.") in modules
                     # `from scipy import stats` loads scipy.stats; `from numpy import array` merely reads a name.
                     yield (whole if inside or module in {"dpgrad", "scipy"} else str(module)), top
-                    if module == "dpgrad" and not inside and own not in EXEMPT:
+                    if module == "dpgrad" and not inside and own not in FACADE:
                         assert alias.name == "__version__", (
                             f"dpgrad.{own} line {node.lineno}: import {alias.name} from the module that defines it"
                         )
@@ -255,41 +109,93 @@ def loaded_after(code: str) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-def test_the_package_is_found() -> None:
-    assert {"", "events", "guarantee", "accounting"} <= FILES.keys()
+def for_types_alone(source: str) -> set[int]:
+    """The lines that only a type checker reads."""
+    return {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
 
 
-def test_order_names_each_module_once() -> None:
-    assert len(ORDER) == len(set(ORDER))
+def running(source: str) -> str:
+    """The source without the lines that only a type checker reads."""
+    skipped = for_types_alone(source)
+    kept = ["" if number in skipped else line for number, line in enumerate(source.splitlines(), 1)]
+    return "\n".join(
+        "if False: pass" if number in skipped and number - 1 not in skipped and not line else line
+        for number, line in enumerate(kept, 1)
+    )
+
+
+def test_every_room_is_listed() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert folders == set(ROOMS)
+    assert len(ROOMS) == len(set(ROOMS))
+    assert {"grads", "training"} <= WITH_TORCH < set(ROOMS)
+
+
+def test_only_what_lies_under_every_room_stands_at_the_top() -> None:
+    top = {name for name in FILES if "." not in name and name not in ROOMS and name not in FACADE}
+    assert all(name.startswith("_") or name == "errors" for name in top), top
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_module_has_a_place_in_the_order(name: str) -> None:
-    assert name in EXEMPT or place(name) is not None, f"dpgrad.{name} is not in ORDER: say which modules it may import"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_module_imports_only_modules_above_it(name: str) -> None:
-    here = len(ORDER) if name in EXEMPT else place(name)
-    assert here is not None
-    for imported, _ in imports(FILES[name].read_text("utf-8"), set(FILES), name):
+def test_module_imports_only_rooms_above_its_own(name: str) -> None:
+    for imported, _ in imports(running(FILES[name].read_text("utf-8")), set(FILES), name):
         package, _, inner = imported.partition(".")
-        if package == "dpgrad" and name not in EXEMPT and imported != "dpgrad.__version__":
+        if package == "dpgrad" and name not in FACADE and imported != "dpgrad.__version__":
             assert inner, f"dpgrad.{name} imports dpgrad itself: import the module that is needed"
-            there = place(inner)
-            assert there is not None, f"dpgrad.{name} imports {imported}, which has no place in ORDER"
-            assert there < here, f"dpgrad.{name} imports {imported}, which is not above it"
+            assert place(inner) <= place(name), f"dpgrad.{name} imports {imported}, a room below its own"
+
+
+def test_no_modules_import_each_other() -> None:
+    above: dict[str, set[str]] = {}
+    for name, path in FILES.items():
+        found = {inner for inner, top in imports(running(path.read_text("utf-8")), set(FILES), name) if top}
+        inner = {module.removeprefix("dpgrad.") for module in found if module.startswith("dpgrad.")}
+        above[name] = {module for module in inner if module in FILES and FILES[module].name != "__init__.py"}
+    while free := {name for name, needed in above.items() if not needed & above.keys()}:
+        for name in free:
+            del above[name]
+    assert not above, f"these import each other: {sorted(above)}"
+
+
+def private_names(source: str, own: str) -> Iterator[str]:
+    """Names with an underscore that a module reads of another room, by import or as attributes of what it imported."""
+    tree = ast.parse(source)
+    foreign: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("dpgrad."):
+            continue
+        inner = str(node.module).removeprefix("dpgrad.")
+        if room(inner) and room(inner) != own:
+            if "._" in f".{inner}":
+                yield f"{node.lineno}: {node.module}"
+            yield from (f"{node.lineno}: {alias.name}" for alias in node.names if alias.name.startswith("_"))
+            foreign |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name(name), attr) if name in foreign and re.match("_[a-z]", attr):
+                yield f"{node.lineno}: {name}.{attr}"
+
+
+@pytest.mark.parametrize("path", [*FILES.values(), *(ROOT / "benchmarks").rglob("*.py")], ids=str)
+def test_no_room_reads_names_with_an_underscore_of_another(path: Path) -> None:
+    own = room(module_name(path)) if PACKAGE in path.parents else "benchmarks"
+    assert not list(private_names(path.read_text("utf-8"), own))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_imports_what_it_may(name: str) -> None:
-    here = place(name)
     for imported, top in imports(FILES[name].read_text("utf-8"), set(FILES), name):
         package = imported.partition(".")[0]
         assert package in sys.stdlib_module_names | RUNTIME, f"dpgrad.{name} imports {imported}: not a dependency"
         if package == "torch":
-            assert name in EXEMPT or (here is not None and here > LINE), f"dpgrad.{name} is above the line: no torch"
-            assert name not in EXEMPT or not top, f"dpgrad.{name} imports torch at module level"
+            allowed = room(name) in WITH_TORCH and room(name) != "cli"
+            assert allowed or name == "_triton" or not top, f"dpgrad.{name} imports torch at module level"
+            assert room(name) in WITH_TORCH or not room(name), f"dpgrad.{name} is above the line: no torch"
         if package == "sklearn":
             assert name in SKLEARN_HOMES, f"dpgrad.{name} imports {imported}: only {SKLEARN_HOMES} may"
         deferred = any(f"{imported}.".startswith(f"{heavy}.") for heavy in DEFERRED)
@@ -307,7 +213,11 @@ def test_import_of_the_package_is_light() -> None:
     assert not loaded & {"numpy", "scipy", "torch", "sklearn", "matplotlib", "rich"}
 
 
-ABOVE = [name for name in FILES if name not in EXEMPT and (place(name) or 0) < LINE and name not in SKLEARN_HOMES]
+ABOVE = [
+    name
+    for name in FILES
+    if room(name) not in WITH_TORCH and name not in SKLEARN_HOMES and name not in {*FACADE, "_triton"}
+]
 
 
 @pytest.mark.parametrize("name", ABOVE)
@@ -383,21 +293,29 @@ class TestTheTestsThemselves:
     def test_imports_are_found_wherever_they_hide(self) -> None:
         source = (
             "import torch.nn\ndef f():\n    from scipy import stats\n    import_module('torch')\n"
-            "from dpgrad import events\nfrom dpgrad.accounting import account, pld\n"
+            "from dpgrad import _files\nfrom dpgrad.accounting import account, pld\n"
         )
-        found = set(imports(source, {"events", "accounting", "accounting.pld"}))
+        found = set(imports(source, {"_files", "accounting", "accounting.pld"}))
         assert found == {
             ("torch.nn", True),
             ("scipy.stats", False),
             ("torch", False),
-            ("dpgrad.events", True),
+            ("dpgrad._files", True),
             ("dpgrad.accounting", True),
             ("dpgrad.accounting.pld", True),
         }
 
+    def test_what_only_a_type_checker_reads_does_not_count(self) -> None:
+        source = "if TYPE_CHECKING:\n    from dpgrad.cli import train\nfrom dpgrad.data import load\n"
+        assert {name for name, _ in imports(running(source), set(FILES))} == {"dpgrad.data"}
+
+    def test_private_names_are_found(self) -> None:
+        source = "from dpgrad.grads import tape\nfrom dpgrad.data._source import Source\ntape._bound(Source._x)\n"
+        assert sorted(private_names(source, "training")) == ["2: dpgrad.data._source", "3: Source._x", "3: tape._bound"]
+
     def test_the_facade_is_not_a_way_around_the_order(self) -> None:
         with pytest.raises(AssertionError, match="the module that defines it"):
-            list(imports("from dpgrad import Relation", {"events"}))
+            list(imports("from dpgrad import Relation", {"accounting.events"}))
 
     def test_code_is_counted_without_words(self) -> None:
         assert lines_of_code('"""Doc\nstring."""\n\n# comment\nx = [\n    1,\n]\n') == 3

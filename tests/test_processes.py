@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dpgrad import Ledger, Mechanism, PrivateGradient, fit, pca, processes, sampling
+from dpgrad import Ledger, Mechanism, PrivateGradient, _processes, fit
 from dpgrad.convex.estimators import DPLinearRegression, DPLogisticRegression, DPStandardScaler
 from dpgrad.grads.swap import unwrapped
+from dpgrad.mechanism import sampling
+from dpgrad.training import pca
 
 SEVERAL = "dpgrad runs in one process"
 DATA = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -80,7 +82,7 @@ def test_a_launcher_is_seen_before_the_processes_are_connected(
 @pytest.mark.parametrize("value", ["1", "0", "", " ", "two", "-2"])
 def test_one_process_of_a_launcher(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
-    processes.refuse_several()
+    _processes.refuse_several()
 
 
 def test_processes_that_are_connected_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ if __name__ == "__main__":
 def test_a_real_job_of_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT, "utf-8")
-    source = str(Path(processes.__file__).parent.parent)
+    source = str(Path(_processes.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=600

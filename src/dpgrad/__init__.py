@@ -1,72 +1,30 @@
 """Differentially private optimization: the object that configures a run is the object that is accounted.
 
-Public names and submodules are imported when first used, so ``import dpgrad`` loads neither torch nor numpy.
+Names and modules are imported when first used, so ``import dpgrad`` loads neither torch nor numpy.
 
 >>> import dpgrad
 >>> dpgrad.Relation("add-remove").name
 'ADD_REMOVE'
 """
 
-# ruff: noqa: F401 (modules that type checkers are to see as well)
-
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
 
 if TYPE_CHECKING:
-    from dpgrad import (
-        accounting,
-        admission,
-        augment,
-        averaging,
-        calibrate,
-        checkpoint,
-        cli,
-        convex,
-        curves,
-        data,
-        device_noise,
-        diagnostics,
-        draw,
-        events,
-        features,
-        grads,
-        graph,
-        guarantee,
-        kernels,
-        keys,
-        lab,
-        lanes,
-        ledger,
-        losses,
-        mechanism,
-        noise,
-        online,
-        pca,
-        philox,
-        plan,
-        prepare,
-        private,
-        processes,
-        recipes,
-        replay,
-        sampling,
-        scaling,
-        schedules,
-        snapshot,
-        source,
-        train,
-        weights,
-        writeahead,
-    )
-    from dpgrad.events import Relation
-    from dpgrad.guarantee import Guarantee
-    from dpgrad.ledger import Ledger
-    from dpgrad.mechanism import Group, Mechanism
-    from dpgrad.private import PrivateGradient
-    from dpgrad.train import fit
+    from dpgrad import accounting, cli, convex, data, grads, mechanism, papers, randomness, reports, runs, training
+    from dpgrad.accounting import calibrate, events, online
+    from dpgrad.accounting.events import Relation
+    from dpgrad.accounting.guarantee import Guarantee
+    from dpgrad.accounting.ledger import Ledger
+    from dpgrad.grads import scaling
+    from dpgrad.mechanism import sampling, schedules
+    from dpgrad.mechanism.mechanism import Group, Mechanism
+    from dpgrad.runs import checkpoint
+    from dpgrad.training import augment, features, pca, plan, recipes
+    from dpgrad.training.fit import fit
+    from dpgrad.training.private import PrivateGradient
 
 __version__ = "0.1.0"
 
@@ -79,32 +37,44 @@ __all__ = [
     "Relation",
     "__version__",
     "accounting",
+    "augment",
     "calibrate",
     "checkpoint",
+    "cli",
     "convex",
     "data",
     "events",
     "features",
     "fit",
     "grads",
+    "mechanism",
     "online",
+    "papers",
     "pca",
     "plan",
+    "randomness",
     "recipes",
+    "reports",
+    "runs",
     "sampling",
     "scaling",
     "schedules",
+    "training",
 ]
 
-# Public name -> the module that defines it. Modules are found by their own names, the public ones not in __all__ too.
+# Where a name of the façade is defined. Rooms are found by their own names.
 _HOMES = {
-    "Group": "dpgrad.mechanism",
-    "Guarantee": "dpgrad.guarantee",
-    "Ledger": "dpgrad.ledger",
-    "Mechanism": "dpgrad.mechanism",
-    "PrivateGradient": "dpgrad.private",
-    "Relation": "dpgrad.events",
-    "fit": "dpgrad.train",
+    **dict.fromkeys(("Group", "Mechanism"), "mechanism.mechanism"),
+    **dict.fromkeys(("calibrate", "events", "online"), "accounting"),
+    **dict.fromkeys(("sampling", "schedules"), "mechanism"),
+    **dict.fromkeys(("augment", "features", "pca", "plan", "recipes"), "training"),
+    "Guarantee": "accounting.guarantee",
+    "Ledger": "accounting.ledger",
+    "PrivateGradient": "training.private",
+    "Relation": "accounting.events",
+    "checkpoint": "runs",
+    "fit": "training.fit",
+    "scaling": "grads",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any misspelt name for an object
@@ -113,11 +83,10 @@ if not TYPE_CHECKING:  # a type checker would take any misspelt name for an obje
         home = _HOMES.get(name)
         if home is None:
             return attribute(__name__)(name)
-        value: object = getattr(import_module(home), name)
+        value: object = getattr(import_module(f"{__name__}.{home}"), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    modules = (found.name for found in iter_modules(__path__))
-    return sorted({*globals(), *__all__, *(name for name in modules if not name.startswith("_"))})
+    return sorted({*globals(), *__all__})

@@ -9,11 +9,11 @@ from types import ModuleType
 def attribute(package: str) -> Callable[[str], ModuleType]:
     """The ``__getattr__`` of a package whose public submodules need no import of their own.
 
-    >>> attribute("dpgrad")("events").__name__
+    >>> attribute("dpgrad.accounting")("events").__name__
     'dpgrad.events'
-    >>> attribute("dpgrad")("even")
+    >>> attribute("dpgrad.accounting")("even")
     Traceback (most recent call last):
-    AttributeError: module 'dpgrad' has no attribute 'even'
+    AttributeError: module 'dpgrad.accounting' has no attribute 'even'
     """
 
     def find(name: str) -> ModuleType:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpgrad.accounting import exact, pld
-from dpgrad.events import Gaussian, Poisson, Relation, Repeat, Shuffle, grouped
+from dpgrad.accounting.events import Gaussian, Poisson, Relation, Repeat, Shuffle, grouped
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.001])

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import pytest
 
-from dpgrad import accounting, events
-from dpgrad.accounting import ACCOUNTANTS, account
-from dpgrad.events import (
+from dpgrad import accounting
+from dpgrad.accounting import ACCOUNTANTS, account, events
+from dpgrad.accounting.events import (
     Approximate,
     Compose,
     Event,

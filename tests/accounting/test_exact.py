@@ -15,7 +15,7 @@ from scipy.signal import fftconvolve
 from scipy.special import ndtr
 
 from dpgrad.accounting import ACCOUNTANTS, account, exact
-from dpgrad.events import (
+from dpgrad.accounting.events import (
     NOTHING,
     Approximate,
     Compose,

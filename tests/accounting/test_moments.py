@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpgrad.accounting import exact, moments, pld, rdp
-from dpgrad.events import NOTHING, Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat, Shuffle
-from dpgrad.guarantee import Guarantee
+from dpgrad.accounting.events import NOTHING, Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat, Shuffle
+from dpgrad.accounting.guarantee import Guarantee
 
 Accountant = Callable[..., moments.MomentsProfile]
 VALID: list[Accountant] = [moments.account, moments.closed]

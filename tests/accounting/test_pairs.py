@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mpmath import mpf
 
 from dpgrad.accounting import pairs
+from dpgrad.accounting.events import FixedSize, Gaussian, Leaf, Poisson, Relation, Shuffle
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.events import FixedSize, Gaussian, Leaf, Poisson, Relation, Shuffle
 
 KINDS = [Kind.REMOVE, Kind.ADD, Kind.ANTIPODAL]
 RATES = st.floats(1e-5, 0.999)

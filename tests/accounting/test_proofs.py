@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from scipy import fft
 from scipy.special import erf, erfcx, log_ndtr, ndtr
 
-from dpgrad.accounting import cells, discretise, exact, lattice, single
-from dpgrad.accounting.discretise import Span
-from dpgrad.accounting.lattice import Measure
+from dpgrad.accounting import exact
 from dpgrad.accounting.pairs import Kind, Pair
+from dpgrad.accounting.pld import cells, discretise, lattice, single
+from dpgrad.accounting.pld.discretise import Span
+from dpgrad.accounting.pld.lattice import Measure
 
 EPS = float(np.finfo(float).eps)
 SETTINGS = [(1e-5, 1.0), (0.01, 0.1), (0.3, 1.0), (0.02, 30.0), (0.9, 3.0)]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpgrad.accounting import account, exact, moments, pld, rdp
-from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.events import (
+from dpgrad.accounting.events import (
     NOTHING,
     Approximate,
     Compose,
@@ -26,7 +25,8 @@ from dpgrad.events import (
     Shifted,
     Shuffle,
 )
-from dpgrad.guarantee import Guarantee, Profile
+from dpgrad.accounting.guarantee import Guarantee, Profile
+from dpgrad.accounting.pairs import Kind, Pair
 
 RATES = st.floats(1e-4, 1.0)
 NOISES = st.floats(0.3, 30.0)

@@ -16,12 +16,12 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpgrad.accounting import ACCOUNTANTS, account, exact, moments, pld, rdp, strong
+from dpgrad.accounting import ACCOUNTANTS, account, exact, historical, moments, pld, rdp
+from dpgrad.accounting.calibrate import noise_multiplier
+from dpgrad.accounting.events import Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat, Shuffle, leaves
+from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.accounting.pld import EpsilonAt, _Side
-from dpgrad.calibrate import noise_multiplier
-from dpgrad.events import Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat, Shuffle, leaves
-from dpgrad.guarantee import Guarantee
+from dpgrad.accounting.pld import EpsilonAt, Side
 
 SIGMA_B, RATE_B, STEPS_B = 0.8916415, 512 / 60_000, 2343
 GUARANTEES = ["pld", "rdp", "moments", "strong", "rdp-classic", "moments-closed"]
@@ -165,7 +165,7 @@ def test_the_maximum_of_composed_directions_is_not_a_bound() -> None:
     """Each curve composed by itself gives 25.1, below the 28.7 of the composed maximum: it is never reported."""
     counts = leaves(FIXED_B)
     alone = [
-        _Side(counts, lambda leaf, kind=kind: Pair(kind, RATE_B, SIGMA_B / 2)).upper(EpsilonAt(1e-5), 1e-4)
+        Side(counts, lambda leaf, kind=kind: Pair(kind, RATE_B, SIGMA_B / 2)).upper(EpsilonAt(1e-5), 1e-4)
         for kind in (Kind.REMOVE, Kind.ADD)
     ]
     assert round(max(alone), 1) == 25.1
@@ -186,7 +186,7 @@ def test_strong_composition_as_printed_understates() -> None:
     step = Poisson(0.01, Gaussian(0.5))
     true = truth(0.01, 0.5, 1, 1e-5)
     assert round(true, 2) == 3.03
-    printed, valid = strong.printed(step), strong.account(step)
+    printed, valid = historical.printed(step), historical.account(step)
     assert 0.08 < printed.epsilon(1e-5) < 0.4 < true
     assert valid.epsilon(1e-5) >= true * (1 - 1e-9)
     assert (printed.guarantee, valid.guarantee) == (False, True)

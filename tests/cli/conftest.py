@@ -89,7 +89,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was released of a linear model of rows of three numbers and two classes; the model adds up nothing else."""
     import torch
 
-    from dpgrad.lab.models import build
+    from dpgrad.training.models import build
 
     folder = tmp_path_factory.mktemp("small")
     command = f"train --method dpsgd --model linear --steps 1 --lot 64 --no-baseline --out {folder / 'run'}"

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from dpgrad import _compare, _plot, cli, events, sampling, schedules
-from dpgrad.accounting import ACCOUNTANTS
+from dpgrad import cli
+from dpgrad.accounting import ACCOUNTANTS, events
+from dpgrad.accounting.events import Compose, Gaussian, Poisson, Relation, Repeat
 from dpgrad.accounting.moments import MomentsProfile
-from dpgrad.events import Compose, Gaussian, Poisson, Relation, Repeat
-from dpgrad.mechanism import Mechanism
+from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.reports import compare, plot
 
 PROGRAM = Path(sys.executable).with_name("dpgrad")
 CASE_A = "epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5"
@@ -90,7 +92,7 @@ class TestEpsilon:
         )
         event = Compose(tuple(Poisson(0.1, Gaussian(2 / clip(t))) for t in range(20)))
         assert found["epsilon"] == pytest.approx(
-            _compare.figure(event, Relation.ADD_REMOVE, "rdp", 1e-5).epsilon, rel=1e-9
+            compare.figure(event, Relation.ADD_REMOVE, "rdp", 1e-5).epsilon, rel=1e-9
         )
         assert found["clip_schedule"] == text
         assert found["schedule_steps"] == (20 if text == "affine" else None)
@@ -176,7 +178,7 @@ class TestJson:
         def never(*_: object) -> None:
             pytest.fail("the accountants were compared")
 
-        monkeypatch.setattr(_compare, "compare", never)
+        monkeypatch.setattr(compare, "compare", never)
         asked = {"epsilon": "--noise-multiplier 4 --steps 50", "calibrate": "--epsilon 1 --steps 50"}
         options = asked.get(command, "--epsilon 1 --noise-multiplier 4")
         found = answer(f"{command} --sampling-rate 0.01 --delta 1e-5 --accountant rdp {options}")
@@ -272,7 +274,7 @@ class TestForPeople:
         assert "the least that is tried" in told("calibrate --epsilon 1 --delta 1e-5 --sampling-rate 0 --steps 9")
 
     def test_figures_are_never_rounded_towards_comfort(self) -> None:
-        assert float(_compare.up(0.946885497)) > 0.946885497 > float(_compare.down(0.946885497))
+        assert float(compare.up(0.946885497)) > 0.946885497 > float(compare.down(0.946885497))
 
     def test_help(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main([]) == 0
@@ -393,7 +395,7 @@ class TestRefused:
         def interrupt(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(_compare, "figure", interrupt)
+        monkeypatch.setattr(compare, "figure", interrupt)
         assert cli.main(CASE_A.split()) == 130
         assert capsys.readouterr() == ("", "dpgrad: error: interrupted\n")
 
@@ -403,7 +405,7 @@ class TestRefused:
         def fail(*_: object, **__: object) -> None:
             raise AssertionError("of our own")
 
-        monkeypatch.setattr(_compare, "figure", fail)
+        monkeypatch.setattr(compare, "figure", fail)
         assert cli.main(CASE_A.split()) == 1
         assert capsys.readouterr() == (
             "", "dpgrad: error: AssertionError: of our own: a defect of dpgrad, please report this command\n"
@@ -436,7 +438,7 @@ class TestPlot:
 
     def test_lines_of_all_that_can_price(self) -> None:
         run = Mechanism(sampling.Poisson(0.01), 1000, 4.0)
-        found = _plot.lines(run, 1e-5, {})
+        found = plot.lines(run, 1e-5, {})
         assert set(found) == set(ACCOUNTANTS) - {"exact"}
         assert {name for name, line in found.items() if not line[2]} == {"strong-printed", "moments-asymptotic"}
         for steps, epsilons, _ in found.values():
@@ -445,18 +447,18 @@ class TestPlot:
         assert found["pld"][1][-1] <= min(line[1][-1] for line in found.values())
 
     def test_points(self) -> None:
-        assert _plot.counts(1) == [1]
-        assert 12 <= len(_plot.counts(10**9)) <= 20
-        assert all(n % 7 == 0 or n == 100 for n in _plot.counts(100, span=7))
+        assert plot.counts(1) == [1]
+        assert 12 <= len(plot.counts(10**9)) <= 20
+        assert all(n % 7 == 0 or n == 100 for n in plot.counts(100, span=7))
 
     def test_rounding_noise_down_never_lowers_epsilon(self) -> None:
         clip = schedules.linear(1.0, 300)
         event = Mechanism(sampling.Poisson(0.1), 300, 2.0, clip=clip, hold_noise=True).event()
-        rounded = _compare.coarse(event, grid=20, most=10)
-        assert _compare.runs(rounded) < 20
+        rounded = compare.coarse(event, grid=20, most=10)
+        assert compare.runs(rounded) < 20
         assert sum(events.leaves(rounded).values()) == 300
         fine, coarse = (
-            _compare.figure(e, Relation.ADD_REMOVE, "rdp", 1e-5).epsilon for e in (event, rounded)
+            compare.figure(e, Relation.ADD_REMOVE, "rdp", 1e-5).epsilon for e in (event, rounded)
         )  # fmt: skip
         assert fine < coarse < 1.1 * fine
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpgrad import cli, prepare
-from dpgrad.cli import bench
-from dpgrad.lab._chart import Chart
+from dpgrad import cli
+from dpgrad.reports.chart import Chart
+from dpgrad.training import prepare
 
 Words = list[str]
 
@@ -49,7 +49,6 @@ GOOD = {
     "predict": "{small} --input {rows} --json",
     "report": "{small} --out {out}.html --json",
     "curvature": "digits --rows 20 --loss softmax --json",
-    "bench": "--device cpu --workloads mnist-cnn --no-memory --json",
 }
 
 
@@ -104,9 +103,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: what is spoilt is refused before that, or is well."""
     monkeypatch.setattr(prepare, "expected_seconds", lambda *_, **__: 0.0)
-    for part in ("_scales", "_costs", "_poisson"):
-        monkeypatch.setattr(bench, part, lambda *_: [])
-    monkeypatch.setattr(bench, "_side_by_side", lambda *_: ("engines", [], []))
     monkeypatch.setattr(Chart, "svg", lambda _: "<svg/>")
 
 

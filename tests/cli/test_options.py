@@ -11,7 +11,7 @@ import pytest
 
 from dpgrad import cli
 
-COMMANDS = ("epsilon", "calibrate", "steps", "train", "predict", "report", "curvature", "bench")
+COMMANDS = ("epsilon", "calibrate", "steps", "train", "predict", "report", "curvature")
 Refused = Callable[..., str]
 
 
@@ -35,8 +35,6 @@ class TestEmpty:
             ("report", "run", "--out", ""),
             ("curvature", ""),
             ("curvature", "digits", "--preprocessing", ""),
-            ("bench", "--peers", ""),
-            ("bench", "--workloads", ""),
         ],
         ids=" ".join,
     )
@@ -54,7 +52,7 @@ class TestMisspelt:
             ("calibrate --epsilom 3", "did you mean --epsilon?"),  # though the right one is missing
             ("train --zzz", "unknown option '--zzz': dpgrad train --help names the options"),
             ("predict run --inputs rows.npy", "did you mean --input?"),
-            ("bench --work", "unknown option '--work': did you mean --workloads?"),
+            ("train --check", "unknown option '--check'"),
         ],
     )
     def test_the_one_that_was_meant(self, refused: Refused, command: str, said: str) -> None:
@@ -129,7 +127,7 @@ class TestNets:
         def fail(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr("dpgrad.lab.report.load", fail)
+        monkeypatch.setattr("dpgrad.reports.report.load", fail)
         assert said in refused("predict run --input rows.npy")
 
     def test_a_long_refusal_keeps_its_remedy(self, refused: Refused) -> None:

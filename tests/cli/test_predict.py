@@ -14,7 +14,7 @@ import torch
 
 from dpgrad import cli, data
 from dpgrad.cli import _rows
-from dpgrad.lab.models import build
+from dpgrad.training.models import build
 
 ROWS = data.load("digits").x_test[:5]
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from dpgrad import events
-from dpgrad.accounting import account
-from dpgrad.events import Compose, Relation
-from dpgrad.guarantee import up
+from dpgrad.accounting import account, events
+from dpgrad.accounting.events import Compose, Relation
+from dpgrad.accounting.guarantee import up
 
 
 def test_one_page_over_all(answer: Callable[[str], Any], trained: Any, tmp_path: Path) -> None:

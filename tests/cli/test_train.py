@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from dpgrad import _files, cli, data, train
+from dpgrad import _files, cli, data
 from dpgrad.cli import _progress, _summary
-from dpgrad.curves import Progress
-from dpgrad.lab import jobs, report
+from dpgrad.reports import report
+from dpgrad.training import fit, jobs
+from dpgrad.training.curves import Progress
 
 SHORT = "train --method dpsgd --steps 3 --lot 100 --no-baseline"
 Capture = pytest.CaptureFixture[str]
@@ -309,7 +310,7 @@ class TestRefused:
             held.append(_files.lock(folder / "lock"))
             raise ValueError("in use by another process")
 
-        monkeypatch.setattr(train, "fit", overtaken)
+        monkeypatch.setattr(fit, "fit", overtaken)
         assert "in use" in refused(f"{SHORT} --out {tmp_path / 'a'}")
         assert {path.name for path in (tmp_path / "a").iterdir()} == {"lock", "private"}
         _files.unlock(*held)
@@ -501,7 +502,7 @@ class TestKilled:
 
 LIMITED = """
 import resource, signal, sys
-import dpgrad.lab.page, dpgrad.train
+import dpgrad.reports.page, dpgrad.training.fit
 from dpgrad.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for most in sys.argv[2:]:
@@ -527,7 +528,7 @@ def test_a_full_disk_is_one_line_that_names_the_place(tmp_path: Path) -> None:
 
 
 class TestInterrupted:
-    @pytest.mark.parametrize("module", ["dpgrad.cli", "argparse", "numpy", "torch", "torch.nn", "dpgrad.train"])
+    @pytest.mark.parametrize("module", ["dpgrad.cli", "argparse", "numpy", "torch", "torch.nn", "dpgrad.training.fit"])
     def test_ctrl_c_while_modules_load_is_one_line(self, module: str, tmp_path: Path) -> None:
         code = (
             "import signal, sys\n"

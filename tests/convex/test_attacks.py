@@ -18,9 +18,19 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.model_selection import GridSearchCV
 
-from dpgrad import sampling
 from dpgrad.accounting import account, exact
-from dpgrad.convex import amp, auto, gd, objective, output, regression, sgd
+from dpgrad.accounting.events import (
+    Approximate,
+    Compose,
+    Event,
+    FixedSize,
+    Gaussian,
+    Pinned,
+    Relation,
+    Shifted,
+    leaves,
+)
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.design import Design
 from dpgrad.convex.estimators import (
     DPLinearRegression,
@@ -30,10 +40,10 @@ from dpgrad.convex.estimators import (
     preprocessing,
 )
 from dpgrad.convex.losses import HuberSvm, Logistic, Softmax, Squared
-from dpgrad.events import Approximate, Compose, Event, FixedSize, Gaussian, Pinned, Relation, Shifted, leaves
-from dpgrad.keys import Key
-from dpgrad.ledger import Ledger
-from dpgrad.mechanism import Mechanism
+from dpgrad.convex.solvers import amp, auto, gd, objective, output, regression, sgd
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 ZERO, REPLACE, ADD = Relation.ZERO_OUT, Relation.REPLACE_ONE, Relation.ADD_REMOVE

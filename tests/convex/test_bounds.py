@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from dpgrad.convex import Design, Logistic, bounds, gd, sgd
+from dpgrad.accounting.events import Relation
+from dpgrad.convex import Design, Logistic, bounds
 from dpgrad.convex.bounds import Problem
 from dpgrad.convex.curvature import Objective, along, excess_risk, minimiser, smoothness
-from dpgrad.events import Relation
-from dpgrad.mechanism import Mechanism
-from dpgrad.sampling import FullBatch, Poisson
+from dpgrad.convex.solvers import gd, sgd
+from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.mechanism.sampling import FullBatch, Poisson
 
 # A mean of simulated risks may exceed a bound that holds by so many standard errors: false alarms below 3e-7 a test.
 SIGMAS = 5

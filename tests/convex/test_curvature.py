@@ -483,8 +483,8 @@ class TestTable2:
 class TestDescribe:
     def test_plans_hold_the_exact_noise(self) -> None:
         """std = 2·C·√T/(n·μ) with the μ that is exactly (ε, δ)-private: against the mechanism that runs."""
-        from dpgrad.convex import gd
-        from dpgrad.events import Relation
+        from dpgrad.accounting.events import Relation
+        from dpgrad.convex.solvers import gd
 
         digits = data.load("digits")
         found = describe(digits, Softmax(10), epsilon=0.7, clip=0.5, l2=1e-2)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dpgrad.convex import gd
 from dpgrad.convex.design import Design
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import HuberSvm, Logistic, Softmax
+from dpgrad.convex.solvers import gd
 from dpgrad.convex.weighted import Weighted
 
 LOSSES = [

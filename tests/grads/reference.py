@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.grads import Engine, clipped_sum, lifted, single, vmap, ways
 from dpgrad.grads.clip import PerExample
-from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc, Quotient
+from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc, Quotient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -16,7 +16,7 @@ from dpgrad.grads import ENGINES, bookkeeping, check, clipped_sum
 from dpgrad.grads.calls import MixedError
 from dpgrad.grads.check import prepared
 from dpgrad.grads.precision import norm_error
-from dpgrad.scaling import Hard
+from dpgrad.grads.scaling import Hard
 
 pytestmark = pytest.mark.usefixtures("on_device")
 Loss = Callable[[nn.Module, Tensor], Tensor]

@@ -21,9 +21,11 @@ from reference import DEVICE, norms, row_gradients, trained
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpgrad import Mechanism, PrivateGradient, draw, sampling
+from dpgrad import Mechanism, PrivateGradient
 from dpgrad.grads import ENGINES, check
 from dpgrad.grads.precision import exact_products, norm_error
+from dpgrad.mechanism import sampling
+from dpgrad.randomness import draw
 
 NOISE = 1e-6  # the least that a mechanism takes, as a multiple of the clip bound: what is released is the sum
 ONE_ROW = re.compile(r"(one|single) (row|example)", re.IGNORECASE)  # in the warning of a mixing case

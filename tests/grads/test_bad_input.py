@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad.grads import ENGINES, clipped_sum
+from dpgrad.grads.scaling import Hard
 from dpgrad.grads.sums import Batch, Loss
-from dpgrad.scaling import Hard
 
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
 

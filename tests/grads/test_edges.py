@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.grads import ENGINES, ClippedSum, bookkeeping, clipped_sum
 from dpgrad.grads.check import check
+from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc, ScaleRule
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.tape import Shared, Tape
-from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc, ScaleRule
 
 pytestmark = pytest.mark.usefixtures("on_device")
 both = pytest.mark.parametrize("engine", ENGINES)

@@ -28,10 +28,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dpgrad.grads import ClippedSum, bookkeeping, clipped_sum, single
 from dpgrad.grads.precision import measured_error
+from dpgrad.grads.scaling import Automatic, Hard, Quotient
 from dpgrad.grads.tape import Shared
 from dpgrad.grads.uses import Outer, Rows, Tied
 from dpgrad.grads.ways import Attributed
-from dpgrad.scaling import Automatic, Hard, Quotient
 
 BOTH = tuple(ENGINES)
 engines = pytest.mark.parametrize("engine", ENGINES)

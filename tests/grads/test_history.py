@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dpgrad.grads import ENGINES, clipped_sum
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
+from dpgrad.grads.scaling import Psasc
 from dpgrad.grads.sums import trainable
-from dpgrad.scaling import Psasc
 
 pytestmark = pytest.mark.usefixtures("on_device")
 EXAMPLES = 5

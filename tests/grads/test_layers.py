@@ -19,8 +19,8 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 from dpgrad.grads import patches
 from dpgrad.grads.layers import REWRITES, RULES
+from dpgrad.grads.scaling import Automatic, Hard, Psac, Psasc, Quotient
 from dpgrad.grads.tape import Tape
-from dpgrad.scaling import Automatic, Hard, Psac, Psasc, Quotient
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 engines = pytest.mark.parametrize("engine", ENGINES)

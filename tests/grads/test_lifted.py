@@ -20,9 +20,9 @@ from dpgrad.grads.clip import PerExample
 from dpgrad.grads.forks import Joined, Seen
 from dpgrad.grads.lifted import CannotLiftError
 from dpgrad.grads.patches import Patches
+from dpgrad.grads.scaling import Automatic, Hard
 from dpgrad.grads.tape import Shared
 from dpgrad.grads.uses import Dense, Outer, Rows, Tied
-from dpgrad.scaling import Automatic, Hard
 
 
 @pytest.fixture(autouse=True)

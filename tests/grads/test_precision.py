@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.precision import exact_products, measured_error, norm_error, own_products, precision_settings
+from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc
 from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, worth_forming
-from dpgrad.scaling import RULES, Automatic, Hard, Psac, Psasc
 
 CLIP = 0.5
 EXAMPLES = 12

@@ -1,6 +1,6 @@
 """Accountants: pure functions from an event and a relation to a privacy profile.
 
->>> from dpgrad.events import Gaussian, Poisson, Repeat
+>>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
 >>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000), accountant="rdp")
 >>> round(profile.epsilon(1e-5), 6)
 1.035384
@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
-from dpgrad.events import Event, Relation
-from dpgrad.guarantee import Profile
+from dpgrad.accounting.events import Event, Relation
+from dpgrad.accounting.guarantee import Profile
 
 # accountant -> module and function; what is not a guarantee comes last
 ACCOUNTANTS = {
@@ -19,11 +19,11 @@ ACCOUNTANTS = {
     "rdp": ("rdp", "account"),
     "moments": ("moments", "account"),
     "exact": ("exact", "account"),
-    "strong": ("strong", "account"),
+    "strong": ("historical", "account"),
     "rdp-classic": ("rdp", "classic"),
     "moments-closed": ("moments", "closed"),
     "moments-asymptotic": ("moments", "asymptotic"),
-    "strong-printed": ("strong", "printed"),
+    "strong-printed": ("historical", "printed"),
 }
 
 

@@ -30,7 +30,18 @@ from scipy.special import erfcx, log_expit, log_ndtr
 
 from dpgrad import _validate
 from dpgrad.accounting import pairs
-from dpgrad.events import Approximate, Compose, Event, Leaf, Poisson, Relation, Repeat, Shifted, fold, leaves
+from dpgrad.accounting.events import (
+    Approximate,
+    Compose,
+    Event,
+    Leaf,
+    Poisson,
+    Relation,
+    Repeat,
+    Shifted,
+    fold,
+    leaves,
+)
 
 NAME = "exact"
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
@@ -228,7 +239,7 @@ def _log_choose(count: int, k: int) -> float:
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianProfile | MixedProfile:
     """The profile of full-batch releases; sampled ones are refused: no closed form is known.
 
-    >>> from dpgrad.events import Gaussian
+    >>> from dpgrad.accounting.events import Gaussian
     >>> profile = account(Repeat(Gaussian(8.0), 128))
     >>> round(profile.epsilon(1e-5), 6)
     6.57297
@@ -247,7 +258,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianP
 def apart(event: Event, relation: Relation) -> tuple[Counter[Leaf], MixedProfile]:
     """The leaves that are Gaussian noise on a sum, and the profile of all others together.
 
-    >>> from dpgrad.events import Gaussian
+    >>> from dpgrad.accounting.events import Gaussian
     >>> plain, rest = apart(Compose((Gaussian(2.0), Shifted(0.1, Gaussian(50.0)))), Relation.ZERO_OUT)
     >>> plain, rest.shifted
     (Counter({Gaussian(noise_multiplier=2.0): 1}), ((0.1, 0.02, 1),))

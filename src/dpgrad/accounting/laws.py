@@ -6,7 +6,7 @@ A scaling law says how noise grows, up to a constant it does not know; it prices
 import math
 
 from dpgrad import _validate
-from dpgrad.accounting import strong
+from dpgrad.accounting import historical
 
 
 def moments_scale(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:
@@ -72,7 +72,7 @@ def amplification(epsilon: float, delta: float, sampling_rate: float) -> tuple[f
     """
     _validate.non_negative(epsilon=epsilon)
     _validate.unit_interval(delta=delta, sampling_rate=sampling_rate)
-    return strong.amplified(epsilon, sampling_rate), sampling_rate * delta
+    return historical.amplified(epsilon, sampling_rate), sampling_rate * delta
 
 
 def momentum_noise(momentum: float, steps: int | None = None) -> float:

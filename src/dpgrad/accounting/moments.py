@@ -21,8 +21,8 @@ from scipy.special import gammaln, xlog1py, xlogy
 
 from dpgrad import _validate
 from dpgrad.accounting import pairs, rdp
+from dpgrad.accounting.events import Event, Gaussian, Leaf, Poisson, Relation, fold, leaves
 from dpgrad.accounting.pairs import Array, Kind, Pair
-from dpgrad.events import Event, Gaussian, Leaf, Poisson, Relation, fold, leaves
 
 NAME = "moments"
 CLOSED = "moments-closed"
@@ -65,7 +65,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPr
 
     Replace-one, which the paper does not treat, integrates the moments of the pair that dominates the step.
 
-    >>> from dpgrad.events import Repeat
+    >>> from dpgrad.accounting.events import Repeat
     >>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000))
     >>> round(profile.epsilon(1e-5), 7), profile.best_moment(1e-5)
     (1.2585747, 19)
@@ -94,7 +94,7 @@ def closed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPro
     which is 1 plus the sum over k ≥ 2 with e^x − 1 for e^x: no term cancels. E₁ ≤ E₂ at every λ (Mironov, Talwar and
     Zhang 2019, Thm. 5), so E₂ alone decides.
 
-    >>> from dpgrad.events import Repeat
+    >>> from dpgrad.accounting.events import Repeat
     >>> round(closed(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000)).epsilon(1e-5), 7)
     1.2585747
 
@@ -111,7 +111,7 @@ def closed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPro
 def asymptotic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsProfile:
     """The paper's asymptotic α(λ) = q²λ(λ+1)/((1−q)σ²), its error term left out. Not a guarantee: it understates.
 
-    >>> from dpgrad.events import Repeat
+    >>> from dpgrad.accounting.events import Repeat
     >>> profile = asymptotic(Repeat(Poisson(0.01, Gaussian(0.5)), 100))
     >>> round(profile.epsilon(1e-5), 2), profile.guarantee  # the truth is 6.48
     (1.4, False)

@@ -46,7 +46,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from dpgrad.events import Approximate, FixedSize, Gaussian, Leaf, Pinned, Poisson, Relation, Shifted, Shuffle
+from dpgrad.accounting.events import (
+    Approximate,
+    FixedSize,
+    Gaussian,
+    Leaf,
+    Pinned,
+    Poisson,
+    Relation,
+    Shifted,
+    Shuffle,
+)
 
 Array = NDArray[np.float64]
 

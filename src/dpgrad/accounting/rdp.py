@@ -43,9 +43,10 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr
 
 from dpgrad import _validate
-from dpgrad.accounting import cumulants, exact, pairs
+from dpgrad.accounting import exact, pairs
+from dpgrad.accounting.events import Approximate, Event, FixedSize, Leaf, Relation, Shifted, tally
 from dpgrad.accounting.pairs import Array, Kind, Pair
-from dpgrad.events import Approximate, Event, FixedSize, Leaf, Relation, Shifted, tally
+from dpgrad.accounting.pld import cumulants
 
 NAME = "rdp"
 CLASSIC = "rdp-classic"
@@ -309,7 +310,7 @@ class RdpProfile:
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfile:
     """The Rényi profile of any composition of known events, by the improved conversion.
 
-    >>> from dpgrad.events import Gaussian, Poisson, Repeat
+    >>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
     >>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000))
     >>> round(profile.epsilon(1e-5), 7), round(profile.best_order(1e-5), 2), round(profile.divergence(17.22), 6)
     (1.035384, 17.22, 0.560879)
@@ -324,7 +325,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
 def classic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfile:
     """The same by the classic conversion, which papers before 2020 report.
 
-    >>> from dpgrad.events import Gaussian, Poisson, Repeat
+    >>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
     >>> round(classic(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000)).epsilon(1e-5), 6)
     1.258376
     """
@@ -383,7 +384,7 @@ def without_replacement(leaf: FixedSize, order: int) -> float:
 
     It is here to compare: `account` uses the smaller divergence of the pair that dominates the step.
 
-    >>> from dpgrad.events import Gaussian
+    >>> from dpgrad.accounting.events import Gaussian
     >>> step = FixedSize(60_000, 512, Gaussian(0.8916415))
     >>> round(2343 * without_replacement(step, 2) - math.log(2e-5) - math.log(2), 1)  # ε at δ = 1e-5 after 2,343 steps
     61.8

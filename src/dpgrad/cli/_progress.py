@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from dpgrad.guarantee import up
+from dpgrad.accounting.guarantee import up
 
 if TYPE_CHECKING:
-    from dpgrad.curves import Progress
+    from dpgrad.training.curves import Progress
 
 _LINES = 10  # how many plain lines a run has
 _QUIET = 0.1  # seconds between two drawings of the bar

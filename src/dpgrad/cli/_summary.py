@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.cli import _options
-from dpgrad.guarantee import Guarantee, up
 
 if TYPE_CHECKING:
-    from dpgrad.lab.page import Beside
-    from dpgrad.lab.report import Report
+    from dpgrad.reports.page import Beside
+    from dpgrad.reports.report import Report
 
 TOGETHER = "Each run has its own guarantee; whoever sees all of them, and what else the ledger holds, sees"
 
@@ -50,7 +50,7 @@ def words(
     from rich.measure import Measurement
     from rich.table import Table
 
-    from dpgrad.lab.report import shown, text
+    from dpgrad.reports.report import shown, text
 
     metric = next(iter(reports.values()))["result"]["metric"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

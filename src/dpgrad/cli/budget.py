@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
+from dpgrad.accounting.events import Event, Relation
+from dpgrad.accounting.guarantee import up
 from dpgrad.cli import _options
-from dpgrad.events import Event, Relation
-from dpgrad.guarantee import up
 
 if TYPE_CHECKING:
-    from dpgrad._compare import Figure
     from dpgrad.cli._options import Commands
-    from dpgrad.mechanism import Mechanism
-    from dpgrad.sampling import FixedSize, FullBatch, Poisson, Shuffle
+    from dpgrad.mechanism.mechanism import Mechanism
+    from dpgrad.mechanism.sampling import FixedSize, FullBatch, Poisson, Shuffle
+    from dpgrad.reports.compare import Figure
 
 _MOST_LEAVES = 50  # in JSON; an event of more is given by their number
 _SAMPLERS = ("poisson", "fixed-size", "full-batch", "shuffle")
@@ -137,7 +137,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shuffle":
-    from dpgrad import sampling
+    from dpgrad.mechanism import sampling
 
     rate, rows = args.sampling_rate, args.dataset_size
     if args.sampler == "full-batch":
@@ -162,7 +162,7 @@ def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shu
 
 def _step_count(args: argparse.Namespace, sampler: "Poisson | FixedSize | FullBatch | Shuffle") -> int:
     """T, as given or as the whole steps within the epochs."""
-    from dpgrad import sampling
+    from dpgrad.mechanism import sampling
 
     if args.epochs is None:
         return int(args.steps)
@@ -188,8 +188,8 @@ def _step_count(args: argparse.Namespace, sampler: "Poisson | FixedSize | FullBa
 
 def _run(args: argparse.Namespace, sampler: Any, steps: int | None, noise_multiplier: float) -> "Mechanism":
     """The run as accounted; ``steps`` None where they are to be found."""
-    from dpgrad import schedules
-    from dpgrad.mechanism import Mechanism
+    from dpgrad.mechanism import schedules
+    from dpgrad.mechanism.mechanism import Mechanism
 
     relation = Relation(args.relation)
     if args.clip_schedule is None:
@@ -228,33 +228,35 @@ def _answer(args: argparse.Namespace) -> str:
 
 def _found(args: argparse.Namespace) -> str:
     """The whole of what goes to standard output; a plot is written on the way."""
-    from dpgrad import _compare
+    from dpgrad.reports import compare
 
     run = _solved(args)
     event = run.event()
-    chosen = _compare.figure(event, run.relation, args.accountant, args.delta, chosen=True)
-    public = _compare.assumed_public(run, args.dataset_size)
-    rows = [] if args.json else _compare.compare(event, run.relation, args.delta, chosen)
+    chosen = compare.figure(event, run.relation, args.accountant, args.delta, chosen=True)
+    public = compare.assumed_public(run, args.dataset_size)
+    rows = [] if args.json else compare.compare(event, run.relation, args.delta, chosen)
     if args.plot is not None:
-        from dpgrad import _plot
+        from dpgrad.reports import plot
 
-        known = {name: found for name, found in rows if isinstance(found, _compare.Figure)}
-        _plot.draw(args.plot, run, args.delta, known or {args.accountant: chosen})
+        known = {name: found for name, found in rows if isinstance(found, compare.Figure)}
+        plot.draw(args.plot, run, args.delta, known or {args.accountant: chosen})
     if args.json:
         return json.dumps(_fields(args, run, event, chosen, public), allow_nan=False) + "\n"
-    rough = any(isinstance(found, _compare.Figure) and found.rounded for _, found in rows)
-    explained = _compare.words(chosen, run, args.delta, public, rough)
+    rough = any(isinstance(found, compare.Figure) and found.rounded for _, found in rows)
+    explained = compare.words(chosen, run, args.delta, public, rough)
     if args.plot is not None:
         explained.append(("plot", f"ε against steps is drawn in {args.plot}."))
-    return _compare.page(_headline(args, run, chosen), rows, explained, *_options.screen())
+    return compare.page(_headline(args, run, chosen), rows, explained, *_options.screen())
 
 
 def _fields(
     args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Figure", public: list[str]
 ) -> dict[str, object]:
-    from dpgrad import _compare, events, sampling
+    from dpgrad.accounting import events
+    from dpgrad.mechanism import sampling
+    from dpgrad.reports import compare
 
-    distinct = _compare.runs(event)
+    distinct = compare.runs(event)
     infinite = math.isinf(chosen.epsilon)
     declared = ", declared, not read from the data" if run.relation is Relation.ADD_REMOVE else ""
     found: dict[str, object] = {
@@ -288,7 +290,7 @@ def _fields(
 
 
 def _headline(args: argparse.Namespace, run: "Mechanism", chosen: "Figure") -> list[str]:
-    from dpgrad.calibrate import LEAST_NOISE
+    from dpgrad.accounting.calibrate import LEAST_NOISE
 
     lines = []
     if args.command == "calibrate":

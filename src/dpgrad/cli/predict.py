@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dpgrad.cli._options import Commands
     from dpgrad.cli._rows import Array
-    from dpgrad.lab.report import Report
+    from dpgrad.reports.report import Report
 
 _PIXELS = "the pixel range 0.."  # begins the entry of a report that names the public range of pixels
 
@@ -56,7 +56,7 @@ def add(commands: "Commands") -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-    from dpgrad.lab import report
+    from dpgrad.reports import report
 
     found = report.load(Path(args.run))
     if found["model"] is None:
@@ -110,9 +110,9 @@ def _model(run: Path, report: "Report") -> Any:
     """The model as it was released."""
     import torch
 
-    from dpgrad.lab.models import build
-    from dpgrad.lab.report import released
-    from dpgrad.train import WEIGHTS
+    from dpgrad.reports.report import released
+    from dpgrad.training.fit import WEIGHTS
+    from dpgrad.training.models import build
 
     named, path = report["model"], released(run) / WEIGHTS
     if not path.is_file():

@@ -9,8 +9,8 @@ from dpgrad.cli import _options
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
-    from dpgrad.lab.page import Beside
-    from dpgrad.lab.report import Report
+    from dpgrad.reports.page import Beside
+    from dpgrad.reports.report import Report
 
 
 def add(commands: "Commands") -> None:
@@ -30,8 +30,8 @@ def add(commands: "Commands") -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-    from dpgrad.lab import report
-    from dpgrad.lab.page import page
+    from dpgrad.reports import report
+    from dpgrad.reports.page import page
 
     folders = {run: None for name in args.runs for run in _finished(Path(name))}
     reports = {name: report.load(folder) for name, folder in _named(list(folders)).items()}
@@ -58,8 +58,8 @@ def _together(reports: "list[Report]") -> str | None:
     if any(report["event"] is None for report in reports):  # a schedule of many noises, which a report leaves out
         return f"{start} more than any of them says; the ledger of the runs knows how much"
     from dpgrad.accounting import account
-    from dpgrad.events import Compose, Relation, from_dict
-    from dpgrad.guarantee import Guarantee
+    from dpgrad.accounting.events import Compose, Relation, from_dict
+    from dpgrad.accounting.guarantee import Guarantee
 
     event = Compose(tuple(from_dict(report["event"]) for report in reports))
     profile = account(event, Relation(promises[0]["relation"]), "pld")
@@ -68,7 +68,7 @@ def _together(reports: "list[Report]") -> str | None:
 
 def _finished(folder: Path) -> list[Path]:
     """The run in ``folder``, or the finished runs in the folders of it."""
-    from dpgrad.lab.report import FILE
+    from dpgrad.reports.report import FILE
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give the folder of a finished run")
@@ -88,7 +88,7 @@ def _named(runs: list[Path]) -> dict[str, Path]:
 
 def _beside(runs: list[str]) -> "Beside | None":
     """The model without privacy that `dpgrad train` left beside the runs, where there is one of all of them."""
-    from dpgrad.lab.page import Beside
+    from dpgrad.reports.page import Beside
 
     if len(runs) > 1 or not (path := Path(runs[0]) / "non-private.json").is_file():
         return None

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
 from dpgrad.accounting import ACCOUNTANTS
+from dpgrad.accounting.events import Relation
 from dpgrad.cli import _config, _options, _progress
-from dpgrad.events import Relation
 
 if TYPE_CHECKING:
+    from dpgrad.accounting.ledger import Ledger
     from dpgrad.cli._options import Commands, Parser
     from dpgrad.data import Dataset
-    from dpgrad.lab.page import Beside
-    from dpgrad.lab.report import Report
-    from dpgrad.ledger import Ledger
-    from dpgrad.mechanism import Group
-    from dpgrad.plan import Plan
-    from dpgrad.train import Fitted
+    from dpgrad.mechanism.mechanism import Group
+    from dpgrad.reports.page import Beside
+    from dpgrad.reports.report import Report
+    from dpgrad.training.fit import Fitted
+    from dpgrad.training.plan import Plan
 
 _RIVALS = (("steps", "epochs"),)
 _PAGE, _LEDGER, _BESIDE = "report.html", "ledger", "non-private.json"
@@ -148,7 +148,7 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
     typed = argparse.Namespace(**vars(args))
     if args.config is not None:
         _config.overruled(args, parser, _RIVALS)
-    from dpgrad.lab import jobs
+    from dpgrad.training import jobs
 
     dataset = _dataset(args)
     training = _Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)))
@@ -158,7 +158,7 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
             return _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
         training.prepare()
         typed.out, typed.resume = str(training.out), True
-        from dpgrad import train as _loaded  # noqa: F401  # torch and all: Ctrl-C meanwhile ends the process at once
+        from dpgrad.training import fit as _loaded  # noqa: F401  # torch and all: Ctrl-C meanwhile ends the process at once
 
         _interrupt.orderly()
         try:
@@ -193,7 +193,7 @@ class _Training:
     def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str]) -> None:
         import torch
 
-        from dpgrad.lab import jobs
+        from dpgrad.training import jobs
 
         self.args, self.dataset, self.methods, self.several = args, dataset, methods, len(methods) > 1
         self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
@@ -207,9 +207,9 @@ class _Training:
 
     def check(self) -> None:
         """Refuse, before a plan is shown or a folder made, what `fit` would refuse later."""
-        from dpgrad.ledger import Ledger
-        from dpgrad.prepare import optimizer_named
-        from dpgrad.recipes import recipe
+        from dpgrad.accounting.ledger import Ledger
+        from dpgrad.training.prepare import optimizer_named
+        from dpgrad.training.recipes import recipe
 
         kinds = [recipe(method) for method in self.methods]
         model = self.model()
@@ -226,8 +226,8 @@ class _Training:
 
     def options(self, method: str) -> dict[str, Any]:
         """What `fit` is given for one method: the command line, else the file, else the job, else the paper."""
-        from dpgrad.lab import jobs
-        from dpgrad.recipes import recipe
+        from dpgrad.training import jobs
+        from dpgrad.training.recipes import recipe
 
         given = {name: _plain(getattr(self.args, name)) for name in _FIT if getattr(self.args, name) is not None}
         named, found = recipe(method), self.job
@@ -245,9 +245,9 @@ class _Training:
         """The plan of one method, with the time it is expected to take."""
         import dataclasses
 
-        from dpgrad.losses import loss_named
-        from dpgrad.plan import make
-        from dpgrad.prepare import expected_seconds
+        from dpgrad.training.losses import loss_named
+        from dpgrad.training.plan import make
+        from dpgrad.training.prepare import expected_seconds
 
         model, options = self.model(), self.options(method)
         counted = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -262,7 +262,7 @@ class _Training:
         """A fresh model; its weights do not depend on the data, and are the same at every call."""
         import torch
 
-        from dpgrad.lab.models import build
+        from dpgrad.training.models import build
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.args.seed or 0)
@@ -339,10 +339,10 @@ class _Training:
 
     def report(self, method: str) -> "Report":
         """Train by one method; its report. A run that is finished is not trained again."""
-        from dpgrad.augment import Shifts
-        from dpgrad.checkpoint import finished
-        from dpgrad.lab import report
-        from dpgrad.train import fit
+        from dpgrad.reports import report
+        from dpgrad.runs.checkpoint import finished
+        from dpgrad.training.augment import Shifts
+        from dpgrad.training.fit import fit
 
         folder, options = self.folder(method), self.options(method)
         if self.args.resume and finished(folder) and (folder / "release" / report.FILE).is_file():
@@ -369,8 +369,8 @@ class _Training:
 
     def _release(self, folder: Path, fitted: "Fitted") -> None:
         """Add the report of a finished run to what may be shared."""
-        from dpgrad.lab import report
-        from dpgrad.lab.page import page
+        from dpgrad.reports import report
+        from dpgrad.reports.page import page
 
         named = {"name": self.model_name, "shape": list(self.rows.shape), "outputs": self.rows.outputs}
         found = report.privacy(fitted, self.dataset, named)
@@ -379,8 +379,8 @@ class _Training:
 
     def beside(self) -> "Beside | None":
         """The same model without privacy, from the folder where it is there already."""
-        from dpgrad.lab.baseline import non_private
-        from dpgrad.lab.page import NOT_COVERED, Beside
+        from dpgrad.reports.page import NOT_COVERED, Beside
+        from dpgrad.training.baseline import non_private
 
         path = self.out / _BESIDE
         if path.is_file():
@@ -402,7 +402,7 @@ class _Training:
     def answer(self, reports: "dict[str, Report]") -> str:
         """Write the page over all methods; what goes to standard output."""
         from dpgrad.cli import _summary
-        from dpgrad.lab.page import page
+        from dpgrad.reports.page import page
 
         beside = self.beside()
         together = None
@@ -427,7 +427,7 @@ def _plain(value: Any) -> Any:
 
 
 def _groups(texts: "list[str] | tuple[()]") -> "tuple[Group, ...]":
-    from dpgrad.mechanism import Group
+    from dpgrad.mechanism.mechanism import Group
 
     found = []
     for text in texts:
@@ -443,7 +443,7 @@ def _groups(texts: "list[str] | tuple[()]") -> "tuple[Group, ...]":
 
 
 def _diagnostics(epochs: float | None) -> Any:
-    from dpgrad.diagnostics import Diagnostics
+    from dpgrad.training.diagnostics import Diagnostics
 
     return None if epochs is None else Diagnostics(last_epochs=epochs)
 

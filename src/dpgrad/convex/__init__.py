@@ -6,7 +6,7 @@ rivals are `objective` and `output` perturbation and `amp`, with `one_vs_rest` f
 `dpgrad.convex.estimators` holds, are imported when first used.
 
 >>> import numpy as np
->>> from dpgrad.events import Relation
+>>> from dpgrad.accounting.events import Relation
 >>> design = Design(np.array([[2.0], [-1.0]] * 500), radius=1.0)
 >>> mechanism = gd.calibrated(1000, 20, clip=1.0, epsilon=1.0, delta=1e-6, relation=Relation.REPLACE_ONE)
 >>> coefficients, event = gd.solve(design, np.array([1, -1] * 500), Logistic(), mechanism, learning_rate=2.0, key=7)
@@ -18,9 +18,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
-from dpgrad.convex import amp, auto, bounds, curvature, gd, objective, one_vs_rest, output, pace, regression, sgd
+from dpgrad.convex import bounds, curvature
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, pace, regression, sgd
 
 if TYPE_CHECKING:
     from dpgrad.convex.estimators import (

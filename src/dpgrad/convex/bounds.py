@@ -41,9 +41,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpgrad import _validate, schedules
-from dpgrad.convex import gd, sgd
-from dpgrad.schedules import Schedule
+from dpgrad import _validate
+from dpgrad.convex.solvers import gd, sgd
+from dpgrad.mechanism import schedules
+from dpgrad.mechanism.schedules import Schedule
 
 
 @dataclass(frozen=True)

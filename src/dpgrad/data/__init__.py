@@ -12,10 +12,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
-from dpgrad.data._dataset import DataError, Dataset, MissingFileError
-from dpgrad.data._source import Source
+from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, DataError, Dataset, MissingFileError
+from dpgrad.data._source import Source, read_all
 
-__all__ = ["DataError", "Dataset", "MissingFileError", "Source", "load", "names", "preprocessings", "sources"]
+__all__ = [
+    "OUTSIDE",
+    "ROW_COUNTS",
+    "DataError",
+    "Dataset",
+    "MissingFileError",
+    "Source",
+    "load",
+    "names",
+    "preprocessings",
+    "read_all",
+    "sources",
+]
 
 
 def names() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from dpgrad import lanes
+from dpgrad.grads import lanes
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import leaves, row_losses
 from dpgrad.grads.calls import MixedError, UnfollowedError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpgrad import kernels
+from dpgrad import _triton
 from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error, own_products
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
 from dpgrad.grads.uses import Dense, Outer, Use
@@ -86,8 +86,8 @@ def _together(parts: list[Tensor], squares: int) -> Tensor:
     """
     every = torch.stack(parts)
     lost = math.sqrt(squares * torch.finfo(every.dtype).tiny)
-    if every.dtype == torch.float32 and kernels.runs_on(every):
-        from dpgrad.kernels.factors import together
+    if every.dtype == torch.float32 and _triton.runs_on(every):
+        from dpgrad.grads.kernels.factors import together
 
         return together(every, lost)
     found: Tensor = torch.linalg.vector_norm(every, dim=0)
@@ -99,8 +99,8 @@ def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
     shrink = 1 - norm_error(norms.dtype)
     factors = scale(norms)
     alike = factors.shape == norms.shape and factors.dtype == norms.dtype == torch.float32
-    if alike and kernels.runs_on(norms, factors):
-        from dpgrad.kernels.factors import finite
+    if alike and _triton.runs_on(norms, factors):
+        from dpgrad.grads.kernels.factors import finite
 
         return finite(norms.contiguous(), factors.contiguous(), shrink)
     keep = norms.isfinite().all(0)

@@ -139,7 +139,7 @@ class Patches:
 
     def _formed(self) -> Dense:
         """The gradients themselves and their norms, in TF32."""
-        from dpgrad.kernels.convolution import formed
+        from dpgrad.grads.kernels.convolution import formed
 
         x, g = wide(self.inputs).contiguous(), wide(self.gradients).contiguous()
         found, parts = formed(x, g, self.kernel, self.stride, self.padding, self.dilation)
@@ -148,7 +148,7 @@ class Patches:
 
     def _measured_in_tf32(self) -> "Patches":
         """The same with channels last, as the kernels and the sum want them, and its norms."""
-        from dpgrad.kernels.products import ghost, swapped
+        from dpgrad.grads.kernels.products import ghost, swapped
 
         positions, d, p = self._sizes
         height, width = self.inputs.shape[2:]
@@ -166,7 +166,7 @@ class Patches:
         if not self._in_tf32:
             g = wide(self.gradients)
             return g * factors.repeat_interleave(self._items).view(-1, *[1] * (g.ndim - 1))
-        from dpgrad.kernels.products import scaled
+        from dpgrad.grads.kernels.products import scaled
 
         last = self.gradients.permute(0, 2, 3, 1)
         if last.is_contiguous():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgrad import kernels
+from dpgrad import _triton
 
 # Rounding of the factors, of the norms of many layers added up, and of their squares: far above what was measured.
 _RELATIVE = {torch.float32: 2.0**-13, torch.float64: 2.0**-40}
@@ -108,7 +108,7 @@ def allows_tf32(a: Tensor, g: Tensor, convolution: bool = False) -> bool:
     half = (torch.bfloat16, torch.float16)
     single = torch.float32 in (a.dtype, g.dtype)
     known = all(factor.dtype in (*half, torch.float32) for factor in (a, g))
-    return known and kernels.runs_on(a, g) and (not single or _allowed.get()[convolution])
+    return known and _triton.runs_on(a, g) and (not single or _allowed.get()[convolution])
 
 
 def tf32_is_allowed(device: torch.device) -> bool:
@@ -119,7 +119,7 @@ def tf32_is_allowed(device: torch.device) -> bool:
     """
     return (
         device.type == "cuda"
-        and kernels.available
+        and _triton.available
         and any(s.fp32_precision == "tf32" for s in precision_settings()[:2])
     )
 

@@ -22,7 +22,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from dpgrad import kernels
+from dpgrad import _triton
 from dpgrad.grads.precision import SUMMED_AT_ONCE, allows_tf32, in_tf32, tf32_margins
 from dpgrad.grads.sums import sum_dtype
 
@@ -111,7 +111,7 @@ class Dense:
     @property
     def sums_in_double(self) -> bool:
         """Whether `weighted_sum` adds in float64, however many the examples are."""
-        return self.gradients.dtype == torch.float32 and kernels.runs_on(self.gradients)
+        return self.gradients.dtype == torch.float32 and _triton.runs_on(self.gradients)
 
     def settled(self) -> "Dense":
         if self.norms is not None:
@@ -127,7 +127,7 @@ class Dense:
     def weighted_sum(self, factors: Tensor) -> Tensor:
         flat = wide(self.gradients).reshape(self.gradients.shape[0], -1)
         if self.sums_in_double:
-            from dpgrad.kernels.products import weighted
+            from dpgrad.grads.kernels.products import weighted
 
             return weighted(flat.contiguous(), factors).view(self.shape)
         return (factors @ flat).view(self.shape)
@@ -181,7 +181,7 @@ class Outer:
             return Outer(a, g, tf32=False, norms=lengths(a) * lengths(g))
         if not self._in_tf32:
             return self
-        from dpgrad.kernels.products import ghost
+        from dpgrad.grads.kernels.products import ghost
 
         a, g = self.inputs.contiguous(), self.gradients.contiguous()
         margins = tf32_margins(d, p, positions, exact=a.dtype != torch.float32)
@@ -200,11 +200,11 @@ class Outer:
     def sums_in_double(self) -> bool:
         """Whether `weighted_sum` adds in float64, however many the examples are: small products at one position."""
         small = self.inputs.shape[1] == 1 and self.shape.numel() <= _SMALL
-        return small and self.gradients.dtype == torch.float32 and kernels.runs_on(self.gradients)
+        return small and self.gradients.dtype == torch.float32 and _triton.runs_on(self.gradients)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         if self.sums_in_double:
-            from dpgrad.kernels.products import weighted_outer
+            from dpgrad.grads.kernels.products import weighted_outer
 
             a, g = (wide(each).reshape(len(each), -1).contiguous() for each in (self.inputs, self.gradients))
             return weighted_outer(a, g, factors, SUMMED_AT_ONCE)
@@ -212,7 +212,7 @@ class Outer:
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
         if self._in_tf32:
-            from dpgrad.kernels.products import scaled
+            from dpgrad.grads.kernels.products import scaled
 
             pieces = len(factors)
             a, g = wide(self.inputs), scaled(self.gradients.contiguous(), factors.flatten())

@@ -19,7 +19,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import normalize
 
-from dpgrad.convex import auto
+from dpgrad.accounting.events import Relation
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import (
     DPLinearSVC,
     DPLogisticRegression,
@@ -30,8 +31,7 @@ from dpgrad.convex.estimators import (
 )
 from dpgrad.convex.estimators.solvers import SOLVERS
 from dpgrad.convex.losses import Logistic
-from dpgrad.events import Relation
-from dpgrad.ledger import Ledger
+from dpgrad.convex.solvers import auto
 
 RANDOM = np.random.default_rng(22)
 X = RANDOM.standard_normal((600, 4))
@@ -447,7 +447,10 @@ BAD = {
     "batch": ({"solver": "output", "batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
     "seed": ({"random_state": -1}, "random_state must be a whole number of at least 0, got -1"),
     "seed text": ({"random_state": "x"}, "random_state must be a whole number, got 'x'"),
-    "ledger": ({"ledger": "spent.jsonl"}, r"ledger must be a dpgrad.ledger.Ledger or None, got 'spent.jsonl'"),
+    "ledger": (
+        {"ledger": "spent.jsonl"},
+        r"ledger must be a dpgrad.Ledger or None, got 'spent.jsonl'",
+    ),
     "intercept": ({"fit_intercept": "yes"}, "fit_intercept must be True or False"),
     "intercept of gd": ({"fit_intercept": "no", "solver": "gd"}, "fit_intercept must be True or False, got 'no'"),
     "intercept as a number": (

@@ -9,10 +9,10 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
+from dpgrad.accounting.events import Compose, Relation
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import DPLinearRegression, DPLogisticRegression, DPStandardScaler
 from dpgrad.convex.estimators.solvers import SOLVERS
-from dpgrad.events import Compose, Relation
-from dpgrad.ledger import Ledger
 
 RANDOM = np.random.default_rng(25)
 X = RANDOM.standard_normal((200, 3))

@@ -13,10 +13,10 @@ from scipy import sparse
 from scipy.stats import chi2, norm
 from sklearn.base import clone
 
-from dpgrad.convex import gd
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import DPStandardScaler, RowNormalizer
 from dpgrad.convex.estimators.preprocessing import moment_sums
-from dpgrad.ledger import Ledger
+from dpgrad.convex.solvers import gd
 
 RANDOM = np.random.default_rng(23)
 X = RANDOM.normal([1.0, -2.0, 0.0], [1.0, 0.5, 3.0], (2000, 3))

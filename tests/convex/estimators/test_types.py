@@ -10,13 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from dpgrad.convex import (
-    DPLinearRegression,
-    DPLinearSVC,
-    DPLogisticRegression,
-    DPStandardScaler,
-    RowNormalizer,
-)
+from dpgrad.convex import DPLinearRegression, DPLinearSVC, DPLogisticRegression, DPStandardScaler, RowNormalizer
 from dpgrad.convex.design import Design
 from dpgrad.convex.estimators import rows, solvers
 

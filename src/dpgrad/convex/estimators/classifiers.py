@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
-from dpgrad.convex import auto
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import rows, solvers
 from dpgrad.convex.estimators.privacy import (
     Privacy,
@@ -28,8 +28,8 @@ from dpgrad.convex.estimators.privacy import (
 )
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
+from dpgrad.convex.solvers import auto
 from dpgrad.convex.weighted import Weighted
-from dpgrad.ledger import Ledger
 
 _LARGEST_LABEL = 2**53
 
@@ -156,7 +156,7 @@ class DPLogisticRegression(LinearClassifier):
     ``classes`` are all labels that could occur; where they are not named they are read from ``y`` with a warning.
     ``delta`` is 1/n² unless given, and below 1/n. ``class_weight`` names public weights, relative to the largest.
     With ``random_state`` a fit can be repeated, by anyone who guesses it: not for release. ``ledger``, a
-    `dpgrad.ledger.Ledger`, adds up all fits that share it, also those of a grid search; one with a file also across
+    `dpgrad.Ledger`, adds up all fits that share it, also those of a grid search; one with a file also across
     processes. Sample weights and warm starts are not offered.
 
     **What ``"auto"`` is for.** Its gradients are clipped well below what the loss allows, which keeps noise small and

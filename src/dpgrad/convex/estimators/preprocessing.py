@@ -12,14 +12,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.convex import gd
-from dpgrad.convex.auto import Release
+from dpgrad.accounting.events import Gaussian, Relation
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array
-from dpgrad.events import Gaussian, Relation
-from dpgrad.ledger import Ledger
+from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.auto import Release
 
 RULES: dict[str, Rule] = {"normalize": "normalise", "clip": "clip"}
 _ROUNDING = 1e-9  # μ stays below its bound by this much

@@ -7,11 +7,11 @@ from typing import Any
 
 from dpgrad import _validate
 from dpgrad.accounting import account
-from dpgrad.convex import gd
-from dpgrad.convex.auto import Release
-from dpgrad.events import Event, Poisson, Relation, leaves, to_dict
-from dpgrad.guarantee import Guarantee
-from dpgrad.ledger import Ledger
+from dpgrad.accounting.events import Event, Poisson, Relation, leaves, to_dict
+from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.accounting.ledger import Ledger
+from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.auto import Release
 
 
 class PrivacyWarning(UserWarning):
@@ -22,7 +22,7 @@ class PrivacyWarning(UserWarning):
 class Privacy:
     """The guarantee of one fit, the releases it is made of, what is assumed public, and what it does not cover.
 
-    >>> from dpgrad.events import Gaussian
+    >>> from dpgrad.accounting.events import Gaussian
     >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
     >>> print(Privacy(cost, (Release("mean", 0.02, 0.098, 1.0),), ("n = 100",), ("held-out scores",), True))
     ε = 1 at δ = 1e-06 for datasets of the same public size, one row's contribution replaced by nothing (full batch, exact accountant)
@@ -48,7 +48,7 @@ class Privacy:
     def to_dict(self) -> dict[str, Any]:
         """The same in plain values, for JSON; an infinite ε is None.
 
-        >>> from dpgrad.events import Gaussian
+        >>> from dpgrad.accounting.events import Gaussian
         >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
         >>> Privacy(cost, (Release("mean", 0.02, 0.098, 1.0),), (), (), False).to_dict()["releases"][0]["name"]
         'mean'
@@ -84,7 +84,7 @@ def _told(release: Release) -> str:
 def guarantee(event: Event, relation: Relation, delta: float) -> Guarantee:
     """What the event costs: in closed form, or by the privacy loss distribution where rows were sampled.
 
-    >>> from dpgrad.events import Gaussian
+    >>> from dpgrad.accounting.events import Gaussian
     >>> guarantee(Gaussian(4.0), Relation.ZERO_OUT, 1e-5).accountant
     'exact'
     """
@@ -125,11 +125,11 @@ def charging(ledger: object, relation: Relation, label: str) -> Callable[[Event]
 
     >>> charging("spent.jsonl", Relation.ZERO_OUT, "a model")
     Traceback (most recent call last):
-    ValueError: ledger must be a dpgrad.ledger.Ledger or None, got 'spent.jsonl': Ledger(path) opens a file
+    ValueError: ledger must be a dpgrad.Ledger or None, got 'spent.jsonl': Ledger(path) opens a file
     """
     if ledger is not None and not isinstance(ledger, Ledger):
         raise ValueError(
-            f"ledger must be a dpgrad.ledger.Ledger or None, got {_validate.shown(ledger)}: Ledger(path) opens a file"
+            f"ledger must be a dpgrad.Ledger or None, got {_validate.shown(ledger)}: Ledger(path) opens a file"
         )
 
     def charge(event: Event) -> None:

@@ -9,10 +9,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
+from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import rows, solvers
 from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array, Squared
-from dpgrad.ledger import Ledger
 
 
 class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]

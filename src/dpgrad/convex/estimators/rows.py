@@ -8,9 +8,9 @@ from sklearn import config_context
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from dpgrad import _validate, processes
+from dpgrad import _processes, _validate
 from dpgrad.convex.design import Matrix, blocks, shortened
-from dpgrad.keys import Key
+from dpgrad.mechanism.keys import Key
 
 NORMALIZE = "normalize"
 FLOATS = (np.float64, np.float32)
@@ -263,7 +263,7 @@ def budget_checked(epsilon: object) -> float:
     ValueError: epsilon must be a number, got '1'
     """
     _validate.positive(epsilon=epsilon)
-    processes.refuse_several()
+    _processes.refuse_several()
     return float(epsilon)  # type: ignore[arg-type]
 
 

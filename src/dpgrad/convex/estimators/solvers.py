@@ -18,16 +18,16 @@ import numpy as np
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.convex import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
-from dpgrad.convex.auto import Release
+from dpgrad.accounting.events import Event, Relation, Repeat
 from dpgrad.convex.design import Design, Matrix, Rule
 from dpgrad.convex.losses import Array, Loss, Targets
-from dpgrad.convex.pace import ALLOWED, UNSETTLED, Pace, Path, paced
-from dpgrad.convex.perturbed import Perturbation
+from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
+from dpgrad.convex.solvers.auto import Release
+from dpgrad.convex.solvers.pace import ALLOWED, UNSETTLED, Pace, Path, paced
+from dpgrad.convex.solvers.perturbed import Perturbation
 from dpgrad.convex.weighted import Weighted
-from dpgrad.events import Event, Relation, Repeat
-from dpgrad.keys import Key
-from dpgrad.mechanism import Mechanism
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Mechanism
 
 Options = Mapping[str, Any]
 REGRESSION_ALLOWED = 0.2  # the noise on a prediction, in units of half the width of the target's bounds

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpgrad import kernels
+from dpgrad import _triton
 from dpgrad.grads.sums import sum_dtype
 from dpgrad.grads.uses import Dense, Use, wide
 
@@ -25,7 +25,7 @@ def layer_norm(
 ) -> dict[str, Use]:
     width = math.prod(normalized_shape)
     if _by_kernel(input, g, width):
-        from dpgrad.kernels import affine
+        from dpgrad.grads.kernels import affine
 
         x, out = (each.reshape(len(g), -1, width).contiguous() for each in (input, g))
         return _as_uses(affine.layer_norm(x, out, eps), (len(g), *normalized_shape))
@@ -50,7 +50,7 @@ def group_norm(
 ) -> dict[str, Use]:
     channels = g.shape[2]
     if g.shape[1] == 1 and _by_kernel(input, g, input[0].numel() // num_groups):
-        from dpgrad.kernels import affine
+        from dpgrad.grads.kernels import affine
 
         x, out = (each.reshape(len(g), channels, -1).contiguous() for each in (input, g))
         return _as_uses(affine.group_norm(x, out, num_groups, eps), (len(g), channels))
@@ -109,7 +109,7 @@ def _fixed(input: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
 def _by_kernel(input: Tensor, g: Tensor, together: int) -> bool:
     """Whether a kernel can do it: so many values are normalized together, and none is of higher precision."""
     narrow = all(sum_dtype(each.dtype) == torch.float32 for each in (input, g))
-    return narrow and 0 < together <= _MOST_TOGETHER and kernels.runs_on(input, g)
+    return narrow and 0 < together <= _MOST_TOGETHER and _triton.runs_on(input, g)
 
 
 def _as_uses(found: tuple[Tensor, Tensor], shape: tuple[int, ...]) -> dict[str, Use]:

@@ -1,0 +1,136 @@
+"""Following a run step by step: may one more step be taken within (ε, δ)?
+
+Two answers for two situations. A `Follower` is for schedules fixed in advance, however they vary: the last admissible
+step is found and certified before the run, so the question is one comparison. An `RdpFilter` is for runs whose noise or
+rate depends on earlier outputs, where a plan cannot be priced ahead and an odometer's reading is not a guarantee.
+"""
+
+import math
+from collections.abc import Callable
+
+from dpgrad import _validate
+from dpgrad.accounting import calibrate, rdp
+from dpgrad.accounting.events import Event, Leaf, Relation
+
+
+class Follower:
+    """Follows a run whose steps were fixed in advance; ``plan(n)`` is the event of its first n steps.
+
+    Guarantee: ``plan(last)`` is (ε, δ)-private by the certified bound of ``accountant``, and whoever takes no step that
+    `allows` refuses runs at most ``plan(last)``.
+
+    >>> from dpgrad.accounting.events import Gaussian, Repeat
+    >>> run = Follower(lambda n: Repeat(Gaussian(10.0), n), epsilon=3.0, delta=1e-5)
+    >>> run.last, run.allows()
+    (51, True)
+    >>> for _ in range(51):
+    ...     run.advance()
+    >>> run.allows()
+    False
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[int], Event],
+        epsilon: float,
+        delta: float,
+        relation: Relation = Relation.ADD_REMOVE,
+        accountant: str = "pld",
+        limit: int = _validate.MOST_STEPS,
+    ) -> None:
+        self.plan = plan
+        self.epsilon, self.delta, self.relation = epsilon, delta, relation
+        self.last = calibrate.steps(plan, epsilon, delta, relation, accountant, limit)
+        self.taken = 0
+
+    def allows(self) -> bool:
+        """Whether one more step stays within the budget."""
+        return self.taken < self.last
+
+    def advance(self) -> None:
+        """Count one more step; refused, and not counted, where it would exceed the budget."""
+        if self.taken >= self.last:
+            raise ValueError(
+                f"step {self.taken + 1:,} would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "
+                f"the plan allows {self.last:,} steps; stop here"
+            )
+        self.taken += 1
+
+    def event(self) -> Event:
+        """What was released so far."""
+        return self.plan(self.taken)
+
+
+class RdpFilter:
+    """Follows a run whose steps may depend on earlier outputs, by the Rényi divergence of one order fixed in advance.
+
+    Guarantee: as long as only steps that `allows` accepts are charged, the whole run is (ε, δ)-private. With order α
+    and ρ_t the divergence of step t, chosen with knowledge of earlier outputs, stopping before Σρ_t exceeds B keeps the
+    whole interaction (α, B)-Rényi private (Feldman and Zrnic 2021, Theorem 4.3; Lécuyer 2021), and B is what the
+    improved conversion allows at (ε, δ). One order, fixed before the run: the best order in hindsight would depend on
+    the outputs. ``expected`` is a public guess of what the steps are like; the order that lets it be repeated most
+    often is taken from it, and nothing else.
+
+    >>> from dpgrad.accounting.events import Gaussian, Poisson
+    >>> step = Poisson(0.01, Gaussian(1.0))
+    >>> run = RdpFilter(epsilon=2.0, delta=1e-5, expected=step)
+    >>> run.allows(step)
+    True
+    >>> run.charge(step)
+    >>> run.allows(Gaussian(0.1))
+    False
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        expected: Event,
+        relation: Relation = Relation.ADD_REMOVE,
+    ) -> None:
+        _validate.positive(epsilon=epsilon)
+        _validate.open_unit(delta=delta)
+        self.epsilon, self.delta, self.relation = epsilon, delta, relation
+        profile = rdp.account(expected, relation)
+        if not profile.divergence(2.0):
+            raise ValueError(
+                "expected must release something: give steps as they are likely to be, to fix the order by"
+            )
+        most = min(curve.most for curve in profile.curves)
+        held = -math.inf
+        for k in range(-8, 60):  # budget over divergence rises to one peak and falls
+            order = 1 + min(2 ** (k / 4), most)
+            times = self._budget(order) / profile.divergence(order)
+            if times > held:
+                held, self.order = times, order
+            elif held > 0 and times < held / 2:
+                break
+        self.budget = self._budget(self.order)
+        self.spent = 0.0
+        self._prices: dict[Leaf, float] = {}
+
+    def _budget(self, order: float) -> float:
+        """The ρ at which ρ + log(1 − 1/α) − (log δ + log α)/(α − 1) is ε; large orders always leave some."""
+        return self.epsilon - math.log1p(-1 / order) + (math.log(self.delta) + math.log(order)) / (order - 1)
+
+    def _price(self, step: Leaf) -> float:
+        if step not in self._prices:
+            self._prices[step] = rdp.account(step, self.relation).divergence(self.order)
+        return self._prices[step]
+
+    def allows(self, step: Leaf) -> bool:
+        """Whether ``step`` stays within the budget."""
+        return self._after(step) <= self.budget
+
+    def _after(self, step: Leaf) -> float:
+        # every sum is rounded up, so that no number of steps drifts past the budget
+        return math.nextafter(self.spent + self._price(step), math.inf)
+
+    def charge(self, step: Leaf) -> None:
+        """Charge ``step``, before anything computed from it is looked at; refused where it would exceed the budget."""
+        if not self.allows(step):
+            raise ValueError(
+                f"this step would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "
+                f"{self.spent:.6g} of {self.budget:.6g} is spent at order {self.order:.4g}; stop here, or add noise"
+            )
+        self.spent = self._after(step)

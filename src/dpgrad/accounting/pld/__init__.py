@@ -1,0 +1,386 @@
+"""The privacy loss distribution accountant: an estimate, and bounds that contain the truth. The default.
+
+The loss of a composition is the sum of its steps' losses, so its distribution is a convolution, and δ(ε) is
+E(1 − e^{ε−L})₊. `contour` estimates it, `certify` bounds it from both sides; what is reported is the upper bound.
+
+Both directions (one row more, one row less) are priced and the worse is reported. The lower bound is that of a concrete
+pair of neighbours: under Poisson sampling and full batches it is the worst one, so the interval is narrow; for
+fixed-size and shuffled batches the worst is not known, and the interval says how much room is left.
+
+Releases that are no Gaussian noise on a sum (approximate and shifted leaves) compose with full batches in the closed
+form of `accounting.exact`, and with sampled steps by adding up: half of δ for each side. Their lower bound is zero.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from dpgrad import _validate
+from dpgrad.accounting import exact, pairs, rdp
+from dpgrad.accounting.events import (
+    Approximate,
+    Compose,
+    Event,
+    FixedSize,
+    Gaussian,
+    Leaf,
+    Relation,
+    Repeat,
+    Shifted,
+    Shuffle,
+    leaves,
+)
+from dpgrad.accounting.pairs import Kind, Pair, TooLittleNoise
+from dpgrad.accounting.pld import contour, single
+from dpgrad.accounting.pld.certify import PRECISION, Lower, Upper, bounds, epsilon_at
+
+NAME = "pld"
+_COARSE = 1e-2
+_LEAST_NOISE = 0.02
+_LEAST_DELTA = 1e-280
+_TAIL = 1e-5  # of δ, given up to losses too large for the lattice
+
+
+class Interval(NamedTuple):
+    """``lower`` ≤ truth ≤ ``upper``. ``estimate`` is of what ``upper`` bounds."""
+
+    lower: float
+    estimate: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class PldProfile:
+    """The privacy profile of ``event`` under ``relation``; ``precision`` is the relative width asked of the bounds."""
+
+    event: Event
+    relation: Relation
+    precision: float = PRECISION
+    accountant: str = NAME
+    guarantee: bool = True
+
+    def epsilon(self, delta: float) -> float:
+        """The ε certified at ``delta``."""
+        if self._others:
+            return self._added_epsilon(delta)
+        return self._upper(EpsilonAt(delta), _sides(self.event, self.relation))
+
+    def delta(self, epsilon: float) -> float:
+        """The δ certified at ``epsilon``."""
+        if self._others:
+            return self._added_delta(epsilon)
+        return self._upper(DeltaAt(epsilon), _sides(self.event, self.relation))
+
+    def interval(self, delta: float) -> Interval:
+        """Bounds and estimate of ε at ``delta``."""
+        if self._others:
+            return Interval(0.0, upper := self.epsilon(delta), upper)
+        return self._interval(EpsilonAt(delta))
+
+    def delta_interval(self, epsilon: float) -> Interval:
+        """Bounds and estimate of δ at ``epsilon``."""
+        if self._others:
+            return Interval(0.0, upper := self.delta(epsilon), upper)
+        return self._interval(DeltaAt(epsilon))
+
+    def estimate(self, delta: float) -> float:
+        """The estimate of ε at ``delta`` alone: no bound, several times quicker than `interval`."""
+        if self._others:
+            return self.epsilon(delta)
+        question = EpsilonAt(delta)
+        sides = sorted(_sides(self.event, self.relation), key=lambda side: side.rough(question), reverse=True)
+        best = sides[0].estimate(question)
+        if best is None:
+            return self._upper(question, sides)
+        close = [side.estimate(question) for side in sides[1:] if side.rough(question) > 0.8 * sides[0].rough(question)]
+        return max([best, *(x for x in close if x is not None)])
+
+    @property
+    def _others(self) -> bool:
+        """Whether some leaf is no Gaussian noise on a sum."""
+        return any(isinstance(leaf, Approximate | Shifted) for leaf in leaves(self.event))
+
+    def _split(self) -> "tuple[PldProfile | None, exact.MixedProfile]":
+        """The sampled steps, if any, and the rest, whose profile has a closed form."""
+        plain, rest = exact.apart(self.event, self.relation)
+        if all(side.closed for side in _sides(plain, self.relation)):
+            together = exact.account(self.event, self.relation)
+            return None, together if isinstance(together, exact.MixedProfile) else rest
+        steps = Compose(tuple(Repeat(leaf, count) for leaf, count in plain.items()))
+        return PldProfile(steps, self.relation, self.precision), rest
+
+    def _added_epsilon(self, delta: float) -> float:
+        steps, rest = self._split()
+        if steps is None:
+            return _closed_epsilon(rest, delta)
+        left = (delta - rest.certain) / 2
+        return steps.epsilon(left) + _closed_epsilon(rest, rest.certain + left) if left > 0 else math.inf
+
+    def _added_delta(self, epsilon: float) -> float:
+        steps, rest = self._split()
+        if steps is None:
+            return rest.delta(epsilon)
+        shares = [share for share in (epsilon / 4, epsilon / 2, 3 * epsilon / 4, rest.total) if share <= epsilon]
+        return min(1.0, *(steps.delta(epsilon - share) + rest.delta(share) for share in shares))
+
+    def _upper(self, question: "Question", sides: "list[Side]") -> float:
+        best = 0.0
+        for side in sorted(sides, key=lambda side: side.rough(question), reverse=True):
+            # the better direction need only be shown to be better
+            if not (best and (side.beneath(question, best) or side.upper(question, _COARSE) <= best)):
+                best = max(best, side.upper(question, self.precision))
+        return best
+
+    def _interval(self, question: "Question") -> Interval:
+        sides = _sides(self.event, self.relation)
+        upper = self._upper(question, sides)
+        lower = 0.0
+        attained = _concrete(self.event, self.relation) or sides
+        for side in sorted(attained, key=lambda side: side.rough(question), reverse=True):
+            if not (lower and (side.beneath(question, lower) or side.upper(question, _COARSE) <= lower)):
+                lower = max(lower, side.lower(question, self.precision))
+        likely = max(side.rough(question) for side in sides)
+        found = [side.estimate(question) for side in sides if side.rough(question) >= 0.8 * likely]
+        # rounding to the nearest point errs by h²/12, connecting the dots by h²/6
+        estimate = lower + (upper - lower) / 3 if None in found else max(x for x in found if x is not None)
+        return Interval(min(lower, upper), min(max(estimate, lower), upper), upper)
+
+
+def _closed_epsilon(rest: exact.MixedProfile, delta: float) -> float:
+    """The ε of releases in closed form: the bound over subsets of shifted ones is loose for many, Rényi's is not."""
+    found = rest.epsilon(delta)
+    if not rest.shifted or rest.certain:
+        return found
+    return min(found, rdp.account(rest.event, rest.relation).epsilon(delta))
+
+
+def account(event: Event, relation: Relation = Relation.ADD_REMOVE, precision: float = PRECISION) -> PldProfile:
+    """The certified profile of any composition of known events.
+
+    >>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
+    >>> interval = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000)).interval(1e-5)
+    >>> interval.lower <= 0.9468668 <= interval.upper, round(interval.estimate, 7)
+    (True, 0.9468668)
+    """
+    relation = Relation(relation)
+    _validate.positive(precision=precision)
+    if not 1e-9 <= precision <= 0.1:
+        raise ValueError(f"precision must lie between 1e-09 and 0.1, got {precision!r}")
+    _sides(exact.apart(event, relation)[0], relation)  # both refuse what has no price
+    return PldProfile(event, relation, precision)
+
+
+@dataclass(frozen=True)
+class EpsilonAt:
+    """Which ε at this δ?"""
+
+    delta: float
+
+    def __post_init__(self) -> None:
+        _validate.open_unit(delta=self.delta)
+        if self.delta < _LEAST_DELTA:
+            raise ValueError(f"delta must be at least {_LEAST_DELTA:g} for accountant pld, got {self.delta!r}")
+
+
+@dataclass(frozen=True)
+class DeltaAt:
+    """Which δ at this ε?"""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(epsilon=self.epsilon)
+
+
+Question = EpsilonAt | DeltaAt
+
+
+def _sides(event: Event | Mapping[Leaf, int], relation: Relation) -> "list[Side]":
+    """Each direction as the pairs to compose."""
+    counts = event if isinstance(event, Mapping) else leaves(event)
+    return [Side(counts, partial(pairs.of, relation=relation, direction=d)) for d in pairs.directions(relation)]
+
+
+def _concrete(event: Event, relation: Relation) -> "list[Side]":
+    """Concrete neighbours, where the dominating pair of some step is not known to be attained.
+
+    Fixed-size: all other rows contribute −1, the exchanged one +1 and then −1 (remove, or add the other way round); or
+    the others contribute nothing and the exchanged one ±1 (antipodal). Shuffle: none is offered, the bound is zero: an
+    epoch may have been cut short.
+    """
+    counts = leaves(event)
+    if not any(isinstance(leaf, FixedSize | Shuffle) for leaf in counts):
+        return []
+
+    def attained(leaf: Leaf, *, fixed: Kind) -> Pair:
+        match leaf:
+            case FixedSize(_, _, Gaussian(z)) if leaf.sampling_rate < 1:
+                return Pair(fixed, leaf.sampling_rate, z if fixed is Kind.ANTIPODAL else z / 2)
+            case Shuffle():
+                return Pair(fixed, 0.0, 1.0)
+            case _:
+                return pairs.of(leaf, relation, Kind.ANTIPODAL if relation is Relation.REPLACE_ONE else fixed)
+
+    kinds = (Kind.REMOVE, Kind.ADD, Kind.ANTIPODAL) if relation is Relation.REPLACE_ONE else (Kind.REMOVE, Kind.ADD)
+    return [Side(counts, partial(attained, fixed=kind)) for kind in kinds]
+
+
+class _Place(NamedTuple):
+    """Where the lattice is to look: a saddle and the δ there."""
+
+    saddle: contour.Saddle
+    delta: float
+
+
+class Side:
+    """One direction of a composition: Gaussians that see every row merged into one, steps that see none dropped."""
+
+    def __init__(self, leaf_counts: Mapping[Leaf, int], pair_of: Callable[[Leaf], Pair]) -> None:
+        self.counts: Counter[Pair] = Counter()
+        square = 0.0
+        for leaf, count in leaf_counts.items():
+            pair = pair_of(leaf)
+            if pair.rate == 1:
+                square += count / pair.sigma**2
+            elif pair.rate > 0:
+                if pair.sigma < _LEAST_NOISE:
+                    raise TooLittleNoise(
+                        f"accountant pld certifies sampled steps with std/shift of at least {_LEAST_NOISE:g}, got "
+                        f"{pair.sigma:g} in {leaf}: add noise, or take the looser bound of accountant rdp"
+                    )
+                self.counts[pair] += count
+        self.steps = sum(self.counts.values())
+        _validate.whole(most=_validate.MOST_STEPS, steps=self.steps)
+        # without sampled steps, or with one and nothing else, a closed form answers
+        self.mu = math.sqrt(square)
+        self._one = next(iter(self.counts)) if self.steps == 1 and not square else None
+        self.closed = not self.counts or self._one is not None
+        if square and not self.closed:
+            self.counts[Pair(Kind.REMOVE, 1.0, 1 / self.mu)] += 1
+        # one row more can hide, but never reveal itself, by more than this
+        self.most = -sum(n * math.log1p(-p.rate) if p.kind is Kind.ADD else -math.inf for p, n in self.counts.items())
+        self._saddles: dict[EpsilonAt, contour.Saddle] = {}
+        self._places: dict[Question, _Place] = {}
+
+    @cached_property
+    def total(self) -> contour.Total:
+        return contour.total(self.counts)
+
+    @cached_property
+    def sketch(self) -> contour.Total:
+        """Enough of the total to find saddles: any saddle gives bounds."""
+        return contour.total(self.counts, nodes=5)
+
+    def _exact(self, question: Question, upper: bool = True) -> float:
+        if self._one is not None:
+            if isinstance(question, EpsilonAt):
+                return single.epsilon_at(self._one, question.delta, upper)
+            return single.bound(self._one, question.epsilon, upper)
+        if isinstance(question, EpsilonAt):
+            return exact.epsilon(self.mu, question.delta)
+        return min(math.exp(exact.log_delta(self.mu, question.epsilon)) * (1 + 1e-12), 1.0)
+
+    def rough(self, question: Question) -> float:
+        """The answer to within some percent: which direction to look at first."""
+        if self.closed:
+            return self._exact(question)
+        if isinstance(question, EpsilonAt):
+            return self._first(question).epsilon
+        return 0.0 if question.epsilon >= self.most else math.exp(min(self._place(question).saddle.log_delta, 0.0))
+
+    def beneath(self, question: Question, value: float) -> bool:
+        """Whether the answer is certainly at most ``value``: a bounded loss needs no lattice."""
+        return isinstance(question, EpsilonAt) and self.most <= value
+
+    def estimate(self, question: Question) -> float | None:
+        """The answer by the contour integral; None where that does not converge."""
+        if self.closed:
+            return self._exact(question)
+        if isinstance(question, DeltaAt):
+            if question.epsilon >= self.most:
+                return 0.0
+            saddle, delta = self._place(question)
+            wave = contour.Contour(self.total, saddle, _TAIL * delta / self.steps)
+            return wave.delta(question.epsilon) if wave.converged and self._sure(wave, question.epsilon) else None
+        tail = _TAIL * question.delta / self.steps
+        known = self._places.get(question)
+        saddle = known.saddle if known else self._first(question)
+        found = self._by_contour(question, saddle, tail)
+        if found is not None and abs(found - saddle.epsilon) > 0.25 * saddle.deviation:
+            # far from its saddle the integral may only seem to converge: ask again from there
+            again = contour.saddle_for_epsilon(self.sketch, max(found, 0.0), tail, self.most)
+            second = self._by_contour(question, again, tail)
+            found = second if second is not None and abs(second - found) < 1e-6 * abs(found) else None
+        return None if found is None else max(found, 0.0)
+
+    def _by_contour(self, question: EpsilonAt, saddle: contour.Saddle, tail: float) -> float | None:
+        wave = contour.Contour(self.total, saddle, tail)
+        found = wave.epsilon(question.delta, saddle.epsilon)
+        return found if found is not None and self._sure(wave, found) else None
+
+    def _sure(self, wave: contour.Contour, epsilon: float) -> bool:
+        """Whether δ(ε) does not depend on how a schedule was interpolated."""
+        fewer = contour.total(self.counts, nodes=10)
+        return fewer == self.total or wave.agrees(fewer, epsilon)
+
+    def upper(self, question: Question, precision: float) -> float:
+        return self._bound(Upper, question, precision)
+
+    def lower(self, question: Question, precision: float) -> float:
+        return self._bound(Lower, question, precision)
+
+    def _bound(self, kind: type[Upper] | type[Lower], question: Question, precision: float) -> float:
+        if self.closed:
+            return self._exact(question, upper=kind is Upper)
+        if isinstance(question, DeltaAt) and question.epsilon >= self.most:
+            return 0.0
+        place = self._place(question)
+        upper = kind is Upper
+        best = min if upper else max
+        found = bounds(kind, self.counts, place.saddle, place.delta, precision)
+        if isinstance(question, DeltaAt):
+            return best(bound.delta(question.epsilon) for bound in found)
+        near = place.saddle.epsilon
+        return min(best(epsilon_at(bound, question.delta, near, upper) for bound in found), self.most)
+
+    def _place(self, question: Question) -> _Place:
+        if question not in self._places:
+            place = self._near_delta if isinstance(question, EpsilonAt) else self._near_epsilon
+            self._places[question] = place(question)  # type: ignore[arg-type]
+        return self._places[question]
+
+    def _first(self, question: EpsilonAt) -> contour.Saddle:
+        """The saddle-point approximation."""
+        if question not in self._saddles:
+            tail = _TAIL * question.delta / self.steps
+            self._saddles[question] = contour.saddle_for_delta(self.sketch, question.delta, tail, self.most)
+        return self._saddles[question]
+
+    def _near_delta(self, question: EpsilonAt) -> _Place:
+        delta, tail = question.delta, _TAIL * question.delta / self.steps
+        saddle = self._first(question)
+        # the saddle-point approximation can be far off where few steps carry the loss: quick bounds find the place
+        for _ in range(4):
+            found = bounds(Upper, self.counts, saddle, delta, _COARSE)
+            near = min(epsilon_at(bound, delta, saddle.epsilon, upper=True) for bound in found)
+            moved, saddle = abs(near - saddle.epsilon), contour.saddle_for_epsilon(self.sketch, near, tail, self.most)
+            if moved < 0.1 * saddle.deviation:
+                break
+        return _Place(saddle, delta)
+
+    def _near_epsilon(self, question: DeltaAt) -> _Place:
+        rough = contour.saddle_for_epsilon(self.sketch, question.epsilon, 1e-250, self.most)
+        delta = math.exp(min(max(rough.log_delta, -550.0), -1e-3))
+        # the saddle-point approximation can be orders above δ where few steps carry the loss: so would be the tail
+        for _ in range(8):
+            tail = _TAIL * delta / self.steps
+            saddle = contour.saddle_for_epsilon(self.sketch, question.epsilon, tail, self.most)
+            uppers = bounds(Upper, self.counts, saddle, delta, _COARSE)
+            found = min(bound.delta(question.epsilon) for bound in uppers)
+            if found > 0.1 * delta or delta <= _LEAST_DELTA:
+                break
+            delta = max(found, _LEAST_DELTA)
+        return _Place(saddle, delta)

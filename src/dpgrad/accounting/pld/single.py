@@ -1,0 +1,84 @@
+"""One sampled step: its profile in closed form.
+
+With e^{ε′} = 1 + (e^ε − 1)/q, removing a row has q times the profile of the plain Gaussian at ε′; adding one has
+1 − e^ε(1−q) times it at ε″ with e^{−ε″} = 1 + (e^{−ε} − 1)/q, and nothing from ε = −log(1−q) on. ``larger`` is the
+larger of the two. For ``antipodal``, δ = P(x > x*) − e^ε·Q(x > x*) cancels, and is integrated instead: each term of
+∫(1 − e^{ε−L})dP beyond the x* of loss ε is positive. Proofs: docs/proofs/accounting.md, section 6.
+"""
+
+import math
+
+import numpy as np
+
+from dpgrad.accounting import exact
+from dpgrad.accounting.pairs import Kind, Pair
+from dpgrad.accounting.pld import discretise
+
+SLACK = 1e-10  # relative error of δ, at most
+_ROUNDING = 16 * float(np.finfo(float).eps)  # of ε and of log(1 − q)
+_LEAST = 1e-300
+_BEYOND = 40.0  # standard deviations; N(0, 1) has 1e-350 of its mass beyond
+
+
+def delta(pair: Pair, epsilon: float) -> float:
+    """δ(ε) of one step at ε ≥ 0, to a relative error of `SLACK`.
+
+    >>> f"{delta(Pair(Kind.REMOVE, 1e-5, 1.0), 0.01):.6g}"
+    '9.2335e-17'
+    """
+    match pair.kind:
+        case Kind.REMOVE:
+            return pair.rate * _gaussian(pair.sigma, _amplified(pair.rate, epsilon))
+        case Kind.ADD:
+            room = -math.expm1(epsilon + math.log1p(-pair.rate))
+            gain = math.expm1(-epsilon) / pair.rate
+            return room * _gaussian(pair.sigma, -math.log1p(gain)) if room > 0 and gain > -1 else 0.0
+        case Kind.LARGER:
+            kinds = (Kind.REMOVE, Kind.ADD)
+            return max(delta(Pair(kind, pair.rate, pair.sigma), epsilon) for kind in kinds)
+        case Kind.ANTIPODAL:
+            return _integral(pair, epsilon)
+
+
+def _amplified(rate: float, epsilon: float) -> float:
+    """log(1 + (e^ε − 1)/q)."""
+    if epsilon > 30:
+        return epsilon - math.log(rate) + math.log1p(-(1 - rate) * math.exp(-epsilon))
+    return math.log1p(math.expm1(epsilon) / rate)
+
+
+def _gaussian(sigma: float, epsilon: float) -> float:
+    return math.exp(exact.log_delta(1 / sigma, epsilon))
+
+
+def _integral(pair: Pair, epsilon: float) -> float:
+    start = float(pair.place(np.array(epsilon)))
+    if start > _BEYOND * pair.sigma + 1:
+        return 0.0
+    x, log_weight = discretise.panels(pair, start, max(start, 1.0) + _BEYOND * pair.sigma)
+    loss = pair.loss(x)
+    terms = np.exp(pair.log_p(x) + log_weight) * -np.expm1(np.minimum(epsilon - loss, 0.0))
+    return math.fsum(terms)
+
+
+def bound(pair: Pair, epsilon: float, upper: bool) -> float:
+    """δ(ε), from above or from below."""
+    sign = 1 if upper else -1
+    moved = epsilon - sign * _ROUNDING * (epsilon - math.log1p(-pair.rate))
+    found = min(delta(pair, max(moved, 0.0)) * (1 + sign * SLACK), 1.0)
+    # a δ too small for a float is not zero, except where no loss is as large
+    none = pair.kind is Kind.ADD and epsilon >= -math.log1p(-pair.rate)
+    return max(found, _LEAST) if upper and not none else found
+
+
+def epsilon_at(pair: Pair, target: float, upper: bool) -> float:
+    """The least ε ≥ 0 at which δ(ε) ≤ ``target``, from above or from below."""
+    if bound(pair, 0.0, upper) <= target:
+        return 0.0
+    low, high = 0.0, 1e-9
+    while bound(pair, high, upper) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-14 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if bound(pair, middle, upper) > target else (low, middle)
+    return high if upper else low

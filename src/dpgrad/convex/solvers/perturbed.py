@@ -1,0 +1,253 @@
+"""The minimiser of an objective with a random linear term: what objective perturbation and AMP share.
+
+    J(w) = Σᵢ lossᵢ(w) + (λ/2)·‖w‖² + b·w,        w̃ with ‖∇J(w̃)‖ ≤ γ,        release w̃ + b₂
+
+The noise b makes the exact minimiser private, and how private is for `objective` and `amp` to say. No computer finds
+it. J is λ-strongly convex, so w̃ lies within γ/λ of it, and, given the minimiser, the w̃ of two datasets differ by 2γ/λ
+at most: the second noise b₂ hides that, at a price of its own. A numerical solution is never treated as exact.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpgrad import _validate
+from dpgrad.accounting import exact
+from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Relation
+from dpgrad.convex.design import Design
+from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
+from dpgrad.convex.solvers import gd
+from dpgrad.mechanism.keys import AnyKey, Key
+
+Curved = Logistic | HuberSvm | Squared
+_TOLERANCE = 3e-10  # of the largest gradient that is possible
+_MOST_STEPS, _MOST_PRODUCTS = 200, 1000
+
+
+class Law(StrEnum):
+    """The law of a noise vector: density ∝ e^{−‖b‖²/2·scale²}, or ∝ e^{−‖b‖/scale}, whose norm is Gamma(p, scale)."""
+
+    GAUSSIAN = "gaussian"
+    GAMMA = "gamma"
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A perturbed objective in public numbers, and the event of releasing its minimiser.
+
+    ``scale`` belongs to the noise b in the sum of the losses, ``output_scale`` to b₂ on the coefficients, both of the
+    same ``law``; ``tolerance`` is γ, in the sum as well. `objective` and `amp` make them.
+    """
+
+    loss: Curved
+    radius: float
+    rows: int
+    relation: Relation
+    ridge: float
+    law: Law
+    scale: float
+    output_scale: float
+    tolerance: float
+    event: Event
+
+
+def approximate(
+    loss: Curved,
+    radius: float,
+    rows: int,
+    relation: Relation,
+    *,
+    ridge: float,
+    std: float,
+    tolerance: float,
+    first: tuple[float, float],
+    output: tuple[float, float],
+) -> Perturbation:
+    """The perturbation by Gaussian noise whose minimiser is ``first`` private, an (ε, δ), and b₂ ``output`` private.
+
+    Minimisers to within γ of two equal objectives are 2γ/λ apart, which b₂ hides as an exact Gaussian does.
+    """
+    mu = exact.mu_for(*output)
+    event = Compose((Approximate(*first, relation), Gaussian(moved(relation) / mu)))
+    scale = 2 * tolerance / ridge / mu
+    return Perturbation(loss, radius, rows, Relation(relation), ridge, Law.GAUSSIAN, std, scale, tolerance, event)
+
+
+def tolerance(rows: int, lipschitz: float, scale: float) -> float:
+    """A γ that float64 reaches: 3e-10 of the largest gradient of the sum and of the noise.
+
+    >>> tolerance(1000, lipschitz=1.0, scale=1000.0)
+    6e-07
+    """
+    return _TOLERANCE * (rows * lipschitz + scale)
+
+
+def curved(loss: Loss, solver: str) -> Curved:
+    """The loss, refused where the solver has no proof for it.
+
+    >>> from dpgrad.convex.losses import Hinge
+    >>> curved(Hinge(), "objective")
+    Traceback (most recent call last):
+    ValueError: objective needs a smooth loss, got Hinge(): use sgd, or HuberSvm in place of Hinge
+    """
+    if not loss.smooth:
+        raise ValueError(f"{solver} needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
+    if not isinstance(loss, Curved):
+        raise ValueError(
+            f"{solver} needs a loss of one score, whose Hessian has rank one, got {loss!r}: use Logistic with "
+            "one_vs_rest, or gd"
+        )
+    return loss
+
+
+def moved(relation: Relation) -> int:
+    """How many rows' contributions the sum moves by between neighbours.
+
+    Guarantee: add/remove is refused. What rounding may hide of a gradient grows with the number of rows, so whether the
+    minimiser is found within γ would tell of that number, were it not public.
+    """
+    if Relation(relation) is Relation.ADD_REMOVE:
+        raise ValueError(
+            "relation add-remove is refused: how accurately the minimiser is found depends on the number of rows; use "
+            "zero-out or replace-one"
+        )
+    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1
+
+
+def solve(
+    design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None
+) -> tuple[Array, Event]:
+    """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
+
+    ``key`` is fresh unless given; one key serves one run on one dataset.
+
+    Guarantee: the event is that of ``plan``; a loss, another number of rows or rows beyond the bounds it was made for
+    are refused. It holds in exact arithmetic but for the solution itself, whose distance from the minimiser is bounded
+    and covered by noise.
+    """
+    if loss != plan.loss:
+        raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
+    if design.rows != plan.rows:
+        raise ValueError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
+    if design.bound > plan.radius * (1 + 1e-12):
+        raise ValueError(
+            f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
+            "for: give design.bound as the radius"
+        )
+    checked = plan.loss.checked(targets, design.rows)
+    secret = Key.fresh() if key is None else Key.of(key)
+    shape = (design.features, 1)
+    linear = noise(plan.law, secret, 0, shape, plan.scale)
+    found = minimiser(design, checked, plan.loss, plan.ridge, linear, plan.tolerance)
+    return found + noise(plan.law, secret, 1, shape, plan.output_scale), plan.event
+
+
+def noise(law: Law, key: Key, step: int, shape: tuple[int, ...], scale: float) -> Array:
+    """A noise vector of the given law, a function of the key and the step.
+
+    >>> one = noise(Law.GAMMA, Key.from_seed(7), step=0, shape=(3, 1), scale=2.0)
+    >>> bool((one == noise(Law.GAMMA, Key.from_seed(7), step=0, shape=(3, 1), scale=2.0)).all())
+    True
+    """
+    if law is Law.GAUSSIAN:
+        return gd.gaussian(key, step, shape, scale)
+    direction = gd.gaussian(key, step, shape, 1.0)
+    words = np.frombuffer(key.derive("convex norm", size=16), "<u8")
+    random = np.random.Generator(np.random.Philox(key=words, counter=np.array([0, 0, step, 0], np.uint64)))
+    return direction * (scale * random.standard_gamma(direction.size) / float(np.linalg.norm(direction)))
+
+
+def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, linear: Array, tolerance: float) -> Array:
+    """Coefficients at which the gradient of Σ lossᵢ + (ridge/2)·‖w‖² + linear·w is no longer than ``tolerance``.
+
+    Newton's method, its equations solved by conjugate gradients, so that no Hessian is formed. Gradients are summed in
+    float64, and what rounding may hide of them counts against the tolerance.
+
+    >>> one = Design([[1.0]], radius=1.0)
+    >>> found = minimiser(one, np.array([3.0]), Squared(bound=9.0), 1.0, np.zeros((1, 1)), 1e-9)
+    >>> round(float(found[0, 0]), 9)  # (w − 3) + w = 0
+    1.5
+    """
+    _validate.positive(ridge=ridge, tolerance=tolerance)
+    precise = design.precise()
+    found = np.zeros_like(linear)
+    first = 0.0
+    for _ in range(_MOST_STEPS):
+        scores = precise.scores(found)
+        residuals = loss.residuals(scores, targets)
+        gradient = precise.gathered(residuals) + ridge * found + linear
+        norm = float(np.linalg.norm(gradient))
+        rounding = precise.accuracy * float(np.abs(residuals[:, 0]) @ design.norms)
+        rounding += 1e-14 * float(ridge * np.linalg.norm(found) + np.linalg.norm(linear))
+        if norm + rounding <= tolerance:
+            return found
+        if not norm:  # no step is left, and rounding alone hides more than the tolerance
+            break
+        first = first or norm
+        bends = loss.curvatures(scores, targets)[:, None]
+        step = _conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
+        found = found + _length(precise, targets, loss, ridge, linear, found, scores, step) * step
+    raise ValueError(
+        f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge (l2)"
+    )
+
+
+def _product(design: Design, bends: Array, ridge: float) -> Callable[[Array], Array]:
+    return lambda vector: design.summed(vector, lambda rows, scores: bends[rows] * scores) + ridge * vector
+
+
+def _conjugate(product: Callable[[Array], Array], target: Array, accuracy: float) -> Array:
+    """x with ‖product(x) − target‖ ≤ accuracy·‖target‖, by conjugate gradients."""
+    found, left = np.zeros_like(target), target.copy()
+    direction = left.copy()
+    square = float(np.vdot(left, left))
+    enough = accuracy**2 * square
+    for _ in range(_MOST_PRODUCTS):
+        image = product(direction)
+        length = square / float(np.vdot(direction, image))
+        found += length * direction
+        left -= length * image
+        square, last = float(np.vdot(left, left)), square
+        if square <= enough:
+            break
+        direction = left + (square / last) * direction
+    return found
+
+
+def _length(
+    design: Design,
+    targets: Targets,
+    loss: Curved,
+    ridge: float,
+    linear: Array,
+    start: Array,
+    scores: Array,
+    step: Array,
+) -> float:
+    """How much of a Newton step to take: all of it unless J would climb there, else up to where J begins to climb.
+
+    The slope of J along the step grows; rounding spoils it far less than the values of J.
+    """
+    along = design.scores(step)
+    fixed, bent = float(np.vdot(ridge * start + linear, step)), ridge * float(np.vdot(step, step))
+
+    def slope(length: float) -> float:
+        return float(np.vdot(loss.residuals(scores + length * along, targets), along)) + fixed + length * bent
+
+    allowed = -0.1 * slope(0.0)
+    if slope(1.0) <= allowed:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        if slope(middle) > 0:
+            high = middle
+        else:
+            low = middle
+            if slope(low) > -allowed:
+                break
+    return low or high

@@ -1,8 +1,0 @@
-"""Models, experiments and reports: what is built on training."""
-
-from typing import TYPE_CHECKING
-
-from dpgrad._submodules import attribute
-
-if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
-    __getattr__ = attribute(__name__)

@@ -1,0 +1,495 @@
+"""The run as accounted: one frozen value yields the batches, the clip bound, the noise *and* the event.
+
+>>> from dpgrad import sampling, schedules
+>>> mechanism = Mechanism(
+...     sampling.Poisson(0.01), steps=1000, noise_multiplier=1.0, clip=schedules.linear(12.0, 1000), hold_noise=True
+... )
+>>> mechanism.clip_at(500), mechanism.std_at(500), mechanism.multiplier_at(500)
+(8.0, 12.0, 1.5)
+>>> round(mechanism.profile().epsilon(1e-5), 2)
+1.07
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from dpgrad import _validate
+from dpgrad.accounting import account, calibrate
+from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Relation, Repeat, group_multiplier
+from dpgrad.accounting.guarantee import Guarantee, Profile
+from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.sampling import Sampler
+from dpgrad.mechanism.schedules import Array, Schedule
+
+_CHECKED_AT_ONCE = 100_000  # steps whose schedules are checked when a mechanism is made; the rest when priced or run
+_CHUNK = 1 << 20
+_MOST_DISTINCT = 2_000_000
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are clipped and noised by themselves; ``clip`` and ``noise_multiplier`` multiply the mechanism's.
+
+    ``pattern`` matches parameter names as a shell would. Group g is clipped to C_g(t) = clip_g·clip(t) and gets noise
+    z_g·z(t)·C_g(t), with z(t) what the mechanism would use without groups; together they act as z(t)/√Σ z_g⁻².
+
+    >>> Group("conv*", clip=0.5, noise_multiplier=2.0)
+    Group(pattern='conv*', clip=0.5, noise_multiplier=2.0)
+    """
+
+    pattern: str
+    clip: float = 1.0
+    noise_multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        pattern: object = self.pattern  # a caller may ignore types
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"pattern must be a non-empty string that matches parameter names, got {self.pattern!r}")
+        _validate.positive(**{"clip of a group": self.clip, "noise_multiplier of a group": self.noise_multiplier})
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Who is drawn, how far one example is clipped, how much noise is added, how often, and for which neighbours.
+
+    Every field is public. At step t the norm of one example's contribution is at most clip(t) and the noise has
+    standard deviation z·noise(t)·clip(t); with ``hold_noise`` it keeps its absolute size, z·noise(t)·clip(0), whatever
+    the clip bound does (Yu et al., 2018), so that the noise multiplier is z·noise(t)·clip(0)/clip(t).
+
+    ``expected_batch_size`` divides the noisy sum. It is declared for Poisson sampling and full batches, and the size of
+    the batches for samplers that have one; never the realised size.
+
+    Guarantee: `event` is the composition, over all steps t, of what the sampler causes at noise multiplier
+    std_at(t)/clip_at(t), the pair that clipping and noise read. A sampler whose event has no price under ``relation``
+    is refused.
+
+    >>> from dpgrad import sampling
+    >>> Mechanism(sampling.Poisson(0.01), steps=10_000, noise_multiplier=4.0).event()
+    Repeat(event=Poisson(sampling_rate=0.01, event=Gaussian(noise_multiplier=4.0)), count=10000)
+    """
+
+    sampler: Sampler
+    steps: int
+    noise_multiplier: float
+    clip: float | Schedule = 1.0
+    noise: float | Schedule = 1.0
+    hold_noise: bool = False
+    relation: Relation = Relation.ADD_REMOVE
+    expected_batch_size: float | None = None
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate.step_count(steps=self.steps)
+        _validate.positive(noise_multiplier=self.noise_multiplier)
+        if not isinstance(self.hold_noise, bool):
+            raise ValueError(f"hold_noise must be True or False, got {self.hold_noise!r}")
+        self._set(
+            steps=int(self.steps), noise_multiplier=float(self.noise_multiplier), relation=_relation(self.relation)
+        )
+        if not isinstance(self.sampler, sampling.KINDS):
+            raise ValueError(
+                f"sampler must be one of dpgrad.sampling, such as sampling.Poisson(0.01), got {self.sampler!r:.80}"
+            )
+        if self.relation not in self.sampler.relations:
+            raise ValueError(
+                f"{self.sampler.name} sampling has no price under {self.relation}: "
+                f"use relation {' or '.join(self.sampler.relations)}, or the Poisson sampler"
+            )
+        self._check_groups()
+        if self.expected_batch_size is None:
+            self._set(expected_batch_size=self.sampler.batch_size)
+        if self.expected_batch_size is not None:
+            _validate.positive(expected_batch_size=self.expected_batch_size)
+            self._set(expected_batch_size=float(self.expected_batch_size))
+        self._check_schedules()
+
+    def _check_groups(self) -> None:
+        groups = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)
+        for group in groups:
+            if not isinstance(group, Group):
+                raise ValueError(f"groups must hold Group values, got {group!r:.80}")
+        patterns = [group.pattern for group in groups]
+        if len(set(patterns)) < len(patterns):
+            raise ValueError(f"groups must have different patterns, got {patterns}")
+        self._set(groups=groups)
+
+    def _check_schedules(self) -> None:
+        for name in ("clip", "noise"):
+            value = getattr(self, name)
+            schedules.as_schedule(value, name)
+            if not callable(value):
+                self._set(**{name: float(value)})
+            many = 1 if schedules.is_constant(value) else min(self.steps, _CHECKED_AT_ONCE)
+            schedules.values(value, many, name=name)
+            schedules.values(value, 1, self.steps - 1, name)
+        many = 1 if self._steady else min(self.steps, _CHECKED_AT_ONCE)
+        next(self.sampler.plan(self._multipliers(many)))  # a generator: checks every step, builds the first
+        self.sampler.event(self.multiplier_at(self.steps - 1), self.steps - 1)
+
+    def _set(self, **fields: object) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def clip_at(self, step: int, group: Group | None = None) -> float:
+        """The bound on the norm of one example's contribution at ``step``, to ``group`` where there are groups.
+
+        >>> Mechanism(sampling.FullBatch(), 2, 1.0, clip=schedules.piecewise([1], [2.0, 0.5])).clip_at(1)
+        0.5
+        """
+        self._check_step(step)
+        return float(self.clips(range(step, step + 1), group)[0])
+
+    def clips(self, steps: range, group: Group | None = None) -> Array:
+        """`clip_at` of several steps, one after another.
+
+        >>> Mechanism(sampling.FullBatch(), 3, 1.0, clip=schedules.piecewise([1], [2.0, 0.5])).clips(range(1, 3))
+        array([0.5, 0.5])
+        """
+        self._check_steps(steps)
+        factor = 1.0 if (chosen := self._chosen(group)) is None else chosen.clip
+        return factor * schedules.values(self.clip, len(steps), steps.start, "clip")
+
+    def std_at(self, step: int, group: Group | None = None) -> float:
+        """The standard deviation of the noise added to each coordinate of the clipped sum at ``step``.
+
+        >>> Mechanism(sampling.FullBatch(), 2, noise_multiplier=3.0, clip=2.0).std_at(0)
+        6.0
+        """
+        self._check_step(step)
+        return float(self.stds(range(step, step + 1), group)[0])
+
+    def stds(self, steps: range, group: Group | None = None) -> Array:
+        """`std_at` of several steps, one after another.
+
+        >>> Mechanism(sampling.FullBatch(), 2, noise_multiplier=3.0, clip=2.0).stds(range(2))
+        array([6., 6.])
+        """
+        self._check_steps(steps)
+        factor = 1.0 if (chosen := self._chosen(group)) is None else chosen.clip * chosen.noise_multiplier
+        noise = self.noise_multiplier * schedules.values(self.noise, len(steps), steps.start, "noise")
+        clip = (
+            schedules.values(self.clip, 1, 0, "clip")
+            if self.hold_noise
+            else schedules.values(self.clip, len(steps), steps.start, "clip")
+        )
+        return factor * (noise * clip)
+
+    def multiplier_at(self, step: int) -> float:
+        """The noise multiplier that is accounted at ``step``: std_at/clip_at, or what those of all groups act as.
+
+        >>> pair = (Group("a*"), Group("b*"))
+        >>> round(Mechanism(sampling.FullBatch(), 1, noise_multiplier=2.0, groups=pair).multiplier_at(0), 6)
+        1.414214
+        """
+        self._check_step(step)
+        return float(self._multipliers(1, step)[0])
+
+    def _multipliers(self, count: int, start: int = 0) -> Array:
+        """`multiplier_at` of ``count`` steps from ``start``."""
+        found = self.noise_multiplier * schedules.values(self.noise, count, start, "noise")
+        if self.hold_noise:
+            first = float(schedules.values(self.clip, 1, 0, "clip")[0])
+            clip = schedules.values(self.clip, count, start, "clip")
+            with np.errstate(over="ignore"):  # an infinite multiplier is refused where it is used
+                found = found * first / clip
+        if self.groups:
+            found = found * group_multiplier(group.noise_multiplier for group in self.groups)
+        return found
+
+    def _check_steps(self, steps: range) -> None:
+        if steps.step != 1 or not steps:
+            raise ValueError(f"steps must be a range of one step after another, got {steps!r}")
+        self._check_step(steps.start)
+        self._check_step(steps.stop - 1)
+
+    def _check_step(self, step: int) -> None:
+        _validate.whole(step=step)
+        if step >= self.steps:
+            raise ValueError(
+                f"step must be below steps = {self.steps:,}, got {step:,}: it is not part of what is accounted"
+            )
+
+    def _chosen(self, group: Group | None) -> Group | None:
+        if group is None and self.groups:
+            raise ValueError(f"group is required: this mechanism clips {len(self.groups)} groups, each by itself")
+        if group is not None and group not in self.groups:
+            raise ValueError(f"group must be one of this mechanism's {len(self.groups)}, got {group!r}")
+        return group
+
+    def group_of(self, parameter: str) -> Group:
+        """The one group whose pattern matches the name of a parameter; none, or more than one, is refused.
+
+        >>> two = (Group("conv*"), Group("head*", clip=0.5))
+        >>> Mechanism(sampling.FullBatch(), 1, 1.0, groups=two).group_of("head.bias").clip
+        0.5
+        """
+        found = [group for group in self.groups if fnmatchcase(parameter, group.pattern)]
+        if len(found) != 1:
+            seen = "no group" if not found else "groups " + ", ".join(repr(group.pattern) for group in found)
+            raise ValueError(f"parameter {parameter!r} must match one group, it matches {seen}: change the patterns")
+        return found[0]
+
+    @property
+    def divisor(self) -> float:
+        """What divides the noisy sum: ``expected_batch_size``, refused where it was not declared.
+
+        >>> Mechanism(sampling.FixedSize(1000, 50), 1, 1.0, relation=Relation.REPLACE_ONE).divisor
+        50.0
+        """
+        if self.expected_batch_size is None:
+            raise ValueError(
+                f"expected_batch_size is required to train with {self.sampler.name} sampling: declare the public "
+                "number that divides the noisy sum; never the realised size of a batch"
+            )
+        return self.expected_batch_size
+
+    @property
+    def _steady(self) -> bool:
+        """Whether every step is known to cost the same."""
+        held = not self.hold_noise or schedules.is_constant(self.clip)
+        return held and schedules.is_constant(self.noise) and self.sampler.steady
+
+    def step_event(self, step: int, start: int = 0) -> Event:
+        """What ``step`` adds to what has been released: all steps together make `event`.
+
+        Where one event covers an epoch (shuffled batches) its first step pays for all of it and the others add nothing.
+        ``start`` is the step at which the present key came into use: an epoch that a new key enters half-way is paid
+        again.
+
+        >>> epochs = Mechanism(sampling.Shuffle(100, 50), steps=4, noise_multiplier=1.0, relation=Relation.ZERO_OUT)
+        >>> [epochs.step_event(t) == Compose(()) for t in range(4)]
+        [False, True, False, True]
+        """
+        self._check_step(step)
+        span = self.sampler.span
+        first = step - step % span
+        if step not in (first, start):
+            return NOTHING
+        least = self._multipliers(min(span, self.steps - first), first).min()
+        return self.sampler.event(float(least), first)
+
+    def event(self) -> Event:
+        """What the whole run releases, equal neighbouring steps counted together.
+
+        >>> two = Mechanism(sampling.FullBatch(), 3, 1.0, noise=schedules.piecewise([1], [1.0, 2.0])).event()
+        >>> [(leaf.event.noise_multiplier, leaf.count) for leaf in two.events]
+        [(1.0, 1), (2.0, 2)]
+        """
+        runs = [_repeat(leaf, count) for leaf, count in self._runs()]
+        return runs[0] if len(runs) == 1 else Compose(tuple(runs))
+
+    def _runs(self) -> Iterator[tuple[Leaf, int]]:
+        """The events of the run in order, and how often each is repeated; by chunks, so that memory stays small."""
+        span = self.sampler.span
+        if self._steady:
+            yield self.sampler.event(self.multiplier_at(0)), -(-self.steps // span)
+            return
+        chunk = span * max(1, _CHUNK // span)
+        distinct, held = 0, 0  # held: how often the last leaf of the chunk before, which may go on, was applied
+        last: Leaf | None = None
+        for start in range(0, self.steps, chunk):
+            runs = list(self.sampler.plan(self._multipliers(min(chunk, self.steps - start), start), start))
+            if last == runs[0][0]:
+                runs[0] = (last, held + runs[0][1])
+            elif last is not None:
+                runs.insert(0, (last, held))
+            last, held = runs.pop()
+            yield from runs
+            distinct += len(runs)
+            if distinct > _MOST_DISTINCT:
+                raise ValueError(
+                    f"the schedules change more than {_MOST_DISTINCT:,} times: hold values longer, "
+                    "for example with schedules.piecewise"
+                )
+        if last is not None:
+            yield last, held
+
+    def profile(self, accountant: str = "pld", *, beside: Event = NOTHING) -> Profile:
+        """The privacy profile of the whole run, and of what else was released from the same data ``beside`` it.
+
+        >>> round(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).profile("exact").epsilon(1e-5), 6)
+        1.356467
+        """
+        return account(_together(beside, self.event()), self.relation, accountant)
+
+    def guarantee(self, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> Guarantee:
+        """The (ε, δ) that ``accountant`` certifies for the whole run, and for what was released ``beside`` it.
+
+        >>> print(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).guarantee(1e-5))
+        ε = 1.3565 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, pld accountant)
+        """
+        return Guarantee.of(self.profile(accountant, beside=beside), delta)
+
+    def with_steps(self, steps: int) -> "Mechanism":
+        """The same mechanism for another number of steps; schedules keep their own clocks.
+
+        >>> Mechanism(sampling.FullBatch(), 8, 1.0).with_steps(2).steps
+        2
+        """
+        return dataclasses.replace(self, steps=steps)
+
+    def with_noise(self, noise_multiplier: float) -> "Mechanism":
+        """The same mechanism at another noise multiplier.
+
+        >>> Mechanism(sampling.FullBatch(), 8, 1.0).with_noise(2.0).std_at(0)
+        2.0
+        """
+        return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+
+    def calibrated(
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        grid: float | None = None,
+        *,
+        beside: Event = NOTHING,
+    ) -> "Mechanism":
+        """The same mechanism at the least noise multiplier (the least multiple of ``grid``) that is (ε, δ)-private.
+
+        ``beside`` is what else is released from the same data, such as the event of a PCA: both together are private.
+
+        Guarantee: the ε that ``accountant`` certifies for the mechanism returned, with ``beside``, was computed and is
+        at most ``epsilon``.
+
+        >>> run = Mechanism(sampling.FullBatch(), 8, noise_multiplier=1.0)
+        >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01).noise_multiplier
+        10.56
+        >>> from dpgrad.accounting.events import Gaussian
+        >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01, beside=Gaussian(10.0)).noise_multiplier
+        11.38
+        """
+        self._refuse_spent(beside, epsilon, delta, accountant)
+        found = calibrate.noise_multiplier(
+            lambda z: _together(beside, self.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
+        )
+        return self.with_noise(found)
+
+    def _refuse_spent(self, beside: Event, epsilon: float, delta: float, accountant: str) -> None:
+        """Refuse a budget of which nothing is left."""
+        _validate.positive(epsilon=epsilon)
+        if beside != NOTHING and (cost := account(beside, self.relation, accountant).epsilon(delta)) >= epsilon:
+            raise ValueError(
+                f"beside alone costs epsilon {cost:.6g} at delta {delta:g}, of {epsilon:g} in all: nothing is left for "
+                "the run; give it more noise or allow a larger epsilon"
+            )
+
+    def longest(self, epsilon: float, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> "Mechanism":
+        """The same mechanism for the most steps that are (ε, δ)-private; one step more was found not to be.
+
+        >>> Mechanism(sampling.FullBatch(), 1, noise_multiplier=10.0).longest(epsilon=3.0, delta=1e-5).steps
+        51
+        """
+        self._refuse_spent(beside, epsilon, delta, accountant)
+        return self.with_steps(
+            calibrate.steps(
+                lambda n: _together(beside, self.with_steps(n).event()), epsilon, delta, self.relation, accountant
+            )
+        )
+
+    def more_steps(
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        grid: float | None = 0.01,
+        *,
+        beside: Event = NOTHING,
+    ) -> "Mechanism":
+        """*more-steps* of Yu et al. (2018): noise for a constant clip bound over ``steps``, then as long as it lasts.
+
+        >>> clip = schedules.affine(12.0, 10)
+        >>> run = Mechanism(sampling.FullBatch(), 10, 1.0, clip=clip, hold_noise=True).more_steps(2.0, 1e-5, grid=0.5)
+        >>> run.noise_multiplier, run.steps
+        (6.5, 27)
+        """
+        self._refuse_spent(beside, epsilon, delta, accountant)
+        still = dataclasses.replace(self, clip=schedules.as_schedule(self.clip)(0))
+        found = calibrate.more_steps(
+            lambda z, n: _together(beside, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
+            lambda z, n: _together(beside, dataclasses.replace(self, noise_multiplier=z, steps=n).event()),
+            epsilon, delta, self.steps, self.relation, accountant, grid,
+        )  # fmt: skip
+        return dataclasses.replace(self, noise_multiplier=found.noise_multiplier, steps=found.steps)
+
+    def less_noise(
+        self,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        grid: float | None = None,
+        *,
+        beside: Event = NOTHING,
+    ) -> "Mechanism":
+        """*less-noise* of Yu et al. (2018): the least noise with which the shrinking bound lasts ``steps``.
+
+        >>> clip = schedules.affine(12.0, 10)
+        >>> run = Mechanism(sampling.FullBatch(), 10, 1.0, clip=clip, hold_noise=True).less_noise(2.0, 1e-5, grid=0.5)
+        >>> run.noise_multiplier, run.steps
+        (5.0, 10)
+        """
+        return self.calibrated(epsilon, delta, accountant, grid, beside=beside)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mechanism as plain values, for JSON; a schedule that is a plain function is refused by name.
+
+        >>> run = Mechanism(sampling.Poisson(0.01), 100, 1.0, clip=schedules.linear(8.0, 100))
+        >>> Mechanism.from_dict(run.to_dict()) == run
+        True
+        """
+        return {
+            "sampler": sampling.to_dict(self.sampler),
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "clip": schedules.to_plain(self.clip, "clip"),
+            "noise": schedules.to_plain(self.noise, "noise"),
+            "hold_noise": self.hold_noise,
+            "relation": self.relation.value,
+            "expected_batch_size": self.expected_batch_size,
+            "groups": [dataclasses.asdict(group) for group in self.groups],
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> "Mechanism":
+        """The mechanism that `to_dict` wrote; a missing or an unknown field is refused."""
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != fields:
+            raise ValueError(f"not a mechanism: {data!r:.80}; expected an object with fields {sorted(fields)}")
+        groups = data["groups"]
+        wanted = {field.name for field in dataclasses.fields(Group)}
+        if not isinstance(groups, list) or not all(isinstance(g, Mapping) and set(g) == wanted for g in groups):
+            raise ValueError(f"groups must be a list of objects with fields {sorted(wanted)}, got {groups!r:.80}")
+        return cls(
+            **{
+                **data,
+                "sampler": sampling.from_dict(data["sampler"]),
+                "clip": schedules.from_plain(data["clip"]),
+                "noise": schedules.from_plain(data["noise"]),
+                "groups": tuple(Group(**group) for group in groups),
+            }
+        )
+
+
+def _relation(value: object) -> Relation:
+    try:
+        return Relation(value)  # type: ignore[arg-type]
+    except ValueError:
+        names = ", ".join(relation.value for relation in Relation)
+        raise ValueError(f"unknown relation {value!r:.80}: choose one of {names}") from None
+
+
+def _together(beside: Event, event: Event) -> Event:
+    return event if beside == NOTHING else Compose((beside, event))
+
+
+def _repeat(leaf: Leaf, count: int) -> Repeat:
+    """``leaf`` repeated, unchecked: a sampler made it and counted it."""
+    made = object.__new__(Repeat)
+    object.__setattr__(made, "event", leaf)
+    object.__setattr__(made, "count", count)
+    return made

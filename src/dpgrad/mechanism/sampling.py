@@ -1,0 +1,402 @@
+"""Samplers: each draws the batches of a run *and* names the event that drawing them causes.
+
+The batch of a step is a pure function of (secret run key, step): any step can be drawn again, in any order, by any
+process that holds the key. Which rows took part is secret, and so is how many: a sampler returns the indices alone.
+
+>>> sampler = Poisson(sampling_rate=0.01)
+>>> batch = sampler.draw(rows=60_000, step=7, key=b"the secret of this run")
+>>> bool((batch == sampler.draw(rows=60_000, step=7, key=b"the secret of this run")).all())
+True
+>>> sampler.event(noise_multiplier=1.0)
+Poisson(sampling_rate=0.01, event=Gaussian(noise_multiplier=1.0))
+
+The generator is Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by 128
+bits of a hash of the run key: good statistics, not a cryptographic stream.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgrad import _validate
+from dpgrad.accounting import events
+from dpgrad.accounting.events import Relation
+from dpgrad.mechanism import schedules
+from dpgrad.mechanism.keys import AnyKey, Key
+from dpgrad.mechanism.schedules import Array, Schedule
+
+Indices = NDArray[np.int64]
+Words = NDArray[np.uint64]
+MOST_ROWS = 1 << 62
+_CHUNK = 1 << 18  # words held at a time
+T = TypeVar("T")
+_new, _set = object.__new__, object.__setattr__
+
+
+class Sampler(Protocol):
+    """What a sampler must say. Fields are public; the rows drawn are not."""
+
+    @property
+    def name(self) -> str:
+        """As the command line spells it."""
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """The relations under which its event has a price."""
+
+    @property
+    def span(self) -> int:
+        """How many steps one event covers: an epoch of shuffled batches is one event, every other step is its own."""
+
+    @property
+    def steady(self) -> bool:
+        """Whether every step draws alike."""
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """How many steps see as many rows as there are."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """The public size of every batch; None where batches have none."""
+
+    def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
+        """The rows of one step, rising."""
+
+    def event(self, noise_multiplier: float, step: int = 0) -> events.Leaf:
+        """What is released over the span of steps that begins at ``step``."""
+
+    def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Leaf, int]]:
+        """The events of the spans from ``start`` on, given one noise multiplier a step; equal neighbours counted."""
+
+
+def philox_key(key: AnyKey) -> Words:
+    """The two words that key the Philox generator of a run's samplers; as secret as the key.
+
+    >>> len(philox_key(5))
+    2
+    """
+    return np.frombuffer(Key.of(key).derive("sampling", size=16), "<u8")
+
+
+def _philox(key: AnyKey, step: int, block: int = 0) -> np.random.Philox:
+    """The generator of one step, ``block`` blocks of four words on; a step has 2^128 blocks of its own."""
+    _validate.whole(most=_validate.MOST_STEPS, step=step)
+    return np.random.Philox(key=philox_key(key), counter=np.array([block, 0, step, 0], np.uint64))
+
+
+def generator(key: AnyKey, step: int) -> np.random.Generator:
+    """The random numbers that sampling may use at ``step``: disjoint streams of one Philox generator a run.
+
+    >>> generator(5, step=3).integers(1000, size=3).tolist() == generator(5, step=3).integers(1000, size=3).tolist()
+    True
+    """
+    return np.random.Generator(_philox(key, step))
+
+
+def words(key: AnyKey, step: int, start: int, count: int) -> Words:
+    """Words ``start`` to ``start + count`` of the stream of ``step``: 64 uniform bits for each row of that range.
+
+    Any range is found at once, by setting the counter of the generator.
+
+    >>> words(5, step=3, start=0, count=9)[6:].tolist() == words(5, step=3, start=6, count=3).tolist()
+    True
+    """
+    _validate.whole(most=MOST_ROWS, start=start, count=count)
+    block, skipped = divmod(start, 4)
+    return _philox(key, step, block).random_raw(skipped + count)[skipped:]
+
+
+def threshold(rate: float) -> int:
+    """floor(rate·2^64), exactly: a uniform word lies below it with probability ``rate``, or less by under 2^-64.
+
+    >>> threshold(0.5) == 2**63, threshold(1.0) == 2**64, threshold(0.0)
+    (True, True, 0)
+    """
+    _validate.unit_interval(rate=rate)
+    return int(math.ldexp(rate, 64))
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every row takes part in every step independently with probability ``sampling_rate``; the size of a batch varies.
+
+    The rate may be a schedule. It is declared: under add/remove it must not be computed from the number of rows.
+
+    Guarantee: row i takes part iff word i of the stream of the step lies below floor(q·2^64). The words are outputs of
+    one keyed generator at distinct counters, one for each row and step, so the indicators are independent of each
+    other, of the data and of how many rows there are, as the event assumes. None is more likely than q, and a smaller
+    q never costs more. Whoever holds the key draws the same rows, whatever range of them he holds.
+
+    >>> Poisson(0.01).steps_per_epoch
+    100.0
+    """
+
+    sampling_rate: float | Schedule
+    name: ClassVar[str] = "poisson"
+    relations: ClassVar[tuple[Relation, ...]] = tuple(Relation)
+    span: ClassVar[int] = 1
+    batch_size: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.sampling_rate):
+            _validate.unit_interval(sampling_rate=self.sampling_rate)
+            object.__setattr__(self, "sampling_rate", float(self.sampling_rate))
+        self.rate_at(0)
+
+    @property
+    def steady(self) -> bool:
+        return schedules.is_constant(self.sampling_rate)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        if not self.steady:
+            raise ValueError(
+                "steps_per_epoch is not defined where sampling_rate is a schedule: give the number of steps"
+            )
+        rate = self.rate_at(0)
+        return 1 / rate if rate else math.inf
+
+    def rate_at(self, step: int) -> float:
+        """The sampling rate of one step."""
+        return float(self._rates(1, step)[0])
+
+    def _rates(self, steps: int, start: int) -> Array:
+        if not callable(self.sampling_rate):
+            return np.full(steps, self.sampling_rate)
+        rates = schedules.values(self.sampling_rate, steps, start, "sampling_rate", zero=True)
+        if not (rates <= 1).all():
+            first = int(np.argmax(rates > 1))
+            raise ValueError(f"sampling_rate at step {start + first} must lie in [0, 1], got {float(rates[first])!r}")
+        return rates
+
+    def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
+        _validate.whole(rows=rows)
+        below = threshold(self.rate_at(step))
+        drawn = [
+            start + np.flatnonzero(words(key, step, start, min(_CHUNK, rows - start)) < below)
+            for start in range(0, max(rows, 1), _CHUNK)
+        ]
+        return np.concatenate(drawn)
+
+    def event(self, noise_multiplier: float, step: int = 0) -> events.Poisson:
+        return events.Poisson(self.rate_at(step), events.Gaussian(noise_multiplier))
+
+    def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Poisson, int]]:
+        rates = self._rates(len(multipliers), start)
+        for i, count in _runs(_checked(multipliers, start), rates):
+            yield _leaf(events.Poisson, sampling_rate=float(rates[i]), event=_gaussian(multipliers[i])), count
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """``batch_size`` of ``dataset_size`` rows, drawn without replacement afresh at every step; replace-one only.
+
+    It costs far more than Poisson sampling at the same rate: exchanging a row moves the sum by two clips.
+
+    >>> len(FixedSize(dataset_size=1000, batch_size=50).draw(rows=1000, step=0, key=1))
+    50
+    """
+
+    dataset_size: int
+    batch_size: int
+    name: ClassVar[str] = "fixed-size"
+    relations: ClassVar[tuple[Relation, ...]] = (Relation.REPLACE_ONE,)
+    span: ClassVar[int] = 1
+    steady: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _sizes(self.dataset_size, self.batch_size)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.dataset_size / self.batch_size
+
+    def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
+        _same_rows(rows, self.dataset_size)
+        return _chosen(generator(key, step), rows, self.batch_size)
+
+    def event(self, noise_multiplier: float, step: int = 0) -> events.FixedSize:
+        return events.FixedSize(self.dataset_size, self.batch_size, events.Gaussian(noise_multiplier))
+
+    def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.FixedSize, int]]:
+        sizes = {"dataset_size": self.dataset_size, "sample_size": self.batch_size}
+        for i, count in _runs(_checked(multipliers, start)):
+            yield _leaf(events.FixedSize, **sizes, event=_gaussian(multipliers[i])), count
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """Every row at every step.
+
+    >>> FullBatch().event(4.0)
+    Gaussian(noise_multiplier=4.0)
+    """
+
+    name: ClassVar[str] = "full-batch"
+    relations: ClassVar[tuple[Relation, ...]] = tuple(Relation)
+    span: ClassVar[int] = 1
+    steady: ClassVar[bool] = True
+    steps_per_epoch: ClassVar[float] = 1.0
+    batch_size: ClassVar[None] = None
+
+    def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
+        _validate.whole(rows=rows)
+        return np.arange(rows, dtype=np.int64)
+
+    def event(self, noise_multiplier: float, step: int = 0) -> events.Gaussian:
+        return events.Gaussian(noise_multiplier)
+
+    def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Gaussian, int]]:
+        for i, count in _runs(_checked(multipliers, start)):
+            yield _gaussian(multipliers[i]), count
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Each epoch shuffles the rows afresh and cuts them into batches of ``batch_size``; the last batch may be smaller.
+
+    Guarantee: a row takes part in one batch an epoch, which is all that is claimed. The event is one Gaussian an epoch,
+    at the least noise multiplier of its steps; an epoch cut short costs as much as a whole one. Nothing is gained from
+    not knowing in which batch a row was: pricing this as Poisson sampling can understate ε several times.
+
+    >>> Shuffle(dataset_size=1000, batch_size=300).event(1.0)
+    Shuffle(batches=4, event=Gaussian(noise_multiplier=1.0))
+    """
+
+    dataset_size: int
+    batch_size: int
+    name: ClassVar[str] = "shuffle"
+    relations: ClassVar[tuple[Relation, ...]] = (Relation.ZERO_OUT, Relation.REPLACE_ONE)
+    steady: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _sizes(self.dataset_size, self.batch_size)
+
+    @property
+    def span(self) -> int:
+        return -(-self.dataset_size // self.batch_size)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return float(self.span)
+
+    def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
+        _same_rows(rows, self.dataset_size)
+        _validate.whole(step=step)
+        epoch, batch = divmod(step, self.span)
+        order = _permutation(rows, epoch, Key.of(key))
+        return np.sort(order[batch * self.batch_size : (batch + 1) * self.batch_size])
+
+    def event(self, noise_multiplier: float, step: int = 0) -> events.Shuffle:
+        return events.Shuffle(self.span, events.Gaussian(noise_multiplier))
+
+    def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Shuffle, int]]:
+        """One event an epoch, from the first step of one; see the class for what an epoch costs."""
+        if start % self.span:
+            raise ValueError(f"start must be the first step of an epoch of {self.span} batches, got {start}")
+        checked = _checked(multipliers, start)
+        least = np.minimum.reduceat(checked, np.arange(0, len(checked), self.span)) if len(checked) else checked
+        for i, count in _runs(least):
+            yield _leaf(events.Shuffle, batches=self.span, event=_gaussian(least[i])), count
+
+
+def _sizes(dataset_size: int, batch_size: int) -> None:
+    _validate.whole(least=1, dataset_size=dataset_size, batch_size=batch_size)
+    if batch_size > dataset_size:
+        raise ValueError(f"batch_size must be at most dataset_size = {dataset_size:,}, got {batch_size:,}")
+
+
+def _same_rows(rows: int, dataset_size: int) -> None:
+    _validate.whole(rows=rows)
+    if rows != dataset_size:
+        raise ValueError(f"rows must equal the declared dataset_size = {dataset_size:,}, got {rows:,}")
+
+
+def _chosen(random: np.random.Generator, rows: int, count: int) -> Indices:
+    """``count`` of ``rows``, uniformly without replacement, rising; quick where count is far below rows."""
+    if count == rows:
+        return np.arange(rows, dtype=np.int64)
+    return np.sort(random.choice(rows, count, replace=False, shuffle=False))
+
+
+@lru_cache(maxsize=2)
+def _permutation(rows: int, epoch: int, key: Key) -> Indices:
+    """The order of one epoch; kept while its batches are drawn. Never handed out: callers copy a piece."""
+    return generator(key, epoch).permutation(rows)
+
+
+def _checked(multipliers: Array, start: int) -> Array:
+    """The multipliers, refused where one is not a price: what follows builds events without asking again."""
+    good = np.isfinite(multipliers) & (multipliers > 0)
+    if not good.all():
+        first = int(np.argmin(good))
+        value = float(multipliers[first])
+        raise ValueError(f"noise_multiplier at step {start + first} must be positive and finite, got {value!r}")
+    return multipliers
+
+
+def _runs(*columns: Array) -> Iterator[tuple[int, int]]:
+    """Where a run of equal rows begins, and how long it is."""
+    if not len(columns[0]):
+        return
+    changed = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    starts = np.concatenate([[0], np.flatnonzero(changed) + 1, [len(columns[0])]])
+    yield from zip(starts[:-1].tolist(), np.diff(starts).tolist(), strict=True)
+
+
+def _gaussian(multiplier: float) -> events.Gaussian:
+    return _leaf(events.Gaussian, noise_multiplier=float(multiplier))
+
+
+def _leaf(kind: type[T], **fields: object) -> T:
+    """A leaf whose fields have been checked as arrays: checking each again takes a minute for a million steps."""
+    made = _new(kind)
+    for name, value in fields.items():
+        _set(made, name, value)
+    return made
+
+
+KINDS = (Poisson, FixedSize, FullBatch, Shuffle)
+_NAMES = {kind.name: kind for kind in KINDS}
+
+
+def to_dict(sampler: Sampler) -> dict[str, Any]:
+    """The sampler as plain values, for JSON.
+
+    >>> to_dict(Poisson(0.01))
+    {'sampler': 'poisson', 'sampling_rate': 0.01}
+    """
+    match sampler:
+        case Poisson(rate):
+            return {"sampler": sampler.name, "sampling_rate": schedules.to_plain(rate, "sampling_rate")}
+        case FixedSize(dataset_size, batch_size) | Shuffle(dataset_size, batch_size):
+            return {"sampler": sampler.name, "dataset_size": dataset_size, "batch_size": batch_size}
+        case FullBatch():
+            return {"sampler": sampler.name}
+        case _:
+            raise ValueError(f"unknown sampler {sampler!r}: expected one of {', '.join(_NAMES)}")
+
+
+def from_dict(data: object) -> Poisson | FixedSize | FullBatch | Shuffle:
+    """The sampler that `to_dict` wrote; anything else is refused.
+
+    >>> from_dict({"sampler": "full-batch"})
+    FullBatch()
+    """
+    if not isinstance(data, Mapping) or str(data.get("sampler")) not in _NAMES:
+        raise ValueError(f"not a sampler: {data!r:.80}; expected an object whose sampler is one of {', '.join(_NAMES)}")
+    fields = {name: value for name, value in data.items() if name != "sampler"}
+    if "sampling_rate" in fields:
+        fields["sampling_rate"] = schedules.from_plain(fields["sampling_rate"])
+    kind: Any = _NAMES[str(data["sampler"])]
+    try:
+        made: Poisson | FixedSize | FullBatch | Shuffle = kind(**fields)
+    except TypeError:
+        raise ValueError(f"sampler {data['sampler']} cannot be made of fields {sorted(map(str, fields))}") from None
+    return made

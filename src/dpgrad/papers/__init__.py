@@ -1,0 +1,8 @@
+"""The published tables and figures, and by which code a result was made."""
+
+from typing import TYPE_CHECKING
+
+from dpgrad._submodules import attribute
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

@@ -1,0 +1,257 @@
+"""Sampling on the device: (key, step) to the rows of a step, in padded batches of one fixed size with a mask.
+
+The words are those of `dpgrad.sampling`, bit for bit, so a batch does not depend on which device drew it. Which rows
+take part, and how many, is secret: nothing here shows them.
+
+>>> drawn = poisson(key=7, step=0, rows=1000, rate=0.01, capacity=capacity(rows=1000, rate=0.01), device="cpu")
+>>> drawn
+Draw(capacity=32, rows=secret)
+>>> for indices, mask in drawn:
+...     print(indices.shape == mask.shape == (32,))
+True
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpgrad import _triton, _validate
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.keys import AnyKey
+from dpgrad.mechanism.sampling import Indices, Sampler
+from dpgrad.randomness import philox
+
+Device = torch.device | str
+_CHUNK = 1 << 24  # words held at a time
+_HOST_ROWS = 1 << 19  # up to here numpy is done before the kernels of `included` have been launched one by one
+_SIGN = -(1 << 63)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Draw:
+    """The rows of one step in physical batches of equal size; iterate for (indices, mask) of each.
+
+    Guarantee: each row drawn stands in one place where the mask is true, unless `overflowed`. Indices, mask and count
+    are secret.
+
+    >>> batches(sampling.FullBatch(), rows=3, step=0, key=7, capacity=2, device="cpu").indices.tolist()
+    [[0, 1], [2, 0]]
+    """
+
+    indices: Tensor  # (batches, capacity) int64, rising; 0 where the mask is false
+    mask: Tensor  # (batches, capacity) bool
+    count: Tensor  # () int64, how many rows were drawn
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.indices, self.mask, strict=True)
+
+    def __repr__(self) -> str:
+        return f"Draw(capacity={self.indices.shape[1]}, rows=secret)"
+
+    @property
+    def overflowed(self) -> Tensor:
+        """Whether rows are missing, as a 0-d bool tensor: only where the number of batches was fixed beforehand."""
+        return self.count > self.indices.numel()
+
+
+def capacity(rows: int, rate: float, sds: float = 6.0) -> int:
+    """A size that a Poisson batch seldom exceeds: its mean and ``sds`` standard deviations, up to a multiple of 8.
+
+    A larger batch takes a second physical one, so the choice costs time and changes nothing else.
+
+    >>> capacity(rows=60_000, rate=512 / 60_000)
+    648
+    """
+    _validate.whole(most=sampling.MOST_ROWS, rows=rows)
+    _validate.unit_interval(rate=rate)
+    _validate.non_negative(sds=sds)
+    size = math.ceil(rows * rate + sds * math.sqrt(rows * rate * (1 - rate)))
+    return max(1, min(rows, -(-size // 8) * 8))
+
+
+def chosen(sampler: Sampler, rows: int, step: int, key: AnyKey, device: Device) -> Tensor:
+    """What ``sampler`` draws at ``step``, rising, (count,) int64 on ``device``. Secret.
+
+    Beyond half a million rows a CUDA device draws Poisson's itself, and is waited for; the rows are the same.
+
+    >>> chosen(sampling.FullBatch(), rows=3, step=0, key=7, device="cpu")
+    tensor([0, 1, 2])
+    """
+    if isinstance(sampler, sampling.Poisson) and torch.device(device).type == "cuda" and rows > _HOST_ROWS:
+        return included(key, step, rows, sampler.rate_at(step), device).nonzero()[:, 0]
+    return _sent(torch.from_numpy(sampler.draw(rows, step, key)).long(), device)
+
+
+def batches(sampler: Sampler, rows: int, step: int, key: AnyKey, capacity: int, device: Device) -> Draw:
+    """What ``sampler`` draws at ``step``, in as many physical batches as it takes; none where no row is drawn.
+
+    >>> len(batches(sampling.FixedSize(100, 10), rows=100, step=0, key=7, capacity=4, device="cpu"))
+    3
+    """
+    if isinstance(sampler, sampling.Poisson):
+        return poisson(key, step, rows, sampler.rate_at(step), capacity, device)
+    return _padded(sampler.draw(rows, step, key), capacity, device)
+
+
+def poisson(key: AnyKey, step: int, rows: int, rate: float, capacity: int, device: Device) -> Draw:
+    """The rows that `sampling.Poisson` draws, in as many physical batches as they take; none where no row is drawn.
+
+    Beyond half a million rows a CUDA device draws them itself; the rows are the same.
+
+    Guarantee: nothing is cut off: a batch of more than ``capacity`` rows takes further physical batches.
+
+    >>> drawn = poisson(key=7, step=0, rows=1000, rate=0.01, capacity=3, device="cpu")
+    >>> drawn.indices[drawn.mask].tolist() == sampling.Poisson(0.01).draw(rows=1000, step=0, key=7).tolist()
+    True
+    """
+    _validate.whole(least=1, capacity=capacity)
+    _validate.whole(rows=rows)
+    if torch.device(device).type != "cuda" or rows <= _HOST_ROWS:
+        return _padded(sampling.Poisson(rate).draw(rows, step, key), capacity, device)
+    taking_part = included(key, step, rows, rate, device)
+    count = int(taking_part.sum())  # the one place that waits for the device
+    return compact(taking_part, capacity, -(-count // capacity))
+
+
+def included(key: AnyKey, step: int | Tensor, rows: int, rate: float, device: Device) -> Tensor:
+    """Whether each row takes part, (rows,) bool, drawn on ``device`` without waiting for it; see `words` for ``step``.
+
+    Guarantee: that of `sampling.Poisson`, whose rows these are.
+
+    >>> included(key=7, step=0, rows=3, rate=1.0, device="cpu")
+    tensor([True, True, True])
+    """
+    _validate.whole(rows=rows)
+    below = sampling.threshold(rate)
+    if not below:
+        return torch.zeros(rows, dtype=torch.bool, device=device)
+    # Flipping the sign bit turns the unsigned order of words into the signed order of torch.
+    last = below - 1 + _SIGN
+    drawn = [
+        (words(key, step, start, min(_CHUNK, rows - start), device) ^ _SIGN) <= last
+        for start in range(0, max(rows, 1), _CHUNK)
+    ]
+    return torch.cat(drawn)
+
+
+def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int, device: Device) -> "Ahead":
+    """What ``sampler`` draws at each of several steps, as far as ``capacity`` reaches, drawn on ``device`` at once.
+
+    >>> drawn = ahead(sampling.Poisson(0.01), range(3), rows=1000, key=7, capacity=32, device="cpu")
+    >>> drawn.indices[2, : drawn.counts[2]].tolist() == sampling.Poisson(0.01).draw(1000, step=2, key=7).tolist()
+    True
+    """
+    _validate.whole(least=1, capacity=capacity, steps=len(steps), rows=rows)
+    if isinstance(sampler, sampling.Poisson):
+        mask = _included_at(key, steps, rows, [sampler.rate_at(step) for step in steps], device)
+        indices, counts = _placed(mask, capacity)
+    elif isinstance(sampler, sampling.FullBatch):
+        indices = torch.arange(capacity, device=device).expand(len(steps), -1)
+        counts = torch.full((len(steps),), rows, device=device)
+    else:
+        drawn = [sampler.draw(rows, step, key) for step in steps]
+        counts = torch.tensor([len(each) for each in drawn], device=device)
+        indices = torch.zeros(len(steps), capacity, dtype=torch.int64)
+        for line, each in zip(indices, drawn, strict=True):
+            line[: len(each)] = torch.from_numpy(each[:capacity])
+        indices = indices.to(device)
+    filled = torch.arange(capacity, device=device) < counts[:, None]
+    # A place that is not filled repeats the first: no row is touched that the step did not draw, unless it drew none.
+    return Ahead(torch.where(filled, indices, indices[:, :1]), counts)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Ahead:
+    """The rows of several steps. Secret.
+
+    >>> ahead(sampling.FullBatch(), range(2), rows=3, key=7, capacity=4, device="cpu").indices.tolist()
+    [[0, 1, 2, 0], [0, 1, 2, 0]]
+    """
+
+    indices: Tensor  # (steps, capacity) int64
+    counts: Tensor  # (steps,) int64, how many rows were drawn, also where they are more than the capacity
+
+
+def _included_at(key: AnyKey, steps: range, rows: int, rates: list[float], device: Device) -> Tensor:
+    """`included` at several steps, (steps, rows): by one kernel where there is one."""
+    below = [sampling.threshold(rate) for rate in rates]
+    if not (_triton.available and torch.device(device).type == "cuda" and all(below)):
+        return torch.stack([included(key, step, rows, rate, device) for step, rate in zip(steps, rates, strict=True)])
+    from dpgrad.randomness.kernels import below as words_below
+
+    secret = philox.constants(sampling.philox_key(key).tolist(), device)
+    lasts = [philox.signed(bound - 1) for bound in below]
+    at, up_to = (torch.tensor(each, device=device) for each in (list(steps), lasts))
+    return words_below(secret, at, up_to, rows)
+
+
+def compact(mask: Tensor, capacity: int, batches: int) -> Draw:
+    """The rows where ``mask`` (rows,) is true, in ``batches`` physical batches, without waiting for the device.
+
+    Guarantee: rows beyond the last batch are left out and `Draw.overflowed` says so. A step that overflowed must be
+    drawn again with more batches: a batch cut short is not what its event assumes.
+
+    >>> compact(torch.tensor([False, True, False, True]), capacity=3, batches=1).indices
+    tensor([[1, 3, 0]])
+    """
+    _validate.whole(least=1, capacity=capacity)
+    _validate.whole(batches=batches)
+    slots = batches * capacity
+    indices, count = _placed(mask, slots)
+    filled = torch.arange(slots, device=mask.device) < count
+    return Draw(indices.view(batches, capacity), filled.view(batches, capacity), count)
+
+
+def _placed(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """The rows where ``mask`` (..., rows) is true, one after another in (..., slots), and how many there are."""
+    place = mask.cumsum(-1) - 1
+    # Rows that have no slot go to one more, which is dropped.
+    slot = torch.where(mask & (place < slots), place, slots)
+    rows = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
+    indices = rows.new_zeros(*mask.shape[:-1], slots + 1).scatter_(-1, slot, rows)
+    return indices[..., :slots], mask.sum(-1)
+
+
+def _padded(rows: Indices, capacity: int, device: Device) -> Draw:
+    """The rows in as many physical batches as they take, without waiting for the device."""
+    _validate.whole(least=1, capacity=capacity)
+    count = len(rows)
+    shape = -(-count // capacity), capacity
+    indices = torch.zeros(math.prod(shape), dtype=torch.int64)
+    indices[:count] = torch.from_numpy(rows)
+    filled = torch.arange(len(indices), device=device) < count
+    total = torch.full((), count, device=device)
+    return Draw(_sent(indices, device).view(shape), filled.view(shape), total)
+
+
+def _sent(indices: Tensor, device: Device) -> Tensor:
+    if torch.device(device).type == "cuda":
+        indices = indices.pin_memory()  # so that the copy need not wait for the device
+    return indices.to(device, non_blocking=True)
+
+
+def words(key: AnyKey, step: int | Tensor, start: int, count: int, device: Device) -> Tensor:
+    """`sampling.words` on ``device``, as int64 of the same 64 bits, without waiting for it.
+
+    ``step`` may be a 0-d int64 tensor on the device, as a captured graph needs it; its value is not checked.
+
+    >>> words(key=7, step=3, start=5, count=2, device="cpu").numpy().view("u8").tolist() == sampling.words(
+    ...     key=7, step=3, start=5, count=2
+    ... ).tolist()
+    True
+    """
+    _validate.whole(most=sampling.MOST_ROWS, start=start, count=count)
+    if not isinstance(step, Tensor):
+        _validate.whole(most=_validate.MOST_STEPS, step=step)
+        step = torch.full((), step, device=device)
+    first, skipped = divmod(start, 4)
+    blocks = -(-(skipped + count) // 4)
+    counters = torch.arange(first + 1, first + 1 + blocks, device=device)  # numpy counts on before it makes a block
+    secret = sampling.philox_key(key).tolist()
+    return philox.words(counters, step.unsqueeze(-1), secret).flatten(-2)[..., skipped : skipped + count]

@@ -1,0 +1,194 @@
+"""Gaussian noise as a pure function of (secret run key, step, parameter).
+
+On the CPU the numbers come from numpy's SFC64, whose state of 256 bits is derived anew for every block of values, on a
+CUDA device from Philox4x64-10 under a 128-bit key. torch's own generators are not used: they keep 32 and 64 bits of
+their seeds.
+Neither stream is cryptographic, and the low-order bits of floating-point noise can leak what it hides (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012).
+
+>>> import torch
+>>> like = torch.zeros(2, 3)
+>>> drawn = gaussian(like, std=2.0, key=7, step=0, name="layer.weight")
+>>> bool((drawn == gaussian(like, std=2.0, key=7, step=0, name="layer.weight")).all())
+True
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgrad import _validate
+from dpgrad.mechanism.keys import AnyKey, Key
+from dpgrad.randomness import device_noise
+
+_BLOCK = 1 << 16  # values on the CPU that share a generator: their number is part of the function
+_SHORT = 2.0**-20  # uniform numbers below it are given further digits
+
+Std = float | Tensor
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tensor:
+    """Independent N(0, std²) values of the shape and on the device of ``like``: float64 for float64, else float32.
+
+    ``name`` is the parameter's. The values are the same whenever the key, step, name, shape, dtype and model of device
+    are; the global generators are neither read nor moved. ``std`` may be a 0-d tensor; on a CUDA device its value is
+    not checked, since that would wait for the device.
+
+    Guarantee: values of different names, steps and keys, and of sampling, come from streams of their own. They are
+    drawn and scaled in float64 and rounded once: made of 32 bits each, values would end at √(66 ln 2) ≈ 6.8 standard
+    deviations, and δ would have to pay for the missing tails of every parameter and step. On the CPU they end at
+    √(212 ln 2) ≈ 12.1, beyond which a pair of values would lie with probability 2^-106. The noise of one
+    (key, step, name) may be added to one sum only: the difference of two sums with the same noise has none.
+
+    >>> import torch
+    >>> gaussian(torch.zeros(3, dtype=torch.bfloat16), std=1.0, key=7, step=0, name="bias").dtype
+    torch.float32
+    >>> gaussian(torch.zeros(3), std=0.0, key=7, step=0, name="bias")
+    Traceback (most recent call last):
+    ValueError: std must be positive and finite, got 0.0
+    """
+    return gaussians({name: like}, {name: std}, key, step)[name]
+
+
+def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey, step: int) -> dict[str, Tensor]:
+    """`gaussian` for every parameter by name, each with its own standard deviation.
+
+    The threads of a CPU share the work. On a CUDA device all parameters are drawn together, and the values of one
+    depend on which others stand beside it.
+
+    >>> import torch
+    >>> likes, stds = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}, {"weight": 2.0, "bias": 1.0}
+    >>> drawn = gaussians(likes, stds, key=7, step=0)
+    >>> bool((drawn["weight"] == gaussian(likes["weight"], 2.0, key=7, step=0, name="weight")).all())
+    True
+    """
+    _check(likes, stds, step)
+    if not any(like.is_cuda for like in likes.values()):
+        return _on_cpu(likes, stds, Key.of(key), step)
+    return device_noise.gaussians(likes, stds, key, step)
+
+
+def noisy_means(
+    totals: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey, step: int, divisor: float
+) -> dict[str, Tensor]:
+    """(total + noise) / divisor for every parameter by name, with the noise of `gaussians`.
+
+    >>> import torch
+    >>> totals, stds = {"bias": torch.ones(3)}, {"bias": 2.0}
+    >>> drawn = gaussians(totals, stds, key=7, step=0)["bias"]
+    >>> bool((noisy_means(totals, stds, key=7, step=0, divisor=4)["bias"] == (1 + drawn) / 4).all())
+    True
+    """
+    if any(total.is_cuda for total in totals.values()):
+        _check(totals, stds, step)
+        return device_noise.gaussians(totals, stds, key, step, divisor)
+    drawn = gaussians(totals, stds, key, step)
+    return {name: values.add_(totals[name]).div_(divisor) for name, values in drawn.items()}
+
+
+def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> None:
+    _validate.whole(most=_validate.MOST_STEPS, step=step)
+    for name, like in likes.items():
+        if not like.is_floating_point():
+            raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
+        _check_std(stds[name], _drawn_type(like))
+
+
+def _drawn_type(like: Tensor) -> torch.dtype:
+    return torch.promote_types(like.dtype, torch.float32)
+
+
+class _Block(NamedTuple):
+    """Values on the CPU that share a generator."""
+
+    values: Array  # to be written
+    std: float
+    state: bytes  # of the generator
+
+
+def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
+    """Drawn block by block, each from a generator of its own, so that threads may share the work.
+
+    The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
+    alone, since torch would start as many threads again in each.
+    """
+    drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like), device="cpu") for name, like in likes.items()}
+    flat = {name: values.view(-1).numpy() for name, values in drawn.items()}
+    blocks = [
+        _Block(
+            values[place * _BLOCK : (place + 1) * _BLOCK],
+            float(stds[name]),
+            key.derive("noise", name, str(step), str(place)),
+        )
+        for name, values in flat.items()
+        for place in range(-(-len(values) // _BLOCK))
+    ]
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads < 2 or sum(map(len, flat.values())) < _BLOCK:
+        _draw(iter(blocks))
+        return drawn
+    waiting = iter(blocks)  # each thread takes the next
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(_draw, waiting) for _ in range(threads)]:
+            done.result()
+    return drawn
+
+
+def _draw(blocks: Iterator[_Block]) -> None:
+    """Two values from two uniform numbers: √(−2 ln u)·(cos 2πv, sin 2πv) (Box and Muller, 1958).
+
+    They are cos 2πv = 2/(1 + t²) − 1 and sin 2πv = 2t/(1 + t²) with t = tan πv: one function in place of two.
+    """
+    random = np.random.Generator(np.random.SFC64(0))
+    held = np.empty((3, (_BLOCK + 1) // 2))
+    for values, std, state in blocks:
+        pairs = (len(values) + 1) // 2
+        lengths, tangents, bases = held[:, :pairs]
+        _fill(lengths, tangents, random, state)
+        np.log(lengths, out=lengths)
+        np.multiply(lengths, -2, out=lengths)
+        np.sqrt(lengths, out=lengths)
+        np.multiply(lengths, std, out=lengths)
+        np.multiply(tangents, math.pi, out=tangents)
+        np.tan(tangents, out=tangents)
+        np.multiply(tangents, tangents, out=bases)
+        np.multiply(bases, 0.5, out=bases)
+        np.add(bases, 0.5, out=bases)
+        np.divide(lengths, bases, out=bases)
+        np.subtract(bases, lengths, out=values[:pairs], casting="same_kind")
+        rest = len(values) - pairs
+        np.multiply(bases[:rest], tangents[:rest], out=values[pairs:], casting="same_kind")
+
+
+def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: bytes) -> None:
+    """Uniform numbers from a state of 256 bits: in (0, 1) for the lengths of pairs, in [0, 1) for their angles.
+
+    numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
+    """
+    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64)}
+    random.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
+    random.random(out=lengths)
+    random.random(out=angles)
+    if lengths.min() < _SHORT:
+        short = np.flatnonzero(lengths < _SHORT)
+        lengths[short] += (1 - random.random(len(short))) * 2.0**-53
+
+
+def _check_std(std: Std, dtype: torch.dtype) -> None:
+    """Refuse what is no standard deviation, or one so small that noise of ``dtype`` would round to nothing."""
+    if isinstance(std, Tensor):
+        if std.ndim or not std.is_floating_point():
+            raise ValueError(f"std must be a number or a 0-d tensor of one, got {tuple(std.shape)} of {std.dtype}")
+        if std.is_cuda:
+            return
+        std = float(std)
+    _validate.positive(std=std)
+    least = torch.finfo(dtype).tiny
+    if std < least:
+        raise ValueError(f"std must be at least {least:.3g} for noise of {dtype}, got {std!r}: rescale the loss")

@@ -1,0 +1,132 @@
+"""One self-contained page over one or more runs: a table, the curves, and the privacy report of each run."""
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpgrad import __version__
+from dpgrad.accounting.guarantee import up
+from dpgrad.reports import strict_json
+from dpgrad.reports.chart import Chart, Line
+from dpgrad.reports.report import Report, facts, shown
+
+NOT_COVERED = "not private: computed from the training rows without noise, outside every guarantee and not for release"
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
+table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .35rem .8rem .35rem 0 }
+th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd; vertical-align: top }
+td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1rem }
+.charts svg { width: 100%; height: auto }
+.warning { background: #fff1e0; border-left: 4px solid #d55e00; padding: .5rem 1rem }
+.facts td:first-child { white-space: nowrap; font-weight: 600; width: 9rem }
+.note { color: #555; font-size: .9rem }
+"""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a table of private runs is shown beside: the metric of a model that was trained without privacy."""
+
+    metric: str
+    held_out: float
+
+    @classmethod
+    def read(cls, path: Path) -> "Beside":
+        """The metric that `dpgrad train` left in a file."""
+        try:
+            found = strict_json.read(path)
+            return cls(str(found["metric"]), float(found["held_out"]))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is damaged: remove it to have the page without it") from None
+
+
+def page(runs: Mapping[str, Report], beside: Beside | None = None, together: str | None = None) -> str:
+    """The page; ``runs`` are reports by a short name, ``together`` says what all of them cost."""
+    if not runs:
+        raise ValueError("a page needs at least one run")
+    charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in _charts(runs, beside))
+    sections = "".join(_section(name, report) for name, report in runs.items())
+    embedded = json.dumps(dict(runs), allow_nan=False).replace("<", "\\u003c")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>dpgrad report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body>\n<h1>Training with differential privacy</h1>\n"
+        f"{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
+        '<h2>Curves</h2><p class="note">ε over steps is what a run would have cost whose end had been fixed there. '
+        "The metric is on held-out rows, which are not protected.</p>\n"
+        f'<div class="charts">{charts}</div>\n{sections}\n'
+        f'<p class="note">Written by dpgrad {__version__}.</p>\n'
+        f'<script type="application/json" id="reports">{embedded}</script>\n</body></html>\n'
+    )
+
+
+def _paragraph(said: str | None) -> str:
+    return "" if said is None else f'<p class="note">{html.escape(said)}</p>'
+
+
+def _warnings(runs: Mapping[str, Report]) -> str:
+    return "".join(
+        f'<p class="warning"><b>{html.escape(name)} is not for release</b>: {html.escape(report["release"]["reason"])}.'
+        "</p>\n"
+        for name, report in runs.items()
+        if not report["release"]["allowed"]
+    )
+
+
+def _table(runs: Mapping[str, Report], beside: Beside | None) -> str:
+    metrics = list(dict.fromkeys(report["result"]["metric"] for report in runs.values()))
+    head = f"<tr><th>run</th><th>method</th>{_figures('ε', 'δ', 'held-out ' + ', '.join(metrics), 'steps', tag='th')}"
+    rows = [f"{head}{_figures('seconds', tag='th')}<th>neighbours, accountant</th></tr>"]
+    for name, report in runs.items():
+        promise, result = report["guarantee"], report["result"]
+        epsilon = "∞" if promise["epsilon"] is None else up(promise["epsilon"])
+        rows.append(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(report['method']['title'])}</td>"
+            + _figures(
+                epsilon, f"{promise['delta']:g}", shown(result["held_out"], result["metric"]),
+                f"{result['steps']:,}", f"{result['seconds']:.1f}",
+            )
+            + f"<td>{html.escape(promise['relation'])}, {html.escape(promise['accountant'])}</td></tr>"
+        )  # fmt: skip
+    if beside is not None:
+        figures = _figures("∞", "–", shown(beside.held_out, beside.metric), "–", "–")
+        rows.append(f"<tr><td>non-private</td><td>the same model</td>{figures}<td>{NOT_COVERED}</td></tr>")
+    return f"<table>{''.join(rows)}</table>\n"
+
+
+def _figures(*values: str, tag: str = "td") -> str:
+    return "".join(f'<{tag} class="figure">{html.escape(value)}</{tag}>' for value in values)
+
+
+def _charts(runs: Mapping[str, Report], beside: Beside | None) -> list[Chart]:
+    metric = next(iter(runs.values()))["result"]["metric"]
+    level = None if beside is None else ("non-private", beside.held_out)
+    found = [
+        Chart(f"{metric} on held-out rows", _lines(runs, "held_out"), level),
+        Chart("ε", _lines(runs, "epsilon")),
+        Chart("clip bound", _lines(runs, "clip")),
+        Chart("learning rate", _lines(runs, "learning_rate")),
+    ]
+    return [chart for chart in found if chart.lines]
+
+
+def _lines(runs: Mapping[str, Report], field: str) -> dict[str, Line]:
+    found: dict[str, Line] = {}
+    for name, report in runs.items():
+        points = [point for point in report["curves"] if point[field] is not None]
+        if points:
+            found[name] = [point["step"] for point in points], [point[field] for point in points]
+    return found
+
+
+def _section(name: str, report: Report) -> str:
+    rows, before = [], ""
+    for label, fact in facts(report):
+        rows.append(f"<tr><td>{'' if label == before else html.escape(label)}</td><td>{html.escape(fact)}</td></tr>")
+        before = label
+    return f'<h2>Privacy report: {html.escape(name)}</h2>\n<table class="facts">{"".join(rows)}</table>\n'

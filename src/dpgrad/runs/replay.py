@@ -1,0 +1,461 @@
+"""When a run may use its key again: everything that the bits of a step depend on, as values that can be compared.
+
+Two results with the same noise and different sums reveal their difference without noise. So a key is used again only
+for steps that come out the same bit for bit; where anything differs, or cannot be told to be equal, a new key is drawn.
+"""
+
+import dataclasses
+import dis
+import functools
+import hashlib
+import importlib
+import json
+import os
+import platform
+import secrets
+import sys
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import TensorDataset
+
+from dpgrad import __version__, _triton
+from dpgrad.mechanism.keys import Key
+
+_NEVER = "not comparable"
+_CHUNK = 1 << 24  # bytes hashed at a time
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_STEERING = {  # variables of the environment that choose kernels
+    "cpu": ("MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
+    "cuda": ("NVIDIA_", "CUBLAS_", "CUDNN_", "TRITON_", "TORCH_"),
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What must be equal for the same key to be used again, as plain values of JSON.
+
+    ``options`` is everything else that moves a bit of a step: rule, engine, optimizer and its settings, the `behaviour`
+    of model and loss.
+
+    >>> one = Identity({}, "d", "c", "cpu", 1, None, {"rule": "hard", "engine": "vmap"})
+    >>> one.differences(dataclasses.replace(one, ranks=2, options={"rule": "psac", "engine": "vmap"}))
+    ['ranks', 'rule']
+    """
+
+    mechanism: dict[str, Any]
+    data: str
+    code: str
+    device: str
+    ranks: int
+    microbatch: int | None
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for field in ("mechanism", "options"):  # as they are read again: a tuple becomes a list
+            object.__setattr__(self, field, json.loads(json.dumps(getattr(self, field), allow_nan=False)))
+
+    def differences(self, other: "Identity") -> list[str]:
+        """The names of what differs; an option by its own name."""
+        mine, theirs = vars(self) | self.options, vars(other) | other.options
+        names = [field.name for field in dataclasses.fields(self) if field.name != "options"]
+        names += sorted({*self.options, *other.options} - set(names))
+        return [name for name in names if mine.get(name) != theirs.get(name)]
+
+    def incomparable(self) -> set[str]:
+        """The names of what is equal to nothing, since it cannot be told to be."""
+        held = vars(self) | self.options
+        return {name for name, value in held.items() if isinstance(value, str) and _NEVER in value}
+
+    def to_json(self) -> str:
+        """One line; `from_json` reads it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Identity":
+        """The identity that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def data_digest(key: Key, data: Any) -> str:
+    """A digest of every example under ``key``; without the key it tells nothing about the data.
+
+    What a Dataset gives depends on code and state that cannot be seen: any but a `TensorDataset` itself, and any array
+    of a class of its own, has a word never given twice in place of a digest. Give tensors or arrays where a run is to
+    be replayed with the same key.
+
+    >>> data_digest(Key.from_seed(7), torch.zeros(3, 2)) == data_digest(Key.from_seed(7), torch.zeros(3, 2))
+    True
+    """
+    held = data.tensors if type(data) is TensorDataset else data
+    leaves = pytree.tree_flatten_with_path(held)[0]
+    if any(type(leaf) not in _ARRAYS or leaf.dtype == object for _, leaf in leaves):
+        return _never_again()
+    digest = hashlib.blake2b(key=key.derive("data digest"))
+    for path, leaf in leaves:
+        _add_array(digest, pytree.keystr(path), leaf)
+    return digest.hexdigest()
+
+
+def _add_array(digest: "hashlib.blake2b", name: str, values: "Tensor | np.ndarray[Any, Any]") -> None:
+    """Add type, shape and bytes, little by little: an array may be larger than memory."""
+    digest.update(repr((name, str(values.dtype), tuple(values.shape))).encode())
+    many = max(1, _CHUNK * len(values) // max(1, values.nbytes)) if values.ndim else 1
+    for start in range(0, len(values), many) if values.ndim else [None]:
+        part = values if start is None else values[start : start + many]
+        if isinstance(part, Tensor):
+            part = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(np.ascontiguousarray(part).tobytes())
+
+
+def _never_again() -> str:
+    """A word that is equal to no other: what it stands for cannot be told to be equal."""
+    return f"{_NEVER} {secrets.token_hex(16)}"
+
+
+@functools.cache
+def code_version() -> str:
+    """The version of dpgrad, a digest of its source, and the versions of Python, torch and numpy.
+
+    >>> code_version().startswith("dpgrad ")
+    True
+    """
+    versions = f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    return f"dpgrad {__version__} ({_source_digest(Path(__file__).parents[1])}), {versions}"
+
+
+def _source_digest(folder: Path) -> str:
+    """A digest of the Python files in ``folder``, and of their names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def device_kind(device: torch.device | str) -> str:
+    """The kind of device, and what else the bits of its kernels depend on.
+
+    A CUDA device is comparable only inside `deterministic`.
+
+    >>> device_kind("cpu") == device_kind(torch.device("cpu"))
+    True
+    """
+    device = torch.device(device)
+    try:
+        precision = f"{torch.get_float32_matmul_precision()} precision, {torch.get_default_dtype()}"
+        precision += f", {_flags(device.type)}"
+    except RuntimeError:  # torch says of some settings that it cannot tell what holds
+        precision = _never_again()
+    steered = sorted(
+        f"{name}={value}" for name, value in os.environ.items() if name.startswith(_STEERING.get(device.type, ()))
+    )
+    if device.type == "cpu":
+        computed = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        return f"cpu, {platform.machine()}, {_processor()}, {computed}, {precision}, {steered}"
+    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled() or not os.environ.get(_CUBLAS):
+        return f"{device.type}, {_never_again()}"
+    name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    triton = f"Triton {importlib.import_module('triton').__version__}" if _triton.available else "no Triton"
+    return f"cuda, {name}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {triton}, {precision}, {steered}"
+
+
+def _flags(device: str) -> str:
+    """The switches of torch that choose kernels or their precision."""
+    cuda: Any = torch.backends.cuda
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    tiny = torch.tensor(1e-310, dtype=torch.float64)
+    found = {
+        "autocast": torch.is_autocast_enabled(device) and str(torch.get_autocast_dtype(device)),
+        "denormal": bool(tiny * 1 != 0),
+        "mkldnn": (torch._C._get_mkldnn_enabled(), mkldnn.deterministic, mkldnn.allow_tf32),
+        "cudnn": (cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32),
+        "matmul": (
+            cuda.matmul.allow_tf32,
+            cuda.matmul.allow_fp16_reduced_precision_reduction,
+            cuda.matmul.allow_bf16_reduced_precision_reduction,
+        ),
+        "attention": (
+            cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+    }  # fmt: skip
+    return str(found)
+
+
+def _processor() -> str:
+    """The model of the processor, which chooses the kernels of linear algebra."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Within the block torch uses kernels that give the same bits every time; an operation without one is refused.
+
+    cuBLAS reads its setting when it starts: enter the block before the first use of a CUDA device.
+
+    >>> with deterministic():
+    ...     torch.are_deterministic_algorithms_enabled()
+    True
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    filling: Any = torch.utils.deterministic
+    benchmark, fill = torch.backends.cudnn.benchmark, filling.fill_uninitialized_memory
+    if not _cuda_in_use():
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    filling.fill_uninitialized_memory = False  # nothing of ours reads memory before it is written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
+        torch.backends.cudnn.benchmark = benchmark
+        filling.fill_uninitialized_memory = fill
+
+
+def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
+    """A digest of what a function, a class, a model or a plain value does, found from its code and its settings.
+
+    Functions are followed into what they name; what comes with Python, torch, numpy and dpgrad stands by its name,
+    since `code_version` covers it. The values of all tensors count, apart from those that the state dict of ``trained``
+    holds, since a checkpoint has them; of these only types, shapes and whether they are trained. Where anything is met
+    that cannot be compared, such as a generator, a graph module or an attribute of a module found only while running,
+    the digest is a word never given twice.
+
+    >>> behaviour(lambda x: x + 1) == behaviour(lambda x: x + 2)
+    False
+    """
+    told = _Told({} if trained is None else trained.state_dict(keep_vars=True))
+    try:
+        told.add(subject)
+    except Exception:  # what cannot be read cannot be compared, whatever the reason
+        told.comparable = False
+    return told.digest.hexdigest() if told.comparable else _never_again()
+
+
+_KNOWN = {"builtins", "torch", "numpy", "dpgrad", *sys.stdlib_module_names}
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis)}
+_ARRAYS = {Tensor, nn.Parameter, np.ndarray, np.memmap}
+_SHOWN = (
+    np.generic, np.ufunc, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, range, slice,
+)  # fmt: skip  # told by how they are written
+_SLOTS = vars(nn.Module())  # what every module has; followed by what it is for
+
+
+class _Told:
+    """Collects what an object does into a digest; ``held`` are the tensors whose values a checkpoint has."""
+
+    def __init__(self, held: Mapping[str, Any]) -> None:
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.comparable = True
+        self._held = {id(tensor) for tensor in held.values()}
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = [held]  # so that no identity is given twice
+        self._modules: set[tuple[str, frozenset[str]]] = set()
+
+    def add(self, subject: Any) -> None:
+        if type(subject) in _PLAIN:
+            self._word(repr(subject))
+            return
+        if id(subject) in self._seen:
+            self._word(f"again {self._seen[id(subject)]}")
+            return
+        self._seen[id(subject)] = len(self._seen)
+        self._alive.append(subject)
+        self._word(type(subject).__qualname__)
+        self._add_compound(subject)
+
+    def _word(self, word: str) -> None:
+        self.digest.update(f"{len(word)}:{word}".encode())
+
+    def _all(self, *parts: Any) -> None:
+        for part in parts:
+            self.add(part)
+
+    def _add_compound(self, subject: Any) -> None:
+        match subject:
+            case tuple() | list() | set() | frozenset() | dict() | types.MappingProxyType():
+                self._add_container(subject)
+            case Tensor() | np.ndarray():
+                self._add_values(subject)
+            case _ if isinstance(subject, _SHOWN):
+                self._word(repr(subject))
+            case Enum():
+                self._all(type(subject), subject.name, subject.value)
+            case functools.partial():
+                self._all(subject.func, subject.args, subject.keywords, vars(subject))
+            case functools._lru_cache_wrapper():
+                self.add(subject.__wrapped__)
+            case weakref.ReferenceType():
+                self.add(subject())
+            case types.CodeType():
+                self._all(subject.co_code, subject.co_consts, subject.co_names, subject.co_varnames)
+            case types.ModuleType():  # which of its names are used cannot be told
+                self._add_module(subject, None)
+            case types.MethodType():
+                self._all(subject.__func__, subject.__self__)
+            case staticmethod() | classmethod():
+                self.add(subject.__func__)
+            case property():
+                self._all(subject.fget, subject.fset)
+            case types.FunctionType():
+                self._add_function(subject)
+            case types.BuiltinFunctionType() if not isinstance(subject.__self__, types.ModuleType | type):
+                self._all(subject.__qualname__, subject.__self__)
+            case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
+                self._word(subject.__qualname__)
+            case types.GetSetDescriptorType() | types.MemberDescriptorType():
+                self._word(subject.__qualname__)
+            case type():
+                self._add_class(subject)
+            case torch.fx.GraphModule():  # its code is made while running, and known by no name
+                self.comparable = False
+            case nn.Module():
+                self._add_model(subject)
+            case _:
+                self._add_object(subject)
+
+    def _add_container(self, subject: Any) -> None:
+        match subject:
+            case tuple() | list() if type(subject) in (tuple, list, torch.Size):
+                self._all(len(subject), *subject)
+            case set() | frozenset() if {type(one) for one in subject} <= _PLAIN:
+                self._all(type(subject), len(subject), *sorted(map(repr, subject)))
+            case dict() | types.MappingProxyType() if type(subject) in (dict, OrderedDict, types.MappingProxyType):
+                self._all(len(subject), *(part for pair in subject.items() for part in pair))
+            case _:  # one of a class of its own may do anything
+                self.comparable = False
+
+    def _add_values(self, values: "Tensor | np.ndarray[Any, Any]") -> None:
+        if type(values) not in _ARRAYS or values.dtype == object:
+            self.comparable = False
+            return
+        if isinstance(values, Tensor):
+            self._word(f"{values.dtype} {tuple(values.shape)} {values.requires_grad}")
+        if id(values) not in self._held:
+            _add_array(self.digest, "", values)
+
+    def _add_module(self, module: types.ModuleType, names: frozenset[str] | None) -> None:
+        """A module may hold anything: its file is compared, and the values of ``names``, those that code may use."""
+        self._word(module.__name__)
+        if module.__name__.partition(".")[0] in _KNOWN:
+            return
+        path = getattr(module, "__file__", None)
+        if names is None or path is None or not Path(path).is_file():
+            self.comparable = False
+        elif (module.__name__, names) not in self._modules:
+            self._modules.add((module.__name__, names))
+            self.digest.update(Path(path).read_bytes())
+            self._add_names({name: vars(module)[name] for name in names & set(vars(module))}, names)
+
+    def _add_names(self, found: Mapping[str, Any], names: frozenset[str]) -> None:
+        """What names stand for; of a module among them what ``names`` may take from it."""
+        for name in sorted(found):
+            self._word(name)
+            if isinstance(found[name], types.ModuleType):
+                self._add_module(found[name], names)
+            else:
+                self.add(found[name])
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        self._all(function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
+        names = frozenset(_names(function.__code__))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                found = cell.cell_contents
+            except ValueError:  # not filled yet
+                self._word("empty")
+            else:
+                self._add_names({name: found}, names)
+        # by its globals: the module it says it is of may be that of a function it wraps
+        if str(function.__globals__.get("__name__", "")).partition(".")[0] in _KNOWN:
+            return
+        self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
+        imported = {name for name in _imported(function.__code__) if name.partition(".")[0] not in _KNOWN}
+        if not imported <= set(sys.modules):  # relative, or not imported yet
+            self.comparable = False
+        self._add_names({name: sys.modules[name] for name in imported & set(sys.modules)}, names)
+
+    def _add_class(self, kind: type) -> None:
+        for ancestor in kind.__mro__:
+            self._word(f"{ancestor.__module__}.{ancestor.__qualname__}")
+            if not _is_known(ancestor):
+                own = {name: value for name, value in vars(ancestor).items() if name not in _UNTOLD}
+                self.add(own)
+
+    def _add_model(self, model: nn.Module) -> None:
+        self.add(type(model))
+        for name, value in list(vars(model).items()):
+            hooks = name in _SLOTS and name.endswith(_HOOKS) and isinstance(value, dict)
+            self._all(name, list(value.values()) if hooks else value)
+
+    def _add_object(self, subject: Any) -> None:
+        """An object of a class written in Python, all of whose state can be seen."""
+        kind = type(subject)
+        self.add(kind)
+        if any(isinstance(vars(a).get("__new__"), types.BuiltinFunctionType) for a in kind.__mro__ if a is not object):
+            self.comparable = False  # it may hold what only C code sees
+        written = [vars(a) for a in kind.__mro__ if "__slots__" in vars(a)]
+        slots = [name for own in written for name, v in own.items() if isinstance(v, types.MemberDescriptorType)]
+        state = getattr(subject, "__dict__", None)
+        if not isinstance(state, dict) and not slots:
+            self.comparable = False
+        self._all(dict(state or {}), [getattr(subject, name, None) for name in slots])
+
+
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+_UNTOLD = {
+    "__dict__",
+    "__weakref__",
+    "__module__",
+    "__doc__",
+    "__annotations__",
+    "__firstlineno__",
+    "__abstractmethods__",
+}
+_UNTOLD |= {"_abc_impl", "__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+_UNTOLD |= {"__parameters__", "__orig_bases__", "__slots__"}
+
+
+def _is_known(kind: type) -> bool:
+    """Whether a class is one of a library's own, found there by the name it has."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind and kind.__module__.partition(".")[0] in _KNOWN
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The global names, and the names of attributes, that a function and those inside it may use."""
+    return set(code.co_names).union(*(_names(constant) for constant in _inner(code)))
+
+
+def _imported(code: types.CodeType) -> set[str]:
+    """The modules that a function and those inside it import while they run."""
+    own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == "IMPORT_NAME"}
+    return own.union(*(_imported(constant) for constant in _inner(code)))
+
+
+def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))

@@ -1,0 +1,8 @@
+"""Training: the private step and its captured form, data sources, methods of the papers, the plan, and `fit`."""
+
+from typing import TYPE_CHECKING
+
+from dpgrad._submodules import attribute
+
+if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module
+    __getattr__ = attribute(__name__)

@@ -1,0 +1,278 @@
+"""What may be watched while a run is under way, and the curves it leaves.
+
+Nothing here is read from the training rows without noise: the loss or the accuracy on them is never shown.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from dpgrad.accounting import account
+from dpgrad.accounting.events import NOTHING, Compose, Event
+from dpgrad.grads.batch import row_losses
+from dpgrad.mechanism import schedules
+from dpgrad.mechanism.sampling import Indices
+from dpgrad.runs.writeahead import charges
+from dpgrad.training import source
+from dpgrad.training.losses import Metric
+from dpgrad.training.plan import Plan
+
+_JUDGED = 1024  # held-out rows at a time
+_STAGES = 10  # in the course of a run the ε so far is computed at the ends and the middles of as many stages
+_FEW = 50  # points of the curves up to which each has its own ε
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the curves, after ``step`` steps; ``held_out`` is the metric on held-out rows.
+
+    ``epsilon`` is what a run would have cost whose number of steps had been fixed at ``step``, by the accountant of the
+    plan; where a run has more than fifty points, what it would have cost at the next of twenty steps. To stop here
+    because of what was seen costs the plan.
+
+    >>> Point(117, 1.0, 0.4, learning_rate=0.8, clip=0.3, noise_multiplier=0.9, held_out=0.95).held_out
+    0.95
+    """
+
+    step: int
+    epoch: float
+    epsilon: float
+    learning_rate: float
+    clip: float
+    noise_multiplier: float
+    held_out: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows: steps taken and in all, a bound on ε so far, the last metric, and time.
+
+    ``epsilon`` is that of the `Point` of this step, or else of one of the next steps: see `Spent`.
+
+    >>> Progress(5, 100, 0.4, None, seconds=1.0, seconds_left=19.0).step
+    5
+    """
+
+    step: int
+    steps: int
+    epsilon: float
+    held_out: float | None
+    seconds: float
+    seconds_left: float
+
+
+class Spent:
+    """The ε of the first steps of a run, by the accountant of its plan.
+
+    ``before`` is what was spent under keys before the present one, which came into use at step ``began``. `at` prices
+    a step. A call prices twenty steps of the run at most and gives the next of them, a bound, since further steps only
+    add.
+
+    >>> from dpgrad.training.plan import make
+    >>> plan = make("dpgd", dataset_size=1000, steps=100, noise_multiplier=20.0, delta=1e-5)
+    >>> spent = Spent(plan)
+    >>> spent(3) == spent(5) == plan.epsilon_after(5) > spent.at(3), spent(100) == plan.guarantee.epsilon
+    (True, True)
+    """
+
+    def __init__(self, plan: Plan, before: Event = NOTHING, began: int = 0) -> None:
+        self._plan, self._before, self._began = plan, before, began
+        stage = -(-plan.steps // _STAGES)
+        ends = range(0, plan.steps + stage, stage)
+        self._priced = sorted({min(end + part, plan.steps) for end in ends for part in (0, -(-stage // 2))})
+        self._known = {plan.steps: plan.guarantee.epsilon}
+
+    def __call__(self, step: int) -> float:
+        """A bound on the ε of the first ``step`` steps, at little cost."""
+        return self._known.get(step) or self.at(self._priced[bisect_left(self._priced, step)])
+
+    def at(self, step: int) -> float:
+        """The ε of the first ``step`` steps; at most that of the plan, which bounds each part of it."""
+        if step not in self._known:
+            plan = self._plan
+            found = account(self._event(step), plan.mechanism.relation, plan.guarantee.accountant).epsilon(plan.delta)
+            self._known[step] = min(found, plan.guarantee.epsilon)
+        return self._known[step]
+
+    def _event(self, step: int) -> Event:
+        """What was released by the first ``step`` steps, by those that an earlier key took as well, and beside them."""
+        return Compose((self._plan.beside, self._before, charges(self._plan.mechanism, self._began, step)))
+
+
+@contextmanager
+def judging(model: nn.Module) -> Iterator[None]:
+    """Within the block the model is in evaluation mode and nothing is recorded for gradients.
+
+    >>> model = nn.Dropout()
+    >>> with judging(model):
+    ...     model.training
+    False
+    >>> model.training
+    True
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def evaluate(model: nn.Module, metric: Metric, held_out: Any, collate: source.Collate = default_collate) -> float:
+    """The mean of a metric over held-out rows, in evaluation mode.
+
+    >>> from dpgrad.training.losses import accuracy, metric_named, NamedLoss
+    >>> rows = torch.eye(2), torch.tensor([0, 1])
+    >>> evaluate(nn.Identity(), metric_named("accuracy", NamedLoss("cross-entropy")), rows)
+    1.0
+    """
+    rows = source.rows(held_out)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with judging(model):
+        for start in range(0, rows, _JUDGED):
+            batch = source.gathered(held_out, torch.arange(start, min(start + _JUDGED, rows)), device, collate)
+            try:
+                total += row_losses(metric.values, model, batch, min(_JUDGED, rows - start)).double().sum()
+            except ValueError as error:
+                raise ValueError(f"metric {metric.name} on held_out: {error}") from error
+    return float(total) / rows
+
+
+def refuse_held_out(held_out: Any, data: Any) -> None:
+    """Refuse held-out rows that are none, that are not numbers, or that are rows of the training ``data``.
+
+    Rows are the same where they lie in the same memory, also as parts of it, or have the same index in one Dataset.
+    Copies, and what other Datasets hold, cannot be seen.
+
+    >>> rows = torch.zeros(3, 2), torch.zeros(3)
+    >>> refuse_held_out(rows, rows)
+    Traceback (most recent call last):
+    ValueError: held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart
+    """
+    if not source.rows(held_out):
+        raise ValueError("held_out must hold at least one row, got none: leave it out to train without evaluation")
+    if _share_rows(held_out, data):
+        raise ValueError(
+            "held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart"
+        )
+    if isinstance(held_out, Dataset):
+        return
+    for path, leaf in pytree.tree_flatten_with_path(held_out)[0]:
+        for few in source.blocks(leaf, 1 << 16):
+            if few.is_floating_point() and not bool(few.isfinite().all()):
+                raise ValueError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
+
+
+def _share_rows(one: Any, other: Any) -> bool:
+    """Whether rows of ``one`` are rows of ``other``, by their index in one Dataset or by their place in memory."""
+    (mine, own), (yours, others) = _unwrapped(one), _unwrapped(other)
+    if mine is yours:
+        return bool(np.isin(own, others).any())
+    if isinstance(mine, Dataset) or isinstance(yours, Dataset):
+        return False
+    pairs = product(pytree.tree_leaves(mine), pytree.tree_leaves(yours))
+    return any(_overlap(_places(leaf, own), _places(far, others)) for leaf, far in pairs)
+
+
+def _unwrapped(data: Any) -> tuple[Any, Indices]:
+    """The data that a Subset or a TensorDataset takes its rows from, and which rows of them."""
+    rows: Indices = np.arange(source.rows(data))
+    while isinstance(data, Subset):
+        rows = np.asarray(data.indices, dtype=np.int64)[rows] % source.rows(data.dataset)  # they may count from the end
+        data = data.dataset
+    return (data.tensors if isinstance(data, TensorDataset) else data), rows
+
+
+def _places(leaf: Any, rows: Indices) -> tuple[Indices, int]:
+    """Where in memory the given rows of a tensor or array begin, in order, and how many bytes each takes.
+
+    Where rows are interleaved, as in an array of columns, one value stands for each: that at the lowest address.
+    """
+    given = isinstance(leaf, Tensor)
+    size, address = (leaf.element_size(), leaf.data_ptr()) if given else (leaf.itemsize, leaf.ctypes.data)
+    strides = [stride * size for stride in leaf.stride()] if given else leaf.strides
+    ends = [(length - 1) * stride for length, stride in zip(leaf.shape[1:], strides[1:], strict=True)]
+    first = sum(min(0, end) for end in ends)
+    span = sum(max(0, end) for end in ends) - first + size
+    if span > abs(strides[0]):
+        span = size
+    return np.sort(address + first + strides[0] * rows), span if 0 not in leaf.shape else 0
+
+
+def _overlap(one: tuple[Indices, int], other: tuple[Indices, int]) -> bool:
+    (starts, size), (others, length) = one, other
+    after, before = np.searchsorted(starts, others - size, "right"), np.searchsorted(starts, others + length, "left")
+    return bool(size and length and (before > after).any())
+
+
+class Watch:
+    """Looks at a run after its steps: evaluates every so many, records a point, reports progress.
+
+    >>> from dpgrad.training.plan import make
+    >>> watch = Watch(make("dpgd", dataset_size=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
+    >>> watch.after(1, rate=0.1), [point.held_out for point in watch.points]
+    (False, [0.5])
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        every: int,
+        score: Callable[[], float] | None,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self.points: list[Point] = []
+        self._plan, self._every, self._score, self._progress = plan, every, score, progress
+        self._spent = Spent(plan)
+        self._began, self._first, self._last = time.perf_counter(), 0, plan.steps
+
+    def begin(
+        self, step: int, points: Sequence[Sequence[Any]], last: int, before: Event = NOTHING, began: int = 0
+    ) -> None:
+        """Go on after ``step`` steps of ``last``, with the points there were; the rest is as in `Spent`."""
+        self._first, self._last = step, last
+        self._spent = Spent(self._plan, before, began)
+        self.points = [Point(*values) for values in points if values[0] <= step]
+
+    def plain_points(self) -> list[list[Any]]:
+        """The points as plain values, for a checkpoint."""
+        return [list(astuple(point)) for point in self.points]
+
+    def after(self, step: int, rate: float) -> bool:
+        """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped."""
+        if step % self._every == 0 or step == self._last:
+            each = self._plan.steps <= _FEW * self._every or step == self._last
+            self.points.append(self._point(step, rate, self._spent.at(step) if each else self._spent(step)))
+        if self._progress is None:
+            return False
+        seconds = time.perf_counter() - self._began
+        left = seconds / (step - self._first) * (self._last - step)
+        held_out = self.points[-1].held_out if self.points else None
+        return self._progress(Progress(step, self._last, self._spent(step), held_out, seconds, left)) is True
+
+    def finish(self, step: int, rate: float) -> None:
+        """Add the last point of a run that ends before its plan does."""
+        if step and (not self.points or self.points[-1].step < step):
+            self.points.append(self._point(step, rate, self._spent.at(step)))
+
+    def _point(self, step: int, rate: float, epsilon: float) -> Point:
+        mechanism = self._plan.mechanism
+        clip = schedules.as_schedule(mechanism.clip)(step - 1)
+        held_out = None if self._score is None else self._score()
+        return Point(
+            step, step / self._plan.steps_per_epoch, epsilon, rate, clip,
+            mechanism.multiplier_at(step - 1), held_out,
+        )  # fmt: skip

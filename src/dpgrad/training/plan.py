@@ -1,0 +1,521 @@
+"""The plan of a run: all that is fixed, and public, before a row of the data is read.
+
+>>> plan = make("psasc", dataset_size=60_000, lot=512, epochs=20, epsilon=3.0, delta=1e-5)
+>>> plan.steps, round(plan.mechanism.noise_multiplier, 3)
+(2343, 0.892)
+>>> print(plan.guarantee)
+ε = 3 at δ = 1e-05 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpgrad import _validate
+from dpgrad.accounting import account
+from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
+from dpgrad.accounting.guarantee import Guarantee, up
+from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.mechanism.schedules import Schedule
+from dpgrad.reports import compare
+from dpgrad.training.averaging import parse as parse_averaging
+from dpgrad.training.recipes import Recipe, parse_rate, recipe
+
+READINGS = ("less-noise", "more-steps")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as it will be charged, and what theory and the papers say of its settings.
+
+    ``dataset_size`` is the public number of rows from which rate, steps and divisor follow; ``declared`` says whether
+    it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what set the
+    number of steps. ``rate`` is the learning rate; None where it is the optimizer's own. ``parameters`` and ``classes``
+    are those of the model, and ``seconds`` the time a run is expected to take, where they are known. ``beside`` is what
+    else is released from the same data, such as the event of a PCA.
+
+    Guarantee: ``guarantee`` is that of ``mechanism``, which clips, adds the noise and is charged, and of ``beside``,
+    together. It is within ``target``.
+
+    >>> make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5).epochs
+    50.0
+    """
+
+    recipe: Recipe
+    mechanism: Mechanism
+    guarantee: Guarantee
+    lot: float
+    dataset_size: int
+    declared: bool
+    rate: float | Schedule | None
+    target: float | None = None
+    reading: str | None = None
+    ends: Literal["plan", "budget"] = "plan"
+    optimizer: str = "sgd"
+    averaging: str | None = None
+    parameters: int | None = None
+    classes: int | None = None
+    seconds: float | None = None
+    beside: Event = NOTHING
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run takes."""
+        return self.mechanism.steps
+
+    @property
+    def delta(self) -> float:
+        """The δ of the guarantee."""
+        return self.guarantee.delta
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """N/L: an epoch is as many lots as hold all rows once, in expectation."""
+        return self.dataset_size / self.lot
+
+    @property
+    def epochs(self) -> float:
+        """How many epochs the steps make."""
+        return self.steps / self.steps_per_epoch
+
+    def rate_at(self, step: int) -> float | None:
+        """The learning rate of one step; None where it is the optimizer's own."""
+        return self.rate(step) if callable(self.rate) else self.rate
+
+    def event_after(self, steps: int) -> Event:
+        """What the first ``steps`` steps release, and what is released beside them.
+
+        >>> plan = make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> plan.event_after(2)
+        Repeat(event=Gaussian(noise_multiplier=20.0), count=2)
+        """
+        run = self.mechanism.with_steps(steps).event() if steps else NOTHING
+        return run if self.beside == NOTHING else Compose((self.beside, run))
+
+    def epsilon_after(self, steps: int) -> float:
+        """The ε of the first ``steps`` steps, for a run of which that number was fixed in advance.
+
+        >>> plan = make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> plan.epsilon_after(0), plan.epsilon_after(50) == plan.guarantee.epsilon
+        (0.0, True)
+        """
+        if steps == self.steps:
+            return self.guarantee.epsilon
+        return account(self.event_after(steps), self.mechanism.relation, self.guarantee.accountant).epsilon(self.delta)
+
+    def figures(self) -> list[tuple[str, compare.Figure | str]]:
+        """The ε of each accountant, or why it has none; those that are no guarantee come last.
+
+        >>> plan = make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> [name for name, found in plan.figures() if isinstance(found, str)]
+        ['moments-asymptotic']
+        """
+        event, relation = self.guarantee.event, self.mechanism.relation
+        chosen = compare.figure(event, relation, self.guarantee.accountant, self.delta, chosen=True)
+        return compare.compare(event, relation, self.delta, chosen)
+
+    @property
+    def momentum_noise(self) -> float:
+        """(1 − c^{2T})/(1 − c²): how many times the variance of one step's noise the last momentum carries.
+
+        Yu et al. (2018) for m ← c·m + g; Huang et al. (2024) write c = 1 − γ₁.
+
+        >>> plan = make("dpgd", dataset_size=1000, steps=500, momentum=0.9, noise_multiplier=20.0, delta=1e-5)
+        >>> round(plan.momentum_noise, 2)
+        5.26
+        """
+        return accumulated_noise(self.recipe.momentum, self.steps)
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """What the guarantee takes to be known to everyone."""
+        found = compare.assumed_public(self.mechanism, None)
+        size = f"the number of rows ({self.dataset_size:,}, {'declared' if self.declared else 'taken from the data'})"
+        found = [entry for entry in found if entry != "the number of rows"]
+        return (*found, size, f"the lot ({self.lot:g}, which divides the noisy sum)", "the method and its constants")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values, for JSON; a clip bound that is a plain function is refused."""
+        figures: dict[str, Any] = {
+            name: {"refused": found} if isinstance(found, str) else _figure(found) for name, found in self.figures()
+        }
+        return {
+            "method": self.recipe.to_dict(),
+            "mechanism": self.mechanism.to_dict(),
+            "epsilon": _finite(self.guarantee.epsilon),
+            "delta": self.delta,
+            "relation": self.guarantee.relation.value,
+            "accountant": self.guarantee.accountant,
+            "target_epsilon": self.target,
+            "reading": self.reading,
+            "steps": self.steps,
+            "steps_set_by": self.ends,
+            "epochs": self.epochs,
+            "lot": self.lot,
+            "dataset_size": self.dataset_size,
+            "dataset_size_declared": self.declared,
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "learning_rate": _plain_rate(self.rate),
+            "optimizer": self.optimizer,
+            "averaging": self.averaging,
+            "parameters": self.parameters,
+            "accountants": figures,
+            "momentum_noise": self.momentum_noise,
+            "suggestions": dict(self.suggestions()),
+            "public": list(self.public),
+            "expected_seconds": self.seconds,
+        }
+
+    def suggestions(self) -> Iterator[tuple[str, str]]:
+        """What the papers would have one look at, each under a name; words, since most constants are unknown.
+
+        The noise that Adam's second moment takes in is that of Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: your DP-Adam
+        is actually DP-SGD (unless you apply bias correction)" (2024): the variance of one coordinate of the noisy mean.
+        """
+        yield "lots", _lots(self)
+        if self.recipe.momentum:
+            yield (
+                "momentum",
+                f"with c = {self.recipe.momentum:g} (γ₁ = {1 - self.recipe.momentum:.3g}) the momentum carries "
+                f"{self.momentum_noise:.3g} times the noise variance of one step (Yu et al.: 5.26 at c = 0.9; they "
+                "find 0.6 to 0.7 best)",
+            )
+        if self.recipe.rule == "psasc":
+            yield from _theorems(self)
+        if self.optimizer.lower() in _ADAPTIVE:
+            floor = self.mechanism.std_at(0, *self.mechanism.groups[:1]) / self.mechanism.divisor
+            yield (
+                "noise bias",
+                f"the second moment of {self.optimizer} holds the noise too: about {floor**2:.3g} is added to every "
+                f"squared gradient, and where gradients are below {floor:.3g} all coordinates get nearly the same rate",
+            )
+        first, last = self.rate_at(0), self.rate_at(self.steps - 1)
+        if first and last is not None and last < first / 20:
+            yield (
+                "learning rate",
+                f"it falls from {first:.3g} to {last:.3g}: with noise there is no need to end near zero (Abadi et al.)",
+            )
+
+    def lines(self) -> list[str]:
+        """The plan in words, one fact a line."""
+        mechanism, named = self.mechanism, self.recipe
+        rate = "the optimizer's own" if self.rate is None else _shown(self.rate)
+        first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
+        drawn = "every row" if named.full_batch else f"lots of {self.lot:g} by Poisson sampling"
+        found = [
+            f"method            {named.title} ({named.citation})",
+            f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
+            f"clip bound        {_shown(mechanism.clip)}",
+            f"learning rate     {rate} ({self.optimizer}, momentum {named.momentum:g})",
+            f"steps             {self.steps:,} = {self.epochs:.4g} epochs of {drawn}"
+            + (", as many as the budget allows" if self.ends == "budget" else ""),
+            f"guarantee         {self.guarantee}",
+        ]
+        figures = self.figures()
+        for name, figure in figures:
+            told = figure if isinstance(figure, str) else f"ε = {figure.shown}"
+            found.append(f"  {name:<20}{told}" + ("" if isinstance(figure, str) or figure.guarantee else " (no proof)"))
+        if any(not isinstance(figure, str) and figure.rounded for _, figure in figures):
+            found.append(f"  of these, {compare.ROUNDED}")
+        found += [f"{name:<18}{text}" for name, text in self.suggestions()]
+        if named.chosen:
+            found.append(f"chosen by us      {', '.join(named.chosen)}: not printed in the paper")
+        if self.seconds is not None:
+            found.append(f"expected time     {self.seconds:.3g} s, by steps on made-up rows of the same shape")
+        return found
+
+
+_ADAPTIVE = {"adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta"}
+
+
+def _figure(found: compare.Figure) -> dict[str, Any]:
+    return {
+        "epsilon": _finite(found.epsilon),
+        "epsilon_lower": found.lower,
+        "guarantee": found.guarantee,
+        "noise_rounded": found.rounded,
+    }
+
+
+def _plain_rate(rate: float | Schedule | None) -> object:
+    """The learning rate for JSON; of a plain function only that it is one, since the rate is not accounted."""
+    if rate is None:
+        return None
+    if callable(rate) and not isinstance(rate, schedules.Formula):
+        return {"schedule": "function"}
+    return schedules.to_plain(rate, "learning_rate")
+
+
+def _shown(value: float | Schedule) -> str:
+    return _validate.shown(value) if callable(value) else f"{value:.6g}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def accumulated_noise(momentum: float, steps: int) -> float:
+    """(1 − c^{2T})/(1 − c²), the variance of m_T = Σ c^{T−t} b_t over that of one b (Yu et al., 2018).
+
+    >>> accumulated_noise(0.0, 10), round(accumulated_noise(0.9, 1000), 2)
+    (1.0, 5.26)
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {_validate.shown(momentum)}")
+    _validate.whole(least=1, steps=steps)
+    return (1 - momentum ** (2 * steps)) / (1 - momentum**2)
+
+
+def theorem_2_rate(
+    steps: int, noise_multiplier: float, parameters: int, s: float, loss: float, smoothness: float
+) -> float:
+    """η = √(2s²F(w)/(βT(2 + σ²d))): the learning rate of Theorem 2 of Huang et al. (2024), with k̂ = 0.
+
+    F(w) is the loss at the start, β the smoothness and d the number of parameters. The theorem is stated for C = 1.
+
+    >>> round(theorem_2_rate(steps=2343, noise_multiplier=0.892, parameters=10_000, s=0.9, loss=2.3, smoothness=1), 6)
+    0.000447
+    """
+    _validate.whole(least=1, steps=steps, parameters=parameters)
+    _validate.positive(noise_multiplier=noise_multiplier, s=s, loss=loss, smoothness=smoothness)
+    return math.sqrt(2 * s**2 * loss / (smoothness * steps * (2 + noise_multiplier**2 * parameters)))
+
+
+def theorem_3_scales(steps: int) -> dict[str, float]:
+    """T^(−1/2), T^(−1/4), T^(−1/4) and T^(−3/4): how r, s, γ and η fall with T in Theorem 3 of Huang et al. (2024).
+
+    The theorem leaves their constant factors open: these are the values for factors of 1.
+
+    >>> theorem_3_scales(10_000)
+    {'r': 0.01, 's': 0.1, 'gamma': 0.1, 'learning_rate': 0.001}
+    """
+    _validate.whole(least=1, steps=steps)
+    return {"r": steps**-0.5, "s": steps**-0.25, "gamma": steps**-0.25, "learning_rate": steps**-0.75}
+
+
+def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.parameters and plan.classes and plan.classes > 1 and plan.recipe.s is not None:
+        rate = theorem_2_rate(
+            plan.steps, plan.mechanism.noise_multiplier, plan.parameters, plan.recipe.s, math.log(plan.classes), 1.0
+        )
+        yield (
+            "Theorem 2",
+            f"η = {rate:.3g} at C = 1, with log({plan.classes}) as the loss at the start, smoothness 1 and "
+            f"{plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
+        )
+    scales = ", ".join(f"{name} = {value:.3g}" for name, value in theorem_3_scales(plan.steps).items())
+    yield "Theorem 3", f"{scales}, up to constant factors that it leaves open"
+
+
+def _lots(plan: Plan) -> str:
+    if plan.recipe.full_batch:
+        return "every step takes all rows"
+    same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
+    return (
+        f"{plan.steps_per_epoch:.4g} lots an epoch for {plan.epochs:.4g} epochs; Abadi et al. advise as many lots an "
+        f"epoch as epochs: a lot of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as many steps; "
+        "and smaller lots for convex problems"
+    )
+
+
+def make(
+    method: str | Recipe = "dpsgd",
+    *,
+    dataset_size: int,
+    declared: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    noise_multiplier: float | None = None,
+    lot: float | None = None,
+    relation: str | Relation | None = None,
+    accountant: str = "pld",
+    reading: str | None = None,
+    schedule_steps: int | None = None,
+    groups: tuple[Group, ...] = (),
+    learning_rate: float | Schedule | None = None,
+    rate_schedule: str | None = None,
+    optimizer: str = "sgd",
+    averaging: str | None = None,
+    parameters: int | None = None,
+    classes: int | None = None,
+    beside: Event = NOTHING,
+    **options: Any,
+) -> Plan:
+    """The plan of a run from its budget.
+
+    With ``epsilon`` and ``delta``, the noise is the least with which ``epochs`` (or ``steps``) stay within the budget,
+    over the whole schedule (``reading="less-noise"``); with ``reading="more-steps"`` it is the noise for a clip bound
+    that stays at its start, and the run goes on until the budget is spent (Yu et al., 2018). With ``noise_multiplier``
+    as well, the run takes as many steps as the budget allows; where ``epochs`` is given too, they are checked to be
+    within it. With ``noise_multiplier`` and no ``epsilon``, the cost is whatever it is.
+
+    ``lot`` is the expected number of rows in a step, the public number L that divides the noisy sum; the default makes
+    as many lots an epoch as there are epochs, as Abadi et al. advise. An epoch is N/L lots and T = int(epochs·N/L).
+    ``options`` are constants of the recipe. ``beside`` is what else is released from the same data: the budget is for
+    both.
+
+    ``relation`` is zero-out where the number of rows was taken from the data, and add-remove where it was ``declared``:
+    then rate, steps, divisor and δ do not depend on the data.
+
+    >>> make("dpsgd-dynamic", dataset_size=60_000, lot=600, steps=500, epsilon=2.0, delta=1e-5).steps
+    500
+    """
+    chosen = recipe(method).with_options(**options)
+    _validate.whole(dataset_size=dataset_size)
+    if not dataset_size:
+        raise ValueError("data must hold at least one row, got none")
+    budget = _budget(epsilon, delta, dataset_size, noise_multiplier, epochs, steps, reading)
+    rows_a_step = _lot(chosen, dataset_size, lot, epochs, steps)
+    count = _steps(dataset_size, rows_a_step, epochs, steps)
+    clock = _clock(chosen, schedule_steps, count)
+    sampler = sampling.FullBatch() if chosen.full_batch else sampling.Poisson(rows_a_step / dataset_size)
+    mechanism = Mechanism(
+        sampler, count or 1, noise_multiplier or 1.0, chosen.clip_over(clock),
+        hold_noise=chosen.clip_schedule is not None, relation=_relation(relation, declared),
+        expected_batch_size=rows_a_step, groups=groups,
+    )  # fmt: skip
+    mechanism, ends = _within(mechanism, epsilon, budget, noise_multiplier, count, reading, accountant, beside)
+    guarantee = mechanism.guarantee(budget, accountant, beside=beside)
+    if epsilon is not None and guarantee.epsilon > epsilon:
+        raise ValueError(
+            f"noise_multiplier = {noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
+            f"{up(guarantee.epsilon)}, above the budget {epsilon:g}: leave out noise_multiplier to have it found, "
+            "leave out epochs to stop in time, or allow more"
+        )
+    if averaging is not None:
+        parse_averaging(averaging, mechanism.steps)
+    rate = _rate(chosen, learning_rate, rate_schedule, mechanism.steps, dataset_size / rows_a_step)
+    target = None if epsilon is None else float(epsilon)
+    return Plan(
+        chosen, mechanism, guarantee, rows_a_step, int(dataset_size), declared, rate, target, reading, ends,
+        optimizer, averaging, parameters, classes, beside=beside,
+    )  # fmt: skip
+
+
+def _budget(
+    epsilon: float | None,
+    delta: float | None,
+    dataset_size: int,
+    noise_multiplier: float | None,
+    epochs: float | None,
+    steps: int | None,
+    reading: str | None,
+) -> float:
+    """δ, after everything a budget needs has been seen to be there."""
+    if epsilon is None and noise_multiplier is None:
+        raise ValueError("a budget is required: give epsilon and delta, or noise_multiplier and delta")
+    if epsilon is not None:
+        _validate.positive(epsilon=epsilon)
+    if noise_multiplier is not None:
+        _validate.positive(noise_multiplier=noise_multiplier)
+    if delta is None:
+        raise ValueError(
+            f"delta is required: the chance that nothing is promised, well below 1/n = {1 / dataset_size:.2g}"
+        )
+    _validate.open_unit(delta=delta)
+    if delta >= 1 / dataset_size:
+        raise ValueError(
+            f"delta must be below 1/n = {1 / dataset_size:.4g}, got {delta:g}: a mechanism that publishes one row at "
+            "random has delta 1/n"
+        )
+    if epochs is not None and steps is not None:
+        raise ValueError("epochs and steps both say how long to train: give one of them")
+    if epochs is not None:
+        _validate.positive(epochs=epochs)
+    if steps is not None:
+        _validate.step_count(steps=steps)
+    if epochs is None and steps is None and (epsilon is None or noise_multiplier is None):
+        raise ValueError("epochs or steps is required: how long to train (or both epsilon and noise_multiplier)")
+    if reading is not None and reading not in READINGS:
+        raise ValueError(f"reading must be one of {', '.join(READINGS)}, got {_validate.shown(reading)}")
+    if reading is not None and epsilon is None:
+        raise ValueError("reading says how a budget is used: give epsilon, or leave reading out")
+    return float(delta)
+
+
+def _lot(chosen: Recipe, dataset_size: int, lot: float | None, epochs: float | None, steps: int | None) -> float:
+    if chosen.full_batch:
+        if lot not in (None, dataset_size):
+            raise ValueError(f"method {chosen.name} takes all {dataset_size:,} rows at every step: leave lot out")
+        return float(dataset_size)
+    if lot is None:
+        lots = epochs if epochs is not None else math.sqrt(steps) if steps is not None else None
+        if lots is None:
+            raise ValueError("lot is required: the expected number of rows in a step; or give epochs")
+        lot = max(1, round(dataset_size / max(1, lots)))
+    _validate.positive(lot=lot)
+    if lot > dataset_size:
+        raise ValueError(f"lot must be at most the number of rows, {dataset_size:,}, got {lot:g}")
+    return float(lot)
+
+
+def _steps(dataset_size: int, lot: float, epochs: float | None, steps: int | None) -> int | None:
+    if epochs is None:
+        return steps
+    count = int(min(epochs * dataset_size / lot, 2 * _validate.MOST_STEPS))  # beyond which a mechanism refuses it
+    if not count:
+        raise ValueError(f"epochs = {epochs:g} of {dataset_size:,} rows in lots of {lot:g} make no step: train longer")
+    return count
+
+
+def _clock(chosen: Recipe, schedule_steps: int | None, steps: int | None) -> int:
+    """Over how many steps the clip bound shrinks."""
+    if schedule_steps is not None:
+        _validate.step_count(schedule_steps=schedule_steps)
+        if chosen.clip_schedule is None:
+            raise ValueError(f"schedule_steps is for a clip_schedule, and {chosen.name} has none: leave it out")
+        return schedule_steps
+    if steps is None and chosen.clip_schedule is not None:
+        raise ValueError("schedule_steps is required: over how many steps the clip bound shrinks; or give epochs")
+    return steps or 1
+
+
+def _relation(relation: str | Relation | None, declared: bool) -> Relation:
+    if relation is None:
+        return Relation.ADD_REMOVE if declared else Relation.ZERO_OUT
+    if relation == Relation.ADD_REMOVE and not declared:
+        raise ValueError(
+            "relation add-remove needs a declared dataset_size: rate, steps and divisor must not be read from the "
+            "data; give dataset_size as a constant, or use relation zero-out or replace-one"
+        )
+    return relation  # type: ignore[return-value]  # the mechanism turns a name into a relation, or refuses it
+
+
+def _within(
+    mechanism: Mechanism,
+    epsilon: float | None,
+    delta: float,
+    noise_multiplier: float | None,
+    steps: int | None,
+    reading: str | None,
+    accountant: str,
+    beside: Event,
+) -> tuple[Mechanism, Literal["plan", "budget"]]:
+    """The mechanism with the noise, or the steps, that the budget asks for, and what set the number of steps."""
+    if epsilon is None:
+        return mechanism, "plan"
+    if noise_multiplier is not None:
+        if steps is None or reading == "more-steps":
+            return mechanism.longest(epsilon, delta, accountant, beside=beside), "budget"
+        return mechanism, "plan"
+    if reading == "more-steps":
+        return mechanism.more_steps(epsilon, delta, accountant, beside=beside), "budget"
+    return mechanism.less_noise(epsilon, delta, accountant, beside=beside), "plan"
+
+
+def _rate(
+    chosen: Recipe, learning_rate: float | Schedule | None, rate_schedule: str | None, steps: int, epoch: float
+) -> float | Schedule:
+    """The learning rate: as given, or the recipe's, over the schedule that is named."""
+    if callable(learning_rate):
+        if rate_schedule is not None:
+            raise ValueError("learning_rate is a schedule already: give a number with rate_schedule, or leave it out")
+        schedules.values(learning_rate, steps, name="learning_rate", zero=True)
+        return learning_rate
+    start = chosen.learning_rate if learning_rate is None else learning_rate
+    _validate.positive(learning_rate=start)
+    return float(start) if rate_schedule is None else parse_rate(rate_schedule, start, steps, epoch)

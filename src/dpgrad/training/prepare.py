@@ -1,0 +1,196 @@
+"""What a run needs before its first step: data within reach, an optimizer, checked targets, and an estimate of time."""
+
+import copy
+import time
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, default_collate
+
+from dpgrad import _validate
+from dpgrad.grads.batch import row_losses
+from dpgrad.grads.memory import available
+from dpgrad.grads.sums import Loss, trainable
+from dpgrad.training import source
+from dpgrad.training.curves import judging
+from dpgrad.training.losses import NamedLoss, pair, refuse_targets
+from dpgrad.training.plan import Plan
+from dpgrad.training.private import PrivateGradient
+
+OptimizerChoice: TypeAlias = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device on which the model lies.
+
+    >>> device_of(nn.Linear(1, 1))
+    device(type='cpu')
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        where = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"model must lie on one device, its parameters lie on {where}: move it with .to(device)")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def within_reach(data: Any, device: torch.device) -> Any:
+    """The data where a step takes rows from them soonest: on the model's device if they fit, memory maps as they are.
+
+    >>> within_reach(np.zeros(3), torch.device("cpu"))
+    tensor([0., 0., 0.], dtype=torch.float64)
+    """
+    if isinstance(data, Dataset):
+        return data
+    leaves = [leaf for leaf in pytree.tree_leaves(data) if not isinstance(leaf, np.memmap)]
+    fits = device.type == "cpu" or sum(leaf.nbytes for leaf in leaves) < available(device) / 2
+
+    def placed(leaf: Any) -> Any:
+        if isinstance(leaf, np.memmap) or not fits:
+            return leaf
+        if isinstance(leaf, np.ndarray):
+            if not leaf.flags.writeable or not leaf.dtype.isnative:  # torch shares neither
+                leaf = leaf.astype(leaf.dtype.newbyteorder("="))
+            leaf = torch.from_numpy(leaf)
+        return leaf.to(device)
+
+    return pytree.tree_map(placed, data)
+
+
+def optimizer_name(optimizer: OptimizerChoice | None) -> str:
+    """What an optimizer is called in a plan.
+
+    >>> optimizer_name(None), optimizer_name(torch.optim.Adam)
+    ('sgd', 'Adam')
+    """
+    if isinstance(optimizer, str) or optimizer is None:
+        return optimizer or "sgd"
+    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
+
+
+def optimizer_named(
+    choice: OptimizerChoice | None, parameters: Iterable[nn.Parameter], rate: float, momentum: float
+) -> torch.optim.Optimizer:
+    """An optimizer of `torch.optim` by its name, or what a function makes of the parameters; None is SGD.
+
+    >>> optimizer_named("adamw", [nn.Parameter(torch.zeros(1))], rate=0.1, momentum=0.0).param_groups[0]["lr"]
+    0.1
+    """
+    parameters = list(parameters)
+    if choice is None or (isinstance(choice, str) and choice.lower() == "sgd"):
+        # One kernel for all parameters, which a captured step can hold; on the CPU it gains nothing.
+        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
+    if momentum:
+        raise ValueError(
+            f"momentum = {momentum:g} is that of SGD, and another optimizer was chosen: leave out optimizer, or give "
+            "method dpsgd or momentum 0 and set the optimizer's own"
+        )
+    given: object = choice  # a caller may ignore types
+    if isinstance(given, torch.optim.Optimizer):
+        kind = type(given).__name__
+        raise ValueError(
+            f"optimizer must be a name or a function that makes one of the parameters, got {kind} itself: give "
+            f"lambda parameters: {kind}(parameters, ...)"
+        )
+    if not isinstance(choice, str):
+        made: object = choice(parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ValueError(f"optimizer must make a torch.optim.Optimizer, it made {_validate.shown(made)}")
+        return made
+    kinds = _optimizers()
+    if choice.lower() not in kinds:
+        close = get_close_matches(choice.lower(), kinds, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"unknown optimizer {_validate.shown(choice)}: did you mean {close}? Known are {', '.join(kinds)}; or give "
+            "a function of the parameters"
+        )
+    on_device = {"fused": True, "capturable": True} if parameters[0].is_cuda and choice.lower() in _FUSED else {}
+    return kinds[choice.lower()](parameters, lr=rate, **on_device)
+
+
+_FUSED = ("adam", "adamw")
+
+
+def _optimizers() -> dict[str, Callable[..., torch.optim.Optimizer]]:
+    """The optimizers of torch by lower-case name; LBFGS, which asks for the loss again and again, is none of them."""
+    found = {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    return {name: found[name] for name in sorted(found) if name not in ("lbfgs", "sparseadam")}
+
+
+def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate) -> int | None:
+    """How many classes a classifier has, with the labels of all rows seen to be among them; None for other losses.
+
+    Labels are looked at where they are a tensor or an array. Those of a Dataset are met during training.
+
+    >>> rows = torch.zeros(5, 2), torch.tensor([0, 1, 2, 1, 0])
+    >>> classes_of(nn.Linear(2, 3), NamedLoss("cross-entropy"), rows, default_collate)
+    3
+    """
+    if loss != NamedLoss("cross-entropy"):
+        return None
+    device = device_of(model)
+    batch = source.gathered(data, torch.arange(1), device, collate)
+    with judging(model):
+        row_losses(loss, model, batch, 1)  # refuses, in words, what does not fit together
+        outputs = model(pair(batch)[0])
+    if not isinstance(data, Dataset):
+        for few in source.blocks(data[1], 1 << 20):
+            refuse_targets(loss, outputs, few)
+    return int(outputs.shape[1])
+
+
+def expected_seconds(
+    model: nn.Module,
+    data: Any,
+    loss: Loss,
+    plan: Plan,
+    *,
+    engine: str = "bookkeeping",
+    microbatch: int | None = None,
+    collate: source.Collate = default_collate,
+    steps: int = 3,
+) -> float:
+    """How long the steps of a plan will take, from a few on rows of random numbers in the shape of the first one.
+
+    Loading the examples of a Dataset and evaluating are left out, and so is what precedes the first step.
+
+    Guarantee: of the data only the shape and the type of one example are read. A copy of the model is trained.
+
+    >>> from dpgrad.training.plan import make
+    >>> plan = make("dpsgd", dataset_size=20, lot=5, steps=3, noise_multiplier=1.0, delta=0.01)
+    >>> rows = torch.zeros(20, 2), torch.zeros(20, dtype=torch.int64)
+    >>> expected_seconds(nn.Linear(2, 3), rows, NamedLoss("cross-entropy"), plan) > 0
+    True
+    """
+    trial = copy.deepcopy(model)
+    device = device_of(trial)
+    shape = source.gathered(data, torch.arange(1), torch.device("cpu"), collate)
+
+    def made_up(leaf: Tensor) -> Tensor:
+        row = torch.randn(leaf.shape) if leaf.is_floating_point() else torch.zeros(leaf.shape)
+        return row.to(device, leaf.dtype).expand(plan.dataset_size, *leaf.shape[1:])
+
+    rows = pytree.tree_map(made_up, shape)
+    named = plan.recipe
+    private = PrivateGradient(
+        trial, loss, plan.mechanism.with_steps(max(plan.steps, steps + 1)), rule=named.scaling(), engine=engine,
+        inner_momentum=named.inner_momentum, average=named.average, microbatch=microbatch,
+    )  # fmt: skip
+    optimizer = optimizer_named(None, trainable(private.model).values(), 1e-3, named.momentum)
+    taken = []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        private.step(rows)
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return float(np.median(taken[1:])) * plan.steps

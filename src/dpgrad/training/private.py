@@ -1,0 +1,579 @@
+"""One private step: charge it, draw a batch, clip every example, add noise, divide; the result is in ``.grad``.
+
+What follows is ordinary PyTorch: any ``torch.optim`` may use the gradient, which is public from then on.
+
+>>> from dpgrad import sampling
+>>> model = nn.Linear(2, 1)
+>>> data = torch.randn(100, 2), torch.randn(100)
+>>> def loss(model, batch):
+...     inputs, targets = batch
+...     return (model(inputs)[:, 0] - targets).square()
+>>> mechanism = Mechanism(sampling.Poisson(0.1), steps=2, noise_multiplier=1.0, expected_batch_size=10)
+>>> private = PrivateGradient(model, loss, mechanism)
+>>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+>>> for _ in range(mechanism.steps):
+...     private.step(data)
+...     optimizer.step()
+>>> private.ledger == mechanism.event()
+True
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
+
+from dpgrad import _processes, _validate
+from dpgrad.accounting import account
+from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
+from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.grads import ENGINES, ClippedSum, Engine, Way, clipped_sum
+from dpgrad.grads.again import Again
+from dpgrad.grads.check import PROBED, compare, prepared
+from dpgrad.grads.history import Average, InnerMomentum, Iterate
+from dpgrad.grads.memory import fitting
+from dpgrad.grads.scaling import Bounded, Hard, ScaleRule
+from dpgrad.grads.sums import Batch, Loss, Scale, trainable
+from dpgrad.grads.swap import unwrapped
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.randomness import draw, noise
+from dpgrad.training import source
+from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault
+from dpgrad.training.augment import Augment, augmented, probed
+
+
+@dataclass(frozen=True, repr=False)
+class Observed:
+    """What one step saw on the way to its noisy mean. Private, and outside the guarantee, all but ``noisy``.
+
+    ``raw`` is the sum of the examples' gradients at the present weights, neither scaled nor noised, over the declared
+    divisor like ``noisy``.
+
+    >>> Observed(0, torch.ones(1, 2), torch.ones(1, 2), 1.0, {}, {}, {})
+    Observed(step 0, private)
+    """
+
+    step: int
+    norms: Tensor  # (groups, examples), of what the rule scaled
+    factors: Tensor  # (groups, examples), as the rule gave them
+    clip: Tensor | float  # (groups, 1) where there are groups
+    clipped_sum: Mapping[str, Tensor]
+    noisy: Mapping[str, Tensor]
+    raw: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        return f"Observed(step {self.step}, private)"
+
+
+class PrivateGradient:
+    """Steps of a mechanism on a model: each writes the noisy mean of clipped gradients to ``.grad``.
+
+    ``loss(model, batch)`` returns one value per row. ``rule`` is one of `dpgrad.scaling`, or a function of your own,
+    ``rule(norms, clip)``: it is applied to each example alone and cannot exceed the clip bound. ``engine`` is a name in
+    `dpgrad.grads.ENGINES`. ``microbatch`` is the most examples that are worked on at a time, or ``memory_limit`` the
+    bytes from which to find it; neither changes the result. With ``several_rows`` the data are (examples, K, ...): an
+    example's gradient is the mean over its rows.
+    ``augment(batch, generator)`` makes such rows at every step: it is called for one example at a time, (1, ...), and
+    returns (1, K, ...), drawn from the generator; `dpgrad.augment.Shifts` moves all images of a lot at once.
+    ``inner_momentum`` and ``average`` (the γ of full batches) scale a momentum of each example's gradients instead of
+    the gradient (`dpgrad.grads.history`).
+
+    ``seed`` makes the run reproducible and therefore not for release: whoever guesses it can subtract the noise.
+    ``.grad`` is overwritten, not added to: `zero_grad` is not needed. Noise is added to every coordinate, also to the
+    row of an embedding's ``padding_idx``. ``collate`` puts the examples of a Dataset into a batch.
+
+    A run that outlives its process (`dpgrad.checkpoint.Run`) gives the ``key``, the step ``start`` at which that key
+    came into use, what was spent ``before`` under other keys, and ``charge``, which is called with the number of each
+    step before anything of it is computed; an exception there leaves the step untaken. ``observe`` is called after each
+    step with what it saw; nothing is computed for it where it is None.
+
+    Guarantee: after all steps of the mechanism, what has been written to ``.grad`` has the privacy profile of
+    ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
+    data. A step is charged before its gradients are computed. Clip bound, noise and charge are read from one
+    frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
+    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, rounding beyond
+    what `dpgrad.grads.precision.norm_error` accounts for (neighbours by add-remove, long sums over positions), that the
+    comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors
+    and warnings: one that is raised during a step may tell the size of its batch, which paths its examples take or a
+    value of the loss, and is not to be released.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        mechanism: Mechanism,
+        *,
+        rule: ScaleRule | None = None,
+        engine: str = "bookkeeping",
+        inner_momentum: InnerMomentum | None = None,
+        average: float | None = None,
+        several_rows: bool = False,
+        microbatch: int | None = None,
+        memory_limit: int | None = None,
+        collate: source.Collate = default_collate,
+        augment: Augment | None = None,
+        observe: Callable[[Observed], None] | None = None,
+        seed: int | None = None,
+        key: Key | None = None,
+        start: int = 0,
+        before: Event = NOTHING,
+        charge: Callable[[int], None] | None = None,
+    ) -> None:
+        _processes.refuse_several()
+        refuse_kinds(loss, mechanism, rule, inner_momentum)
+        self.model = unwrapped(model)
+        self.mechanism = mechanism
+        self.rule = Hard() if rule is None else rule
+        if engine not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        if average is not None and (
+            inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
+        ):
+            raise ValueError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
+        if microbatch is not None:
+            _validate.whole(least=1, microbatch=microbatch)
+        if memory_limit is not None:
+            _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
+        if augment is not None and several_rows:
+            raise ValueError("augment makes the rows of an example: give it, or several_rows with data that have them")
+        if seed is not None and key is not None:
+            raise ValueError("give seed or key, not both: a seed stands for a key")
+        _validate.whole(most=mechanism.steps, start=start)
+        _ = mechanism.divisor  # refused here, not at the first step
+        refuse_model(self.model, mechanism)
+        self._groups()
+        self.key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
+        self.observe = observe
+        self._loss, self._engine_name = loss, engine
+        self._shapes: dict[str, list[torch.Size]] = {}  # of examples, by what makes them
+        self._several_rows, self._augment = several_rows or augment is not None, augment
+        self._inner_momentum, self._average = inner_momentum, average
+        self._microbatch, self._memory_limit, self._collate = microbatch, memory_limit, collate
+        self._rows: int | None = None
+        self._data: source.Remembered | None = None
+        self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
+        self._iterates: tuple[Iterate, ...] = ()
+        self._state: Average | None = None
+        self._engine: Engine | None = None
+        self.way: Way | None = None  # how gradients are computed; known from the first step on
+        self._again = Again()
+        self._checked: list[object] = []
+        self._charge, self._start, self._before = charge, start, before
+        self._charged: list[Leaf] = []
+        self._owed: set[int] = set()  # charged and not yet computed
+        self._step = start
+        self._tried: ScaleRule | None = None
+        self._fault = ""
+        self._try_rule()
+
+    def __repr__(self) -> str:
+        return f"PrivateGradient(step {self._step} of {self.mechanism.steps}, {self.key.label})"
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        """Copies and pickles are refused: a second object with this key would add the same noise to another sum."""
+        raise ValueError(
+            "a PrivateGradient cannot be copied or pickled: two results with the same noise reveal their difference; "
+            "make a new one, and charge its steps too"
+        )
+
+    @property
+    def steps_taken(self) -> int:
+        """How many steps of the mechanism have been charged, those before ``start`` among them."""
+        return self._step
+
+    @property
+    def ledger(self) -> Event:
+        """What the steps so far released; equal to ``mechanism.event()`` after the last, where one key served all."""
+        parts = [part for part in (self._before, self._own_ledger) if part != NOTHING]
+        return parts[0] if len(parts) == 1 else Compose(tuple(parts))
+
+    @property
+    def _own_ledger(self) -> Event:
+        """What the steps under the present key released."""
+        return grouped(self._charged) if self._charged else NOTHING
+
+    def spent(self, delta: float, accountant: str = "pld") -> Guarantee:
+        """The ε of the steps so far.
+
+        It holds for a run whose number of steps was fixed in advance; a run that is stopped because of what it showed
+        is covered by ``mechanism.guarantee(delta)``, the whole plan.
+        """
+        return Guarantee.of(account(self.ledger, self.mechanism.relation, accountant), delta)
+
+    def step(self, data: Any) -> None:
+        """Draw this step's batch from ``data`` and write the noisy mean of its clipped gradients to ``.grad``.
+
+        ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), or a
+        map-style Dataset. The batch is moved to the model's device. An empty batch is noise alone.
+        """
+        step = self.charged(data)
+        self.compute(data, step)
+
+    def charged(self, data: Any) -> int:
+        """Charge the next step and return its number; whoever calls it must then `compute` that step, once.
+
+        For those who replay a captured step (`dpgrad.training.graph`); everyone else calls `step`.
+        """
+        _processes.refuse_several()
+        rows = self._same_rows(data)
+        if torch.is_inference_mode_enabled():
+            raise ValueError("a step needs gradients: call it outside torch.inference_mode")
+        step = self._step
+        if step >= self.mechanism.steps:
+            raise ValueError(
+                f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
+            )
+        self._try_rule()
+        if self._fault:
+            _validate.warn(
+                f"{self._fault}: such factors are lowered to it, or dropped, and no example exceeds the clip bound"
+            )
+            self._fault = ""  # once
+        self._prepare(data, rows)
+        self._compare_again(data, rows, step)
+        if self._charge is not None:
+            self._charge(step)
+        price = self.mechanism.step_event(step, self._start)
+        if price != NOTHING:
+            self._charged.append(price)  # type: ignore[arg-type]
+        self._step = step + 1  # charged even if what follows fails
+        self._owed.add(step)
+        return step
+
+    def compute(self, data: Any, step: int) -> None:
+        """The gradient of a step that was charged, in ``.grad``; refused for any other, and the second time."""
+        _processes.refuse_several()
+        rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
+        if step not in self._owed:
+            raise ValueError(
+                f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
+            )
+        self._owed.discard(step)
+        with self._own_randomness(step):
+            chosen, batch = self._drawn(data, rows, step)
+            scale = _Recorded(self.scale(self._clips(step)))
+            total = self._clipped_sum(chosen, batch, rows, step, scale)
+        if self._inner_momentum is not None:
+            self._iterates = self._inner_momentum.remembered(self._iterates, self.model)
+        noisy = self._write(total, step)
+        if self.observe is not None:
+            self.observe(self._observed(step, batch, scale, total, noisy))
+
+    def scale(self, clip: Tensor | float) -> Scale:
+        """From the norms of examples to their factors, which keep every example within ``clip`` whatever the rule is.
+
+        Every step goes through here, captured or not.
+        """
+        return Bounded(self.rule, clip)
+
+    def computed_elsewhere(self) -> None:
+        """All steps that were charged have been computed by other means: `compute` will take none of them."""
+        self._owed.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the key that the next step depends on: tensors and plain values. Private; to be stored now.
+
+        ``key`` in it is a digest that tells whether a key is the same, and nothing else about it.
+
+        >>> from dpgrad import sampling
+        >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+        >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
+        >>> private.step(torch.ones(3, 1))
+        >>> private.state()["step"]
+        1
+        """
+        kept = self._state
+        return {
+            "key": self.key.derive("state").hex(),
+            "step": self._step,
+            "start": self._start,
+            "ledger": to_json(self._own_ledger),
+            "microbatch": self._microbatch,
+            "iterates": [dict(iterate) for iterate in self._iterates],
+            "average": None if kept is None else {"momenta": dict(kept.momenta), "updates": kept.updates},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Under the key it was taken with, and its ``start``, the next step is the one that would have followed, bit for
+        bit. Another key is a new release: it needs a ``start`` where the state ends and, in ``before``, what the state
+        spent. The averages of single examples then begin anew: they are vectors of the rows there were.
+        """
+        if set(state) | {"key"} != {"key", "step", "start", "ledger", "microbatch", "iterates", "average"}:
+            raise ValueError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
+        if self._step != self._start or self._charged:
+            raise ValueError("restore a state before the first step, not after")
+        step, same = state["step"], state.get("key") == self.key.derive("state").hex()
+        if same and state["start"] != self._start:
+            raise ValueError(f"start must be {state['start']:,}, as when the state was taken, got {self._start:,}")
+        _validate.whole(least=self._start, most=self.mechanism.steps, **{"step of the state": step})
+        if not same and step != self._start:
+            raise ValueError(
+                f"the state was taken under another key, at step {step:,}: give that key; or, for a new one, "
+                f"start={step} and before, what was spent so far"
+            )
+        if not same and leaves(from_json(state["ledger"])) - leaves(self._before):
+            raise ValueError("before must hold what the state spent under its own key: a new key adds to it")
+        if len(state["iterates"]) and self._inner_momentum is None:
+            raise ValueError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
+        parameters = trainable(self.model)
+        self._iterates = tuple(
+            {name: value.to(parameters[name].device) for name, value in iterate.items()}
+            for iterate in state["iterates"]
+        )
+        self._step = step
+        if not same:
+            return
+        self._charged = _expanded(from_json(state["ledger"]))
+        if state["microbatch"] is not None:
+            self._microbatch, self._memory_limit = state["microbatch"], None  # what was found then
+        if (kept := state["average"]) is not None:
+            if self._average is None:
+                raise ValueError("the state has averages of examples: give the average it was taken with")
+            device = self._device()
+            momenta = {name: value.to(device) for name, value in kept["momenta"].items()}
+            self._state = Average(self._average, momenta, kept["updates"].to(device))
+
+    def _try_rule(self) -> None:
+        """Refuse a rule of the user's own that cannot be held to its contract, and note what has to be corrected."""
+        if self.rule is not self._tried:
+            self._fault = rule_fault(self.rule, self._clips, self.mechanism.steps, self._device())
+            self._tried = self.rule
+
+    def _same_rows(self, data: Any) -> int:
+        """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted."""
+        rows = source.rows(data)
+        if self._data is None:
+            self._data = source.Remembered.of(data, self.key)
+        elif rows != self._rows or not self._data.holds(data):
+            raise ValueError(
+                "data must be the whole dataset, with the same rows at every step, and these are others than at the "
+                "first: the mechanism draws the batches itself. Give the dataset of a loader, not its batches, and "
+                "random changes of the rows as augment"
+            )
+        self._rows, self._compared = rows, data
+        return rows
+
+    def _prepare(self, data: Any, rows: int) -> None:
+        """Compare the engine with its definition before the first step, and again where the model is another one.
+
+        It is where other parameters are trained, where modules or hooks were exchanged, and where a module is in the
+        other mode: BatchNorm lets examples act on each other in training mode only.
+        """
+        now = signature(self.model)
+        if now == self._checked or not rows:
+            return
+        if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
+            raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
+        probe = self._probe(data, self._from_all_over(rows))
+        self._engine, self.way = prepared(self.model, self._loss, probe, self._engine_name, self._several_rows)
+        if self._memory_limit is not None:
+            most = fitting(self.model, self._loss, probe, self._memory_limit, self._engine, self._several_rows)
+            self._microbatch = most if self._microbatch is None else min(most, self._microbatch)
+        self._checked = now
+
+    def _probe(self, data: Any, indices: Tensor) -> Batch:
+        """These examples as a step would see them."""
+        batch = self._gathered(data, indices)
+        return batch if self._augment is None else probed(self._augment, batch, self.key)
+
+    def _from_all_over(self, rows: int) -> Tensor:
+        """Some examples from all over the data, the same ones whenever this run is resumed."""
+        seed = int.from_bytes(self.key.derive("probe", size=8), "little")
+        generator = torch.Generator().manual_seed(seed)
+        if rows <= 4 * PROBED:
+            return torch.randperm(rows, generator=generator, device="cpu")[:PROBED].sort().values
+        return torch.randint(rows, (PROBED,), generator=generator, device="cpu").sort().values
+
+    def _compare_again(self, data: Any, rows: int, step: int) -> None:
+        """Compare the engine with its definition on examples of this step's batch, now and then.
+
+        Values change: what was zero at the first step hides nothing later. A difference stops the run.
+        """
+        if self._engine is None or not self._again.due():
+            return
+        with self._again.timed():
+            chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
+            if len(chosen):
+                few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
+                with suppress(torch.OutOfMemoryError, MemoryError):  # the step itself may do with smaller pieces
+                    compare(self.model, self._loss, few, self._engine, self._engine_name, self._several_rows)
+
+    @contextmanager
+    def _own_randomness(self, step: int) -> Iterator[None]:
+        """Within the block torch's default generators, from which dropout draws, are those of (key, step).
+
+        Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
+        """
+        device = self._device()
+        seed = int.from_bytes(self.key.derive("model", str(step), size=8), "little")
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index].manual_seed(seed)
+            yield
+
+    def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
+        """The examples of this step: their indices, and the batch where there are any."""
+        chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
+        if self._engine is None or not len(chosen):
+            return chosen[:0], None
+        batch = self._gathered(data, chosen)
+        if self._augment is None:
+            return chosen, batch
+        return chosen, self._alike("augment", augmented(self._augment, batch, chosen, self.key, step))
+
+    def _clipped_sum(self, chosen: Tensor, batch: Batch, rows: int, step: int, scale: "_Recorded") -> ClippedSum:
+        engine = self._engine
+        if engine is None or not len(chosen):
+            return ClippedSum.zero(self.model)
+        if self._inner_momentum is not None:
+            engine = self._inner_momentum.engine(engine, self._iterates)
+        if self._average is not None:
+            if self._state is None:
+                self._state = Average.for_model(self.model, rows, self._average)
+            engine = self._state.engine(engine, step - self._start)
+            index = chosen[:, None].expand(-1, _width(batch)) if self._several_rows else chosen
+            batch = index, batch
+        total = self._summed(batch, scale, engine)
+        if self._charge is not None and scale.pieces != -(-len(chosen) // (self._microbatch or len(chosen))):
+            raise MemoryError(
+                "this step did not fit in memory in one piece, and smaller pieces round differently, so that it could "
+                "not be replayed: give microbatch"
+            )
+        return total
+
+    def _summed(self, batch: Batch, scale: Scale, engine: Engine) -> ClippedSum:
+        return clipped_sum(
+            self.model, self._loss, batch, scale, engine,
+            groups=self._groups(), several_rows=self._several_rows, microbatch=self._microbatch,
+        )  # fmt: skip
+
+    def _write(self, total: ClippedSum, step: int) -> dict[str, Tensor]:
+        """Add noise, divide, and write the mean to ``.grad``; the mean before it is rounded to the parameter's type."""
+        std_of = cache(partial(self.mechanism.std_at, step))  # asked once for a group, not for every parameter
+        stds = {name: std_of(self.group_of(name)) for name in total.sums}
+        noisy = noise.noisy_means(total.sums, stds, self.key, step, self.mechanism.divisor)
+        for name, parameter in self.model.named_parameters():
+            # One that was frozen meanwhile gets none: an optimizer would take the last step's gradient again.
+            parameter.grad = noisy[name].to(parameter.dtype) if parameter.requires_grad else None
+        return noisy
+
+    def _observed(
+        self, step: int, batch: Batch, scale: "_Recorded", total: ClippedSum, noisy: dict[str, Tensor]
+    ) -> Observed:
+        raw = ClippedSum.zero(self.model)
+        if self._engine is not None and batch is not None:
+            with self._own_randomness(step):  # the masks of dropout are those of the step
+                raw = self._summed(batch, torch.ones_like, self._engine)
+        means = {name: value / self.mechanism.divisor for name, value in raw.sums.items()}
+        noisy = {name: value.clone() for name, value in noisy.items()}  # .grad may be the same memory
+        norms, factors = scale.seen(self._device())
+        return Observed(step, norms, factors, self._clips(step), total.sums, noisy, means)
+
+    def group_of(self, name: str) -> Group | None:
+        return self.mechanism.group_of(name) if self.mechanism.groups else None
+
+    def _groups(self) -> dict[str, int] | None:
+        """The group of each trainable parameter; None where all are clipped together."""
+        groups = self.mechanism.groups
+        if not groups:
+            return None
+        return {name: groups.index(self.mechanism.group_of(name)) for name in trainable(self.model)}
+
+    def _clips(self, step: int) -> Tensor | float:
+        """The clip bound, (groups, 1) where there are groups."""
+        groups = self._groups()
+        if groups is None:
+            return self.mechanism.clip_at(step)
+        last = max(groups.values())  # groups after it have nothing to clip
+        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
+        return torch.tensor(clips, dtype=torch.float64, device=self._device())[:, None]
+
+    def _gathered(self, data: Any, indices: Tensor) -> Batch:
+        """The examples at ``indices``, on the model's device."""
+        return self._alike("collate", source.gathered(data, indices, self._device(), self._collate))
+
+    def _alike(self, made_by: str, batch: Batch) -> Batch:
+        """The batch, if its examples have the shapes that examples had before.
+
+        Guarantee: shapes are the same at every step. Padded to the longest of a batch, the gradient of one example
+        would be measured otherwise where another takes part, and the factors of all would change.
+        """
+        shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
+        if shapes != self._shapes.setdefault(made_by, shapes):
+            raise ValueError(
+                f"{made_by} gives examples of other shapes than before: pad all examples to one fixed length, not to "
+                "the longest of a batch, which one example decides"
+            )
+        return batch
+
+    def _device(self) -> torch.device:
+        return next(parameter.device for parameter in self.model.parameters() if parameter.requires_grad)
+
+
+def _expanded(event: Event) -> list[Leaf]:
+    """The leaves that `events.grouped` put together, in order."""
+    match event:
+        case Repeat(inner, count):
+            return _expanded(inner) * count
+        case Compose(events):
+            return [leaf for inner in events for leaf in _expanded(inner)]
+        case _:
+            return [event]
+
+
+class _Recorded:
+    """A scale that remembers the pieces in which it was asked."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        factors = self._scale(norms)
+        self._seen.append((norms, factors))
+        return factors
+
+    @property
+    def pieces(self) -> int:
+        return len(self._seen)
+
+    def seen(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Norms and factors, (groups, examples)."""
+        if not self._seen:
+            return torch.zeros(1, 0, device=device), torch.zeros(1, 0, device=device)
+        norms, factors = (torch.cat(part, 1) for part in zip(*self._seen, strict=True))
+        return norms, factors
+
+
+def signature(model: nn.Module) -> list[object]:
+    """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
+    found: list[object] = []
+    known: set[int] = set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in known:
+            known.add(id(module))
+            found += (id(module), module.training, *module._modules, *module._forward_hooks)
+            found += (None, *module._forward_pre_hooks)  # set apart from the other hooks
+            for name, parameter in module._parameters.items():
+                found += (name, parameter is not None and parameter.requires_grad)
+            waiting += module._modules.values()
+    return found
+
+
+def _width(batch: Batch) -> int:
+    """The rows of one example."""
+    return int(pytree.tree_leaves(batch)[0].shape[1])

@@ -1,0 +1,241 @@
+"""The data of a run, from which examples are taken by their index.
+
+Data are tensors or arrays with a common first dimension, alone or in tuples, lists and dicts (a list holds columns, not
+examples), or a map-style `torch.utils.data.Dataset`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from dpgrad.grads.sums import Batch
+from dpgrad.mechanism.keys import Key
+
+Collate = Callable[[list[Any]], Batch]
+
+
+def rows(data: Any) -> int:
+    """How many examples the data have; what examples cannot be taken from by index is refused.
+
+    >>> rows({"x": torch.zeros(3, 2), "y": np.zeros(3)})
+    3
+    """
+    passed_by = isinstance(data, IterableDataset | DataLoader | Iterator)
+    if passed_by or (isinstance(data, Dataset) and not isinstance(data, Sized)):
+        raise ValueError(
+            f"data must be tensors or a map-style Dataset with a length, got {type(data).__name__}: the mechanism "
+            "draws the batches, so it needs every example by its index; give the whole dataset itself"
+        )
+    if isinstance(data, Dataset):
+        return len(data)  # type: ignore[arg-type]
+    named = pytree.tree_flatten_with_path(data)[0]
+    for path, leaf in named:
+        if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
+            raise ValueError(
+                f"data{pytree.keystr(path)} must be a tensor or an array with one entry per example, got a "
+                f"{type(leaf).__name__}: wrap a list of examples in a map-style Dataset"
+            )
+        if isinstance(leaf, np.ndarray):
+            refuse_type(f"data{pytree.keystr(path)}", leaf.dtype)
+    lengths = {f"data{pytree.keystr(path)}": len(leaf) for path, leaf in named}
+    if len(set(lengths.values())) != 1:
+        shown = ", ".join(f"{name} has {length:,}" for name, length in [*lengths.items()][:4]) or "nothing"
+        raise ValueError(
+            f"data must hold tensors with one entry per example, but {shown}: a tuple, list or dict holds columns; "
+            "wrap a list of examples in a map-style Dataset"
+        )
+    return next(iter(lengths.values()))
+
+
+def refuse_type(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse an array of a type that torch does not have, such as text, dates, objects and long doubles."""
+    try:
+        torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
+    except TypeError:
+        raise ValueError(
+            f"{name} must hold numbers of a type that torch has, got {dtype}: convert all of it to one type that you "
+            "choose, such as .astype(np.float32), and labels to class indices 0, 1, ..., in an order fixed without "
+            "looking at the data"
+        ) from None
+
+
+def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate = default_collate) -> Batch:
+    """The examples at ``indices`` as one batch on ``device``.
+
+    Guarantee: how an example is read does not depend on the others. `default_collate` gives a batch the type that suits
+    all of its examples, so one of another type would round the rest differently: it is refused.
+
+    >>> gathered(torch.tensor([5, 6, 7]), torch.tensor([2, 0]), torch.device("cpu"))
+    tensor([7, 5])
+    """
+    if not isinstance(data, Dataset):
+        return pytree.tree_map(lambda leaf: _taken(leaf, indices).to(device), data)
+    examples: Sequence[Any] = [data[int(index)] for index in indices]
+    if collate is default_collate:
+        _refuse_mixed(examples)
+    try:
+        batch = collate(list(examples))
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
+            "or give collate"
+        ) from error
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        if not isinstance(leaf, Tensor):
+            raise ValueError(
+                f"an example of data must hold tensors or numbers, {pytree.keystr(path) or 'it'} is a "
+                f"{type(leaf).__name__}: leave it out, or give collate"
+            )
+    return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+
+
+_COMPARED = 16  # rows of other data than before
+_GLANCED = 2  # rows of the same memory on the CPU, into which numpy may have written other rows
+_MOST = 1 << 12  # values of one row that are compared; of a longer one, every so many
+
+Column = Tensor | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Remembered:
+    """The data of the first step, to be recognised at the next ones by a few rows at secret places. Private.
+
+    Tensors on a device are read only where they are other tensors than before, or were written into: otherwise nothing
+    waits for the device. The memory of the data is held, or other data might come to lie in the same place.
+
+    >>> seen = Remembered.of(torch.arange(50), Key.fresh())
+    >>> seen.holds(torch.arange(50)), seen.holds(torch.arange(50) + 50)
+    (True, False)
+    """
+
+    data: Any
+    places: tuple[int, ...]
+    columns: Mapping[str, Column]  # none of a Dataset
+    versions: Mapping[str, int]  # how often each tensor was written into
+    samples: Mapping[str, "np.ndarray[Any, Any]"]  # the rows at those places
+
+    @classmethod
+    def of(cls, data: Any, key: Key) -> "Remembered":
+        """Remember ``data``; the places follow from the key of the run."""
+        count = rows(data)
+        random = np.random.default_rng(np.frombuffer(key.derive("rows compared"), np.uint64))
+        places = tuple(int(place) for place in random.integers(count, size=_COMPARED)) if count else ()
+        found = columns(data)
+        versions = {name: _version(column) for name, column in found.items()}
+        samples = {name: _sampled(column, places) for name, column in found.items()}
+        return cls(data, places, found, versions, samples)
+
+    def holds(self, data: Any) -> bool:
+        """Whether these are the same data: the same objects, copies of them, or the same contents read again."""
+        if isinstance(self.data, Dataset) and not isinstance(self.data, TensorDataset):
+            return data is self.data or self._same_examples(data)
+        found = columns(data)
+        return found.keys() == self.columns.keys() and all(map(self._same_column, found, found.values()))
+
+    def _same_column(self, name: str, column: Column) -> bool:
+        count = _COMPARED
+        if _memory(column) == _memory(self.columns[name]) and _version(column) == self.versions[name]:
+            count = 0 if isinstance(column, Tensor) and column.device.type != "cpu" else _GLANCED
+        return not count or _equal(_sampled(column, self.places[:count]), self.samples[name][:count])
+
+    def _same_examples(self, data: Any) -> bool:
+        """Whether another Dataset has the same examples at the places."""
+        if not isinstance(data, Dataset):
+            return False
+        pairs = ((pytree.tree_leaves(self.data[place]), pytree.tree_leaves(data[place])) for place in self.places)
+        return all(
+            len(one) == len(other) and all(_equal(_plain(a), _plain(b)) for a, b in zip(one, other, strict=True))
+            for one, other in pairs
+        )
+
+
+def columns(data: Any) -> dict[str, Column]:
+    """Tensors and arrays of the data by their place in it; nothing of a Dataset but a TensorDataset.
+
+    >>> list(columns({"x": torch.zeros(3), "y": np.zeros(3)}))
+    ["['x']", "['y']"]
+    """
+    if isinstance(data, Dataset):
+        data = data.tensors if isinstance(data, TensorDataset) else ()
+    return {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(data)[0]}
+
+
+def _version(column: Column) -> int:
+    """How often torch wrote into a tensor; one of inference mode does not count, and cannot be written into outside."""
+    return column._version if isinstance(column, Tensor) and not column.is_inference() else 0
+
+
+def _memory(column: Column) -> object:
+    """Where the values lie, and how."""
+    if isinstance(column, Tensor):
+        return column.data_ptr(), column.shape, column.stride(), column.dtype, column.device
+    return column.ctypes.data, column.shape, column.strides, column.dtype
+
+
+def _sampled(column: Column, places: Sequence[int]) -> "np.ndarray[Any, Any]":
+    """The rows at ``places``, of long ones every so many values: (places, values)."""
+    each = max(1, -(-math.prod(column.shape[1:]) // _MOST))
+    taken = _plain(_taken(column, torch.tensor(places, dtype=torch.int64)))
+    return taken.reshape(len(places), math.prod(column.shape[1:]))[:, ::each]
+
+
+def _plain(value: Any) -> "np.ndarray[Any, Any]":
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().resolve_conj().numpy()
+
+
+def _equal(one: "np.ndarray[Any, Any]", other: "np.ndarray[Any, Any]") -> bool:
+    """Whether values are equal; NaN is equal to NaN."""
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+_PLAIN = {float: "float64", int: "int64", bool: "bool"}  # as default_collate reads them
+
+
+def _refuse_mixed(examples: Sequence[Any]) -> None:
+    """Refuse examples whose values are of different types."""
+
+    def types(example: Any) -> list[str]:
+        leaves = pytree.tree_leaves(example)
+        return [
+            str(leaf.dtype).removeprefix("torch.")
+            if isinstance(leaf, Tensor | np.ndarray | np.generic)
+            else _PLAIN.get(type(leaf), type(leaf).__name__)
+            for leaf in leaves
+        ]
+
+    first = types(examples[0]) if examples else []
+    for example in examples:
+        for one, other in zip(first, types(example), strict=False):  # other structures are for collate to refuse
+            if one != other:
+                raise ValueError(
+                    f"the examples of data must hold values of one type, got {one} and {other}: let the Dataset "
+                    "convert every example, such as torch.as_tensor(x, dtype=torch.float32)"
+                )
+
+
+def blocks(rows: Tensor | np.ndarray[Any, Any], size: int) -> Iterator[Tensor]:
+    """Consecutive rows as tensors, ``size`` at a time: of a memory-mapped array no more than that is read at once.
+
+    >>> [block.tolist() for block in blocks(np.arange(3), size=2)]
+    [[0, 1], [2]]
+    """
+    for start in range(0, len(rows), size):
+        few = rows[start : start + size]
+        # A copy, in the machine's byte order: torch takes neither a read-only array nor a foreign order.
+        yield few if isinstance(few, Tensor) else torch.from_numpy(np.array(few, dtype=few.dtype.newbyteorder("=")))
+
+
+def _taken(leaf: Tensor | np.ndarray[Any, Any], indices: Tensor) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf[indices.to(leaf.device)]
+    taken = leaf[indices.cpu().numpy()]
+    return torch.from_numpy(taken.astype(taken.dtype.newbyteorder("="), copy=False))  # files often have the other order

@@ -1,0 +1,205 @@
+"""Each Triton kernel against the plain path: they run on a CUDA device only."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpgrad import _triton
+from dpgrad.grads.scaling import RULES, Quotient
+from dpgrad.randomness import device_noise, philox
+
+pytestmark = pytest.mark.skipif(not _triton.available, reason="needs a CUDA device and Triton")
+
+
+def cut(x: Tensor) -> Tensor:
+    """x to TF32 towards zero."""
+    return (x.view(torch.int32) & -0x2000).view(torch.float32)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("sizes", [(5, 70, 33), (16, 8, 8), (70, 40, 20), (200, 768, 70), (300, 33, 130), (513, 20, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ghost(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    from dpgrad.grads.kernels.products import ghost
+
+    positions, d, p = sizes
+    a, g = random(3, positions, d).to(dtype), random(3, positions, p).to(dtype)
+    exact_a, exact_g = (cut(each.float()).double() for each in (a, g))
+    norms = (exact_g.mT @ exact_a).flatten(1).norm(dim=1)
+    mass = (exact_a.norm(dim=2) * exact_g.norm(dim=2)).sum(1)
+    assert ((ghost(a, g, 0.0, 0.0, 0.0) / norms - 1).abs() < 1e-4).all()
+    wanted = (norms**2 + 1e-2 * mass**2).sqrt() + 1e-2 * mass
+    assert ((ghost(a, g, 1e-2, 1e-2, 0.0) / wanted - 1).abs() < 1e-4).all()
+    a[1, 0, 0] = math.nan
+    assert ghost(a, g, 0.0, 0.0, 0.0).isfinite().tolist() == [True, False, True]
+
+
+def test_an_overflow_is_not_taken_for_a_short_norm() -> None:
+    """⟨G₁, G₂⟩ of two blocks of positions overflows below zero: the norm must not come out finite and short."""
+    from dpgrad.grads.kernels.products import ghost
+
+    for positions in (256, 384):
+        a, g = torch.full((1, positions, 8), 1e8, device="cuda"), torch.full((1, positions, 8), 5e8, device="cuda")
+        g[:, 128:] *= -1
+        true = (g.double().mT @ a.double()).norm()
+        found = ghost(a, g, 1e-4, 1e-3, 0.0)
+        assert not found.isfinite() or found >= true
+
+
+SHAPES = [
+    (3, 20, (3, 3), (1, 1), (1, 1), (1, 1), (8, 8)),
+    (40, 16, (3, 3), (1, 1), (1, 1), (1, 1), (16, 17)),
+    (5, 7, (3, 2), (2, 1), (1, 0), (2, 3), (11, 12)),
+    (130, 140, (1, 1), (1, 1), (0, 0), (1, 1), (4, 4)),
+    (1, 16, (8, 8), (2, 2), (3, 3), (1, 1), (28, 28)),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_convolutions(shape: tuple[Any, ...]) -> None:
+    from dpgrad.grads.kernels.convolution import formed
+    from dpgrad.grads.kernels.products import ghost, swapped
+
+    ins, outs, kernel, stride, padding, dilation, size = shape
+    x = cut(random(4, ins, *size))
+    weight = random(outs, ins, *kernel).requires_grad_()
+    g = cut(torch.randn_like(F.conv2d(x, weight, None, stride, padding, dilation)))
+    wanted = []
+    for i in range(4):
+        out = F.conv2d(x[i : i + 1].double(), weight.double(), None, stride, padding, dilation)
+        wanted.append(torch.autograd.grad(out, weight, g[i : i + 1].double())[0].double())
+    matrices = torch.stack(wanted).flatten(2)
+    norms = matrices.flatten(1).norm(dim=1)
+    found, parts = formed(x, g, kernel, stride, padding, dilation)
+    assert ((found - matrices).flatten(1).norm(dim=1) < 1e-5 * norms).all()
+    assert ((parts.sum(1).sqrt() / norms - 1).abs() < 1e-5).all()
+    turned = swapped(x.flatten(2)).view(4, *size, ins)
+    sizes = (*size, g.shape[3], *kernel, *stride, *padding, *dilation)
+    measured = ghost(turned, swapped(g.flatten(2)), 0.0, 0.0, 0.0, sizes)
+    assert ((measured / norms - 1).abs() < 1e-4).all()
+
+
+def test_scaled() -> None:
+    from dpgrad.grads.kernels.products import scaled
+
+    x, factors = random(7, 33, 129), torch.rand(7, device="cuda")
+    found, wanted = scaled(x, factors), cut(x) * factors[:, None, None]
+    assert ((found - wanted).abs() <= 2.0**-11 * wanted.abs()).all()
+    assert torch.equal(cut(found), found)
+    x[2, 3, 4] = math.inf
+    x.view(torch.int32)[3, 0, 0] = 0x7FFFFFFF  # a number it is not, and rounding it up would make it zero
+    assert [int((~row.isfinite()).sum()) for row in scaled(x, factors)] == [0, 0, 1, 1, 0, 0, 0]
+
+
+def test_swapped() -> None:
+    from dpgrad.grads.kernels.products import swapped
+
+    for shape in [(3, 70, 50), (2, 5, 100), (1, 1, 1), (4, 64, 64)]:
+        x = random(*shape)
+        assert torch.equal(swapped(x), x.mT)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (300, 5), (512, 8192), (130, 40_000)])
+def test_weighted(shape: tuple[int, int]) -> None:
+    from dpgrad.grads.kernels.products import weighted
+
+    x, factors = random(*shape), torch.rand(shape[0], device="cuda")
+    wanted = factors.double() @ x.double()
+    assert weighted(x, factors).dtype == torch.float64
+    assert ((weighted(x, factors) - wanted).abs() <= 1e-12 * shape[0]).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (300, 5, 7), (512, 512, 32), (130, 33, 100)])
+def test_weighted_outer(shape: tuple[int, int, int]) -> None:
+    from dpgrad.grads.kernels.products import weighted_outer
+
+    examples, d, p = shape
+    a, g, factors = random(examples, d), random(examples, p), torch.rand(examples, device="cuda")
+    wanted = (g.double() * factors.double()[:, None]).mT @ a.double()
+    assert (weighted_outer(a, g, factors, 128) - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
+def test_factors(kind: type[Quotient], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of plain torch, to the bit, for every kind of norm."""
+    odd = [0.0, 1e-45, 1e-30, 0.5, 1.0, math.nextafter(1.0, 2), 3.4e38, math.inf, -math.inf, -1.0, math.nan]
+    norms = torch.cat([torch.tensor(odd), torch.rand(2000) * 3]).cuda().repeat(2, 1)
+    rule = kind(**({"s": 0.6} if kind.__name__ == "Psasc" else {}))
+    for clip in (1.0, torch.tensor([[0.5], [2.0]], dtype=torch.float64, device="cuda")):
+        found = rule(norms, clip)
+        with monkeypatch.context() as patch:
+            patch.setattr(_triton, "available", False)
+            assert torch.equal(found, rule(norms, clip))
+
+
+def test_examples_that_are_not_finite_have_no_factor() -> None:
+    from dpgrad.grads.kernels.factors import finite, together
+
+    norms, factors = torch.rand(3, 1500, device="cuda"), torch.rand(3, 1500, device="cuda")
+    found, flag = finite(norms, factors, 0.5)
+    assert torch.equal(found, factors * 0.5)
+    assert bool(flag)
+    norms[1, 1400], norms[2, 7] = math.nan, math.inf
+    found, flag = finite(norms, factors, 0.5)
+    assert (found == 0).nonzero().tolist() == [[group, at] for group in range(3) for at in (7, 1400)]
+    assert not bool(flag)
+    parts = random(37, 130)
+    assert torch.allclose(together(parts, 2.0), parts.norm(dim=0) + 2, rtol=1e-6)
+    assert together(norms, 0.0).isfinite().sum() == 1498
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_affine(dtype: torch.dtype) -> None:
+    from dpgrad.grads.kernels import affine
+
+    for channels, groups, space in [(12, 3, 30), (64, 16, 1024), (5, 1, 1), (6, 1, 49)]:
+        x, g = random(9, channels, space).to(dtype), random(9, channels, space).to(dtype)
+        normal = F.group_norm(x.double(), groups, eps=1e-5)
+        wanted = (g.double() * normal).sum(2), g.double().sum(2)
+        for found, exact in zip(affine.group_norm(x, g, groups, 1e-5), wanted, strict=True):
+            assert (found - exact).norm() <= 1e-5 * exact.norm()
+    for positions, width in [(1, 50), (37, 768), (16, 8), (40, 2)]:
+        x, g = random(9, positions, width).to(dtype), random(9, positions, width).to(dtype)
+        normal = F.layer_norm(x.double(), (width,), eps=1e-5)
+        wanted = (g.double() * normal).sum(1), g.double().sum(1)
+        for found, exact in zip(affine.layer_norm(x, g, 1e-5), wanted, strict=True):
+            assert (found - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_noise_is_that_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    likes = {"a": torch.zeros(3, 7, device="cuda"), "b": torch.zeros(70_001, device="cuda"), "c": torch.zeros(2)}
+    stream = device_noise.Stream(likes, key=7, device="cuda")
+    step, two = torch.tensor([10**12], device="cuda"), torch.full((), 2.0, dtype=torch.float64, device="cuda")
+    for segment in stream.segments:
+        by_kernel, plain = (torch.empty(segment.values, dtype=torch.float64, device="cuda") for _ in range(2))
+        total = random(segment.values)
+        stream.write(segment, by_kernel, step, two, total, two, torch.zeros((), device="cuda"))
+        with monkeypatch.context() as patch:
+            patch.setattr(_triton, "available", False)
+            stream.write(segment, plain, step, two, total, two)
+        assert ((by_kernel - plain).abs() < 1e-13).all()
+        stream.write(segment, by_kernel, step, two, total, two, torch.ones((), device="cuda"))
+        assert by_kernel.isnan().all()
+
+
+def test_words_are_those_of_plain_torch() -> None:
+    from dpgrad.randomness.kernels import below
+
+    key = [2**64 - 3, 5]
+    lasts = [philox.signed(2**62), philox.signed(2**63 + 17)]
+    found = below(philox.constants(key, "cuda"), torch.tensor([3, 2**40]).cuda(), torch.tensor(lasts).cuda(), 1001)
+    for line, step, last in zip(found, (3, 2**40), (2**62, 2**63 + 17), strict=True):
+        words = philox.words(torch.arange(1, 252), torch.tensor([step]), key).flatten()[:1001]
+        assert line.tolist() == [word % 2**64 <= last for word in words.tolist()]

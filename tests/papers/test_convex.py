@@ -1,0 +1,157 @@
+"""Experiments of the convex tables: what a trial is, that a run goes on where it stopped, and what figures mean."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpgrad import accounting
+from dpgrad.convex import Logistic, Softmax
+from dpgrad.convex.solvers import amp, gd
+from dpgrad.papers import convex as lab
+
+
+@pytest.fixture
+def small() -> lab.Task:
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((600, 4)).astype(np.float32)
+    classes = (rows @ np.array([2.0, -1.0, 0.5, 0.0]) > 0).astype(int)
+    return lab.Task("small", rows[:500], 2 * classes[:500] - 1, Logistic(), rows[500:], classes[500:])
+
+
+class TestTrial:
+    def test_noise_differs_between_runs_settings_and_budgets(self) -> None:
+        first = lab.Trial("adult", "gd", 0.1, (("rate", 1.0),))
+        others = [replace(first, run=1), replace(first, setting=(("rate", 5.0),)), replace(first, epsilon=1.0)]
+        assert len({first.seed, *(other.seed for other in others)}) == 4
+
+    def test_label_reads_as_a_setting(self) -> None:
+        assert lab.Trial("adult", "gd", 0.1, (("rows", "raw"), ("rate", 0.1))).label == "rows=raw rate=0.1"
+
+
+class TestOutcome:
+    @pytest.mark.parametrize("solver", sorted(lab.SOLVERS))
+    def test_every_solver_learns_at_a_generous_budget(self, small: lab.Task, solver: str) -> None:
+        epsilon = None if solver == "non-private" else 20.0
+        if solver.startswith("amp"):
+            epsilon = 5.0  # its precondition holds up to there
+        grid = lab.SOLVERS[solver].grid(small)
+        found = [lab.outcome(small, lab.Trial("small", solver, epsilon, setting)) for setting in grid[-3:]]
+        best = max(found, key=lambda one: one.accuracy)
+        assert best.accuracy > 85
+        assert best.auc is not None
+        assert best.auc > 0.9
+        assert math.isfinite(best.risk)
+
+    def test_the_minimiser_has_the_least_risk(self, small: lab.Task) -> None:
+        least = lab.outcome(small, lab.Trial("small", "non-private", None, (("rows", "raw"),)))
+        for setting in lab.SOLVERS["gd"].grid(small):
+            assert lab.outcome(small, lab.Trial("small", "gd", 5.0, setting)).risk > least.risk
+
+    def test_the_same_trial_gives_the_same_figures(self, small: lab.Task) -> None:
+        trial = lab.Trial("small", "auto", 1.0)
+        one, other = lab.outcome(small, trial), lab.outcome(small, trial)
+        assert (one.accuracy, one.auc, one.risk) == (other.accuracy, other.auc, other.risk)
+
+    def test_more_classes_are_fitted_against_the_rest(self) -> None:
+        random = np.random.default_rng(0)
+        rows = random.standard_normal((600, 3)).astype(np.float32)
+        classes = rows.argmax(axis=1)
+        three = lab.Task("three", rows[:500], classes[:500], Softmax(3), rows[500:], classes[500:])
+        found = lab.outcome(three, lab.Trial("three", "objective", 100.0, (("slope", 1.0),)))
+        assert found.accuracy > 85
+        assert found.auc is None
+
+    def test_an_intercept_is_a_column_of_ones(self, small: lab.Task) -> None:
+        setting = lab.SOLVERS["gd-intercept"].grid(small)[4]
+        trial = lab.Trial("small", "gd-intercept", 5.0, setting)
+        coefficients, intercept, design = lab.SOLVERS["gd-intercept"].fit(small, trial)
+        ones = np.ones((500, 1), np.float32)
+        wide = replace(small, rows=np.hstack([small.rows, ones]))
+        assert design is small.within(lab.UNBOUNDED)
+        assert coefficients.shape == (4, 1)
+        mechanism = gd.calibrated(500, 200, clip=1.0, epsilon=5.0, delta=small.delta, relation=lab.RELATION)
+        expected, _ = gd.solve(
+            wide.within(lab.UNBOUNDED), small.targets, small.loss, mechanism,
+            learning_rate=1.0, l2=lab.L2, key=trial.seed,
+        )  # fmt: skip
+        np.testing.assert_allclose(np.append(coefficients[:, 0], intercept), expected[:, 0], rtol=1e-5)
+
+    def test_the_published_ridge_is_four_times_the_least(
+        self, small: lab.Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ridges = []
+        solve = amp.solve
+        monkeypatch.setattr(amp, "solve", lambda *a, **k: (ridges.append(a[3].ridge), solve(*a, **k))[1])
+        for solver in ("amp-free", "amp-published"):
+            lab.outcome(small, lab.Trial("small", solver, 1.0))
+        assert ridges[1] == pytest.approx(4 * ridges[0])
+
+    def test_a_private_solver_without_a_budget_is_refused(self, small: lab.Task) -> None:
+        with pytest.raises(ValueError, match="gd needs an epsilon"):
+            lab.outcome(small, lab.Trial("small", "gd", None, lab.SOLVERS["gd"].grid(small)[0]))
+
+    def test_numbers_are_not_classes(self, data_dir: Path) -> None:
+        with pytest.raises(ValueError, match="boston-housing has no classes"):
+            lab.task("boston-housing", data_dir)
+
+
+class TestAuc:
+    def test_equals_the_count_of_pairs(self) -> None:
+        random = np.random.default_rng(1)
+        scores, positive = random.integers(0, 9, 60).astype(float), random.random(60) < 0.3
+        pairs = scores[positive][:, None] - scores[~positive]
+        assert lab.auc(scores, positive) == pytest.approx(np.mean((pairs > 0) + 0.5 * (pairs == 0)), abs=1e-12)
+
+
+class TestLog:
+    def test_a_run_goes_on_where_it_stopped(self, small: lab.Task, tmp_path: Path) -> None:
+        file = tmp_path / "log.json"
+        first = [next(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2))]
+        rest = list(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2))
+        assert len(first + rest) == 3 * 2 + 2  # a pilot of three settings, and two more runs of the best
+        assert list(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2)) == []
+
+    def test_what_is_read_is_what_was_written(self, small: lab.Task, tmp_path: Path) -> None:
+        log = lab.Log(tmp_path / "log.json")
+        found = lab.outcome(small, lab.Trial("small", "gd", 1.0, lab.SOLVERS["gd"].grid(small)[0]))
+        log.add(found)
+        again = lab.Log(log.file).outcomes[found.trial]
+        assert again.accuracy == pytest.approx(found.accuracy, abs=1e-4)
+        assert len(json.loads(log.file.read_text("utf-8"))) == 1
+
+    def test_two_runs_keep_what_the_other_wrote(self, small: lab.Task, tmp_path: Path) -> None:
+        one, other = lab.Log(tmp_path / "log.json"), lab.Log(tmp_path / "log.json")
+        for run, log in enumerate((one, other, one)):
+            log.add(lab.outcome(small, lab.Trial("small", "auto", 1.0, run=run)))
+        assert [trial.run for trial in lab.Log(one.file).outcomes] == [0, 1, 2]
+
+    def test_the_best_setting_is_that_of_the_pilot(self) -> None:
+        like = lab.Trial("small", "gd", 1.0)
+        grid: list[lab.Setting] = [(("rate", 1.0),), (("rate", 2.0),)]
+
+        def one(rate: float, run: int, accuracy: float) -> lab.Outcome:
+            return lab.Outcome(replace(like, setting=(("rate", rate),), run=run), accuracy, None, 0.0, 0.0)
+
+        outcomes = [one(1.0, 0, 70), one(2.0, 0, 80), one(1.0, 5, 99)]
+        assert lab.best(outcomes, like, grid, pilot=1) == (("rate", 2.0),)
+
+
+class TestPaper:
+    def test_the_bound_of_the_ablation_asks_for_more_noise_than_the_accountant(self) -> None:
+        delta = 36176**-2.0
+        mechanism = lab._sampled(36176, 200, 1.0, 0.1, "bound")
+        assert mechanism.noise_multiplier == lab.bound_multiplier(200, 0.1, delta)
+        assert accounting.account(mechanism.event(), lab.RELATION, "pld").epsilon(delta) < 0.1
+
+    @pytest.mark.parametrize("name", ["adult", pytest.param("mnist", marks=pytest.mark.slow)])
+    def test_shapes_of_table_3(self, name: str, data_dir: Path) -> None:
+        found = lab.task(name, data_dir)
+        rows, columns, classes = lab.SHAPES[name]
+        assert len(found.targets) + len(found.test_classes) == rows
+        assert found.rows.shape[1] == columns
+        assert len(np.unique(found.targets)) == classes
+        assert len(found.targets) == int(0.8 * rows)

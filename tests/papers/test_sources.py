@@ -1,0 +1,98 @@
+"""Digests of code: they change with what a result depends on, and with nothing else."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgrad.papers import convex, sources
+
+stale = importlib.import_module("benchmarks.stale")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "src" / "dpgrad"
+    root.mkdir(parents=True)
+    (root / "__init__.py").write_text("", "utf-8")
+    (root / "outer.py").write_text(
+        '"""Says."""\nfrom dpgrad import inner\n\n\ndef one():\n    return inner.VALUE\n', "utf-8"
+    )
+    (root / "inner.py").write_text("VALUE = 1\n", "utf-8")
+    (root / "apart.py").write_text("VALUE = 1\n", "utf-8")
+    monkeypatch.setattr(sources, "PACKAGE", root)
+    sources.digest.cache_clear()
+    yield root
+    sources.digest.cache_clear()
+
+
+def digest(module: str) -> str:
+    sources.digest.cache_clear()
+    return sources.digest(module)
+
+
+def test_code_that_is_imported_counts_and_other_code_does_not(package: Path) -> None:
+    before = digest("dpgrad.outer")
+    (package / "apart.py").write_text("VALUE = 2\n", "utf-8")
+    assert digest("dpgrad.outer") == before
+    (package / "inner.py").write_text("VALUE = 2\n", "utf-8")
+    assert digest("dpgrad.outer") != before
+
+
+def test_comments_docstrings_and_layout_do_not_count(package: Path) -> None:
+    before = digest("dpgrad.outer")
+    (package / "outer.py").write_text(
+        '"""Says something else."""\nfrom dpgrad import inner\ndef one():\n'
+        '    """One."""  \n    # why\n    return inner.VALUE\n',
+        "utf-8",
+    )
+    assert digest("dpgrad.outer") == before
+
+
+def test_unknown_modules_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^there is no module dpgrad\.nothing of dpgrad or benchmarks$"):
+        digest("dpgrad.nothing")
+
+
+def test_a_trial_depends_on_its_solver_and_on_what_that_imports() -> None:
+    assert {"dpgrad.convex.solvers.amp", "dpgrad.convex.solvers.perturbed", "dpgrad.convex.design"} <= sources.closure(
+        "dpgrad.convex.solvers.amp"
+    )
+    assert "dpgrad.convex.solvers.output" not in sources.closure("dpgrad.convex.solvers.amp")
+    assert all(len(convex.source_of(solver)) == 12 for solver in convex.SOLVERS)
+
+
+def test_an_outcome_keeps_the_digest_of_its_code(tmp_path: Path) -> None:
+    log, task = convex.Log(tmp_path / "convex_digits.json"), convex.task("digits")
+    list(convex.repeated(task, log, convex.Trial("digits", "auto", 1.0), 1))
+    (line,) = json.loads(log.file.read_text("utf-8"))
+    assert line["source"] == convex.source_of("auto")
+    assert stale.of_trial(line) == "current"
+    assert next(iter(convex.Log(log.file).outcomes.values())).source == line["source"]
+
+
+@pytest.mark.parametrize(
+    ("source", "status"), [(None, "unknown"), ("0" * 12, "stale"), ("now", "current")], ids=lambda value: str(value)
+)
+def test_stale_results_are_found(source: str | None, status: str, tmp_path: Path) -> None:
+    def kept(now: str) -> dict[str, Any]:
+        return {} if source is None else {"source": now if source == "now" else source}
+
+    trial = {"solver": "amp", **kept(convex.source_of("amp"))}
+    (tmp_path / "convex_adult.json").write_text(json.dumps([trial, trial, {"solver": "diffprivlib"}]), "utf-8")
+    ran = {"command": "python -m benchmarks.engines --write", **kept(sources.digest("benchmarks.engines"))}
+    (tmp_path / "engines.json").write_text(json.dumps({"environment": ran}), "utf-8")
+    found = sorted(stale.statuses(tmp_path))
+    assert found == sorted(
+        [("convex_adult.json", "peer", 1), ("convex_adult.json", status, 2), ("engines.json", status, 1)]
+    )
+    assert stale.forget({"amp"}, tmp_path) == (0 if status == "current" else 2)
+
+
+def test_every_committed_result_names_its_command_date_and_hardware() -> None:
+    for file in sorted(stale.environment.RESULTS.glob("*.json")):
+        content = json.loads(file.read_text("utf-8"))
+        if isinstance(content, dict):
+            assert {"command", "date", "processor"} <= set(content["environment"]), file.name

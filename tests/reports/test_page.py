@@ -1,0 +1,119 @@
+"""The page stands alone: nothing from elsewhere, every run in it, and nothing that a name could break."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from dpgrad.reports import report
+from dpgrad.reports.chart import Chart
+from dpgrad.reports.page import Beside, page
+from dpgrad.training.fit import Fitted
+
+
+@pytest.fixture(scope="module")
+def made(fitted: Fitted) -> report.Report:
+    return report.privacy(fitted)
+
+
+class Links(HTMLParser):
+    """What a page would fetch, and the text it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.shown = ""
+        self._hidden = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._hidden = tag if tag in ("script", "style") else self._hidden
+        for name, value in attributes:
+            if name in ("src", "href", "xlink:href", "data", "action") and not (value or "").startswith("#"):
+                self.fetched.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = "" if tag == self._hidden else self._hidden
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.shown += data
+
+
+def read(text: str) -> Links:
+    found = Links()
+    found.feed(text)
+    return found
+
+
+def test_it_stands_alone(made: report.Report) -> None:
+    text = page({"a": made})
+    found = read(text)
+    assert found.fetched == []
+    assert not {"link", "img", "iframe", "object", "embed"} & set(found.tags)
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert len(text) < 200_000
+
+
+def test_every_run_is_in_it(made: report.Report) -> None:
+    found = read(page({"first": made, "second": made}, Beside("accuracy", 0.98), "all together ε = 3"))
+    assert found.tags.count("svg") == 4
+    for words in ("first", "second", "non-private", "98.0 %", "outside every guarantee", "all together ε = 3",
+                  "accuracy on held-out rows", "clip bound", "learning rate", "held-out rows"):  # fmt: skip
+        assert words in found.shown
+    for name, fact in report.facts(made):
+        assert name in found.shown
+        assert fact in found.shown
+
+
+def test_the_reports_can_be_read_from_it(made: report.Report) -> None:
+    text = page({"a": made})
+    embedded = re.search(r'<script type="application/json" id="reports">(.*?)</script>', text, re.DOTALL)
+    assert embedded is not None
+    assert json.loads(embedded[1]) == {"a": made}
+
+
+def test_a_name_cannot_break_it(made: report.Report) -> None:
+    name = "</script><script>alert(1)</script>"
+    found = read(page({name: made}))
+    assert found.tags.count("script") == 1
+    assert name in found.shown
+
+
+def test_the_way_is_shown_and_cannot_break_it(made: report.Report) -> None:
+    assert "batched: no operation depends on values" in read(page({"a": made})).shown
+    odd = {**made, "way": {"name": "certified", "reason": "</td><script>x</script>", "cost": "<b>much</b>"}}
+    found = read(page({"a": odd}))
+    assert found.tags.count("script") == 1
+    assert "b" not in found.tags
+    assert "certified: </td><script>x</script>; every batch is checked, which costs <b>much</b>" in found.shown
+
+
+def test_a_report_of_the_first_format(made: report.Report) -> None:
+    old = {name: value for name, value in made.items() if name != "way"}
+    assert "gradients" not in read(page({"a": old})).shown
+
+
+def test_a_seeded_run_is_marked(made: report.Report, short: object) -> None:
+    assert "is not for release" not in page({"a": made})
+    seeded = {**made, "release": {"allowed": False, "reason": report.SEEDED}}
+    assert "<b>a is not for release</b>" in page({"a": seeded})
+
+
+def test_without_held_out_rows(made: report.Report) -> None:
+    points = [{**point, "held_out": None} for point in made["curves"]]
+    unseen = {**made, "curves": points, "result": {**made["result"], "held_out": None}}
+    assert read(page({"a": unseen})).tags.count("svg") == 3
+
+
+def test_no_runs() -> None:
+    with pytest.raises(ValueError, match="at least one run"):
+        page({})
+
+
+def test_charts_are_the_same_every_time() -> None:
+    chart = Chart("accuracy", {"a": ([1, 2], [0.5, 0.9]), "b": ([1], [0.4])}, ("non-private", 0.98))
+    assert chart.svg() == chart.svg()
+    assert "non-private" in chart.svg()

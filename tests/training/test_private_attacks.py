@@ -1,0 +1,77 @@
+"""What a hostile review found in the private step: each attack stays refused."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpgrad import Mechanism
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.mechanism import Group
+from dpgrad.training.private import PrivateGradient
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = model(x).square().sum(1)
+    return out
+
+
+def private(model: nn.Module, engine: str = "bookkeeping", **options: Any) -> PrivateGradient:
+    return PrivateGradient(
+        model, squares, Mechanism(sampling.FullBatch(), 4, 1.0, expected_batch_size=4.0, **options), engine=engine
+    )
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+def test_batchnorm_that_is_switched_to_training_after_the_first_step(engine: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2)).eval()
+    steps, data = private(model, engine), torch.randn(8, 3)
+    steps.step(data)
+    model.train()
+    before = model[1].running_mean.clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="BatchNorm '1' lets examples act on each other"):
+            steps.step(data)
+    assert steps.steps_taken == 1
+    assert torch.equal(model[1].running_mean, before)
+    model.eval()
+    steps.step(data)
+
+
+def test_a_hook_that_comes_after_the_first_step() -> None:
+    model = nn.Linear(3, 2)
+    steps, data = private(model), torch.randn(8, 3)
+    steps.step(data)
+    model.register_forward_pre_hook(lambda _, given: (given[0] - given[0].mean(0),))
+    with pytest.raises(ValueError, match="examples act on each other"):
+        steps.step(data)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_would_add_the_same_noise_to_another_sum(copied: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be copied or pickled"):
+        copied(private(nn.Linear(3, 2)))
+
+
+def test_a_last_group_whose_parameters_are_frozen() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).requires_grad_(False))
+    private(model, groups=(Group("0.*"), Group("1.*"))).step(torch.randn(8, 3))
+    assert model[0].weight.grad is not None
+
+
+def test_dropout_does_not_draw_from_a_seed_that_the_caller_may_tell() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Linear(3, 2))
+    data = torch.randn(64, 3)
+    found = []
+    for _ in range(2):
+        plan = Mechanism(sampling.FullBatch(), 1, 1e-6, expected_batch_size=1.0)
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        PrivateGradient(model, squares, plan).step(data)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert model[1].weight.grad is not None
+        found.append(model[1].weight.grad)
+    assert float((found[0] - found[1]).norm()) > 0.1
