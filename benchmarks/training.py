@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import environment
 from benchmarks.networks import cnn
-from dpgrad import data, fit
+from dpgrad import data, fit, recipes
 from dpgrad.training.plan import make
 
 EPSILON, DELTA, LOT, CLIP, LEARNING_RATE = 3.0, 1e-5, 512, 1.0, 2.0
@@ -52,7 +52,13 @@ def accuracy(model: nn.Module, test: Batch) -> float:
 def ours(device: str, train: Batch, test: Batch, epochs: float) -> float:
     model = cnn().to(device)
     fitted = fit(
-        model, train, epsilon=EPSILON, delta=DELTA, epochs=epochs, lot=LOT, clip=CLIP, learning_rate=LEARNING_RATE
+        model,
+        train,
+        epsilon=EPSILON,
+        delta=DELTA,
+        epochs=epochs,
+        batch_size=LOT,
+        method=recipes.dpsgd(clip=CLIP, learning_rate=LEARNING_RATE),
     )
     return accuracy(fitted.model, test)
 
@@ -123,7 +129,7 @@ def main() -> int:
         (torch.from_numpy(x).float().to(given.device), torch.from_numpy(y).long().to(given.device))
         for x, y in ((mnist.x_train, mnist.y_train), (mnist.x_test, mnist.y_test))
     )
-    plan = make("dpsgd", dataset_size=len(train[1]), epsilon=EPSILON, delta=DELTA, epochs=given.epochs, lot=LOT)
+    plan = make("dpsgd", rows=len(train[1]), epsilon=EPSILON, delta=DELTA, epochs=given.epochs, batch_size=LOT)
     noise = plan.mechanism.noise_multiplier
     ways: dict[str, Callable[[float], float]] = {"dpgrad fit": partial(ours, given.device, train, test)}
     for mode in given.modes:

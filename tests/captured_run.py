@@ -11,14 +11,14 @@ import sys
 import torch
 from torch import nn
 
-import dpgrad
-from dpgrad.training import fit
+import spread
+from dpgrad.training import session
 from dpgrad.training.curves import Progress
 
 forms = {"eager"}
 
 
-class Noted(fit.CapturedStep):
+class Noted(session.CapturedStep):
     """Says that the run was captured."""
 
     def step(self) -> None:
@@ -39,7 +39,7 @@ def main() -> None:
             print("died", *forms, flush=True)
             os._exit(0)  # as a process that is killed
 
-    fit.CapturedStep = Noted  # type: ignore[misc]
+    session.CapturedStep = Noted  # type: ignore[misc]
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
     images, labels = torch.randn(2000, 1, 12, 12, generator=random), torch.randint(4, (2000,), generator=random)
@@ -48,10 +48,10 @@ def main() -> None:
         nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 64),
         nn.Tanh(), nn.Linear(64, 4),
     ).cuda()  # fmt: skip
-    done = dpgrad.fit(
-        model, (images.cuda(), labels.cuda()), "cross-entropy", steps=40, lot=200, noise_multiplier=1.0, delta=1e-5,
-        seed=3, folder=given.folder, resume=given.resume, checkpoint_every=5, progress=watch, learning_rate=0.5,
-        momentum=0.9,
+    done = spread.fit(
+        model, (images.cuda(), labels.cuda()), "cross-entropy", steps=40, batch_size=200, noise_multiplier=1.0,
+        delta=1e-5, seed=3, folder=given.folder, resume=given.resume, checkpoint_every=5, progress=watch,
+        learning_rate=0.5, momentum=0.9,
     )  # fmt: skip
     weights = b"".join(parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters())
     sys.stdout.write(f"{hashlib.sha256(weights).hexdigest()} {done.stopped} {' '.join(forms)}\n")

@@ -45,7 +45,7 @@ Note = Callable[[int, int], None]  # (attempt, step): called when a step begins
 
 
 def plan(steps: int) -> Mechanism:
-    return Mechanism(sampling.Poisson(0.25), steps, noise_multiplier=1.2, clip=0.5, expected_batch_size=12)
+    return Mechanism(sampling.Poisson(0.25), steps, noise_multiplier=1.2, clip=0.5, batch_size=12)
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -18,6 +18,12 @@ PUBLIC = {
     "Ledger": "dpgrad.accounting.ledger",
     "Mechanism": "dpgrad.mechanism.mechanism",
     "PrivateGradient": "dpgrad.training.private",
+    "Computing": "dpgrad.training.options",
+    "Fitted": "dpgrad.training.fit",
+    "HeldOut": "dpgrad.training.options",
+    "Privacy": "dpgrad.training.options",
+    "Recipe": "dpgrad.training.recipes",
+    "RunFolder": "dpgrad.training.options",
     "Relation": "dpgrad.accounting.events",
     "fit": "dpgrad.training.fit",
 }

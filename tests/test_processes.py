@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dpgrad import Ledger, Mechanism, PrivateGradient, _processes, fit
+from dpgrad import Ledger, Mechanism, Privacy, PrivateGradient, _processes, fit
 from dpgrad.convex.estimators import DPLinearRegression, DPLogisticRegression, DPStandardScaler
 from dpgrad.grads.swap import unwrapped
 from dpgrad.mechanism import sampling
@@ -30,14 +30,14 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def private(model: nn.Module | None = None) -> PrivateGradient:
-    plan = Mechanism(sampling.FullBatch(), 3, 1.0, expected_batch_size=20.0)
+    plan = Mechanism(sampling.FullBatch(), 3, 1.0, batch_size=20.0)
     return PrivateGradient(model or nn.Linear(3, 2), loss, plan)
 
 
 def fitted(path: Path) -> object:
     return fit(
-        nn.Linear(3, 2), DATA, loss, noise_multiplier=1.0, steps=2, lot=5, delta=1e-3, folder=path / "run",
-        ledger=Ledger(path / "ledger.jsonl"),
+        nn.Linear(3, 2), DATA, loss, steps=2, batch_size=5, delta=1e-3, folder=path / "run",
+        ledger=Ledger(path / "ledger.jsonl"), privacy=Privacy(noise_multiplier=1.0),
     )  # fmt: skip
 
 
@@ -145,13 +145,13 @@ SCRIPT = """
 import json, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
-from dpgrad import Mechanism, PrivateGradient, fit, sampling
+from dpgrad import Mechanism, Privacy, PrivateGradient, fit, sampling
 
 def loss(model, x):
     return model(x).square().sum(1)
 
 def attempts(rank, folder):
-    plan = Mechanism(sampling.FullBatch(), 3, 1.0, expected_batch_size=8.0)
+    plan = Mechanism(sampling.FullBatch(), 3, 1.0, batch_size=8.0)
     data, before = torch.ones(8, 3), PrivateGradient(nn.Linear(3, 2), loss, plan)
     before.step(data)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
@@ -161,7 +161,9 @@ def attempts(rank, folder):
         "wrapped": lambda: PrivateGradient(wrapped, loss, plan),
         "module": lambda: PrivateGradient(wrapped.module, loss, plan),
         "later": lambda: before.step(data),
-        "fit": lambda: fit(nn.Linear(3, 2), data, loss, noise_multiplier=1.0, steps=2, lot=4, delta=1e-3),
+        "fit": lambda: fit(
+            nn.Linear(3, 2), data, loss, steps=2, batch_size=4, delta=1e-3, privacy=Privacy(noise_multiplier=1.0)
+        ),
     }
     found = {}
     for name, attempt in tries.items():

@@ -118,7 +118,7 @@ def ours(
     data = batch if rows is None else workload.rows(rows, device)
     sampler = sampling.FullBatch() if rows is None else sampling.Poisson(workload.batch_size / rows)
     mechanism = Mechanism(
-        sampler, _STEPS, NOISE, clip=CLIP, expected_batch_size=workload.batch_size, groups=groups
+        sampler, _STEPS, NOISE, clip=CLIP, batch_size=workload.batch_size, groups=groups
     )  # fmt: skip
     if diagnostics is not None:
         options["observe"] = Recorder(diagnostics, model, loss, data, engine=engine)

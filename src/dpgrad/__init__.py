@@ -23,18 +23,26 @@ if TYPE_CHECKING:
     from dpgrad.mechanism.mechanism import Group, Mechanism
     from dpgrad.runs import checkpoint
     from dpgrad.training import augment, features, pca, plan, recipes
-    from dpgrad.training.fit import fit
+    from dpgrad.training.fit import Fitted, fit
+    from dpgrad.training.options import Computing, HeldOut, Privacy, RunFolder
     from dpgrad.training.private import PrivateGradient
+    from dpgrad.training.recipes import Recipe
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Computing",
+    "Fitted",
     "Group",
     "Guarantee",
+    "HeldOut",
     "Ledger",
     "Mechanism",
+    "Privacy",
     "PrivateGradient",
+    "Recipe",
     "Relation",
+    "RunFolder",
     "__version__",
     "accounting",
     "augment",
@@ -68,12 +76,14 @@ _HOMES = {
     **dict.fromkeys(("calibrate", "events", "online"), "accounting"),
     **dict.fromkeys(("sampling", "schedules"), "mechanism"),
     **dict.fromkeys(("augment", "features", "pca", "plan", "recipes"), "training"),
+    **dict.fromkeys(("Computing", "HeldOut", "Privacy", "RunFolder"), "training.options"),
+    **dict.fromkeys(("Fitted", "fit"), "training.fit"),
     "Guarantee": "accounting.guarantee",
     "Ledger": "accounting.ledger",
     "PrivateGradient": "training.private",
+    "Recipe": "training.recipes",
     "Relation": "accounting.events",
     "checkpoint": "runs",
-    "fit": "training.fit",
     "scaling": "grads",
 }
 

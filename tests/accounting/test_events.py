@@ -191,7 +191,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("size", BAD_SIZE)
     def test_sizes(self, size: Any) -> None:
-        with pytest.raises(ValueError, match="sample_size must be a whole number"):
+        with pytest.raises(ValueError, match="batch_size must be a whole number"):
             FixedSize(100, size, Gaussian(1.0))
         with pytest.raises(ValueError, match="dataset_size must be a whole number"):
             FixedSize(size, 1, Gaussian(1.0))
@@ -199,7 +199,7 @@ class TestBadInput:
             Shuffle(size, Gaussian(1.0))
 
     def test_a_sample_is_no_larger_than_its_dataset(self) -> None:
-        with pytest.raises(ValueError, match="sample_size must be at most 100, got 101"):
+        with pytest.raises(ValueError, match="batch_size must be at most 100, got 101"):
             FixedSize(100, 101, Gaussian(1.0))
 
     @pytest.mark.parametrize("inner", [Poisson(0.1, Gaussian(1.0)), Repeat(Gaussian(1.0), 2), NOTHING, None, 1.0])

@@ -78,7 +78,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     out, err = io.StringIO(), io.StringIO()
-    command = f"train --method dpsgd psasc --steps 20 --lot 256 --out {folder}"
+    command = f"train --method dpsgd psasc --steps 20 --batch-size 256 --out {folder}"
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert cli.main(command.split()) == 0, err.getvalue()
     return Trained(folder, out.getvalue(), err.getvalue())
@@ -92,7 +92,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dpgrad.training.models import build
 
     folder = tmp_path_factory.mktemp("small")
-    command = f"train --method dpsgd --model linear --steps 1 --lot 64 --no-baseline --out {folder / 'run'}"
+    command = f"train --method dpsgd --model linear --steps 1 --batch-size 64 --no-baseline --out {folder / 'run'}"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
         assert cli.main(command.split()) == 0, err.getvalue()
     release = folder / "run" / "release"

@@ -121,7 +121,7 @@ class TestEpsilon:
         )
         assert found["epsilon"] == pytest.approx(28.7, abs=0.02)
         assert (found["batch_size"], found["steps"]) == (512, 2343)
-        assert found["event"]["event"]["sample_size"] == 512
+        assert found["event"]["event"]["batch_size"] == 512
 
     @pytest.mark.parametrize(
         ("rate", "epochs", "steps"),

@@ -264,7 +264,7 @@ def spoil_settings(seed: int, count: int, tmp_path: Path) -> None:
         "steps": 5,
         "model": "linear",
         "accountant": "rdp",
-        "lot": 64,
+        "batch_size": 64,
         "plan": True,
         "json": True,
     }
@@ -299,7 +299,9 @@ def test_runs_in_hostile_places(hostile: dict[str, Path], tmp_path: Path, option
     for name, path in hostile.items():
         if name.endswith(".json"):
             out = [] if "--out" in option else ["--out", str(tmp_path / name)]
-            command = "train --method dpsgd --model linear --steps 2 --lot 64 --no-baseline --accountant rdp --json"
+            command = (
+                "train --method dpsgd --model linear --steps 2 --batch-size 64 --no-baseline --accountant rdp --json"
+            )
             check([*command.split(), *out, *option.split(), str(path)])
 
 

@@ -131,7 +131,7 @@ class TestNets:
         assert said in refused("predict run --input rows.npy")
 
     def test_a_long_refusal_keeps_its_remedy(self, refused: Refused) -> None:
-        said = refused("train", "--plan", "--rate-schedule", "x" * 5000)
+        said = refused("train", "--plan", "--learning-rate-schedule", "x" * 5000)
         assert len(said) < 1000
         said = refused("report", "x" * 5000)
         assert len(said) < 1000

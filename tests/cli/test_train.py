@@ -22,7 +22,7 @@ from dpgrad.reports import report
 from dpgrad.training import fit, jobs
 from dpgrad.training.curves import Progress
 
-SHORT = "train --method dpsgd --steps 3 --lot 100 --no-baseline"
+SHORT = "train --method dpsgd --steps 3 --batch-size 100 --no-baseline"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -119,9 +119,9 @@ class TestOptions:
 
     def test_options_reach_the_plan(self, capsys: Capture, tmp_path: Path) -> None:
         command = (
-            "train --plan --method psasc-momentum --epsilon 2 --delta 1e-6 --epochs 3 --lot 64 --clip 0.5 --s 0.8 "
-            "--r 0.01 --gamma 0.3 --length 1 --momentum 0.5 --learning-rate 2 --rate-schedule cosine:0.1 "
-            "--averaging tail:0.5 --dataset-size 1500 --accountant rdp --group 0.*:0.5:2 --group [1-9].* "
+            "train --plan --method psasc-momentum --epsilon 2 --delta 1e-6 --epochs 3 --batch-size 64 --clip 0.5 "
+            "--s 0.8 --r 0.01 --gamma 0.3 --length 1 --momentum 0.5 --learning-rate 2 "
+            "--learning-rate-schedule cosine:0.1 --averaging tail:0.5 --dataset-size 1500 --accountant rdp --group 0.*:0.5:2 --group [1-9].* "
             "--model cnn --inner past"
         )
         plan = run(command, capsys)["plans"]["psasc-momentum"]
@@ -147,8 +147,10 @@ class TestOptions:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(data, "load", lambda *args, few=few: few)
                 plan = run("train --plan --method dpsgd --dataset-size 1000", capsys)["plans"]["dpsgd"]
-                assert (plan["relation"], plan["dataset_size"], plan["lot"]) == ("add-remove", 1000, 512)
-                assert run("train --plan --method dpsgd --dataset-size 400", capsys)["plans"]["dpsgd"]["lot"] == 400
+                assert (plan["relation"], plan["dataset_size"], plan["batch_size"]) == ("add-remove", 1000, 512)
+                assert (
+                    run("train --plan --method dpsgd --dataset-size 400", capsys)["plans"]["dpsgd"]["batch_size"] == 400
+                )
                 folder = tmp_path / str(len(few.y_train))
                 run(f"train --method dpsgd --steps 2 --dataset-size 1000 --no-baseline --out {folder}", capsys)
             written = report.load(folder)
@@ -193,7 +195,7 @@ class TestConfig:
             "utf-8",
         )
         found = run(f"train --config {file} --steps 9 --epsilon 1.5", capsys)["plans"]["psac"]
-        assert (found["steps"], found["target_epsilon"], found["delta"], found["lot"]) == (9, 1.5, 1e-6, 128)
+        assert (found["steps"], found["target_epsilon"], found["delta"], found["batch_size"]) == (9, 1.5, 1e-6, 128)
         assert (found["method"]["clip"], found["learning_rate"], found["averaging"]) == (0.2, 3.0, "ema:0.9")
 
     def test_underscores_and_repeated_options(self, capsys: Capture, tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ REFUSED = {
     "epsilon": ("train --epsilon 0", "--epsilon must be positive"),
     "delta": ("train --delta 1", "--delta must lie strictly between 0 and 1"),
     "delta too large": (f"{SHORT} --delta 0.01 --plan", "delta must be below 1/n"),
-    "lot": (f"{SHORT} --lot 5000 --plan", "lot"),
+    "batch_size": (f"{SHORT} --batch-size 5000 --plan", "batch_size"),
     "an option of another method": (f"{SHORT} --s 0.5 --plan", "method dpsgd has no s"),
     "steps and epochs": (f"{SHORT} --epochs 3 --plan", "steps"),
     "group": (f"{SHORT} --group a:b --plan", "--group must be PATTERN[:CLIP[:NOISE]], got 'a:b'"),
@@ -257,14 +259,14 @@ REFUSED = {
     "optimizer": (f"{SHORT} --optimizer adem", "unknown optimizer 'adem'"),
     "optimizer and momentum": (f"{SHORT} --optimizer adam --momentum 0.5 --plan", "momentum = 0.5 is that of SGD"),
     "engine": (f"{SHORT} --engine steam", "engine must be one of"),
-    "lot of a run": (f"{SHORT} --lot 5000", "lot"),
+    "lot of a run": (f"{SHORT} --batch-size 5000", "batch_size"),
     "ledger in no folder": (f"{SHORT} --ledger no/books --plan", "--ledger no/books: its folder is missing"),
     "ledger that is a folder": (f"{SHORT} --ledger .", "--ledger . is not a regular file: name a file"),
     "far-off model": (f"{SHORT} --model zzzz --plan", "unknown model 'zzzz': the models are linear"),
     "data of one's own": ("train --data mine.csv", "data of your own are trained on from Python, with dpgrad.fit"),
     "option": ("train --epsylon 3", "unknown option '--epsylon': did you mean --epsilon?"),
     "averaging": (f"{SHORT} --averaging mean --plan", "unknown averaging 'mean'"),
-    "rate schedule": (f"{SHORT} --rate-schedule falling --plan", "unknown rate_schedule"),
+    "rate schedule": (f"{SHORT} --learning-rate-schedule falling --plan", "unknown learning_rate_schedule"),
 }
 
 
@@ -328,7 +330,7 @@ class TestRefused:
 
 class TestResume:
     def test_interrupted_and_resumed(self, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        command = f"train --method dpsgd autos --steps 8 --lot 100 --no-baseline --out {tmp_path / 'a'}"
+        command = f"train --method dpsgd autos --steps 8 --batch-size 100 --no-baseline --out {tmp_path / 'a'}"
         real = _progress._lines
 
         def stopping(label: str, metric: str) -> Any:
@@ -349,7 +351,7 @@ class TestResume:
         assert err.count("\n") == 1
         again = err.partition(said)[2]
         assert shlex.split(again) == shlex.split(
-            f"train --method dpsgd autos --no-baseline --steps 8 --lot 100 --out {tmp_path / 'a'} --resume"
+            f"train --method dpsgd autos --no-baseline --steps 8 --batch-size 100 --out {tmp_path / 'a'} --resume"
         )
         assert not (tmp_path / "a" / "autos" / "release").exists()
         weights = (tmp_path / "a" / "dpsgd" / "release" / "weights.pt").read_bytes()

@@ -102,7 +102,7 @@ class TestDriftOfGradients:
         n = both[0].shape[0]
 
         def moved(solve: Any, sampler: Any) -> float:
-            mechanism = Mechanism(sampler, 1, 1.0, CLIP, relation=ZERO, expected_batch_size=n)
+            mechanism = Mechanism(sampler, 1, 1.0, CLIP, relation=ZERO, batch_size=n)
             one, other = (
                 solve(Design(x, radius=1.0), targets, Logistic(), mechanism, learning_rate=1.0, key=3)[0] for x in both
             )
@@ -200,7 +200,7 @@ def test_one_row_more_changes_no_other_row_under_add_remove() -> None:
     random, n = np.random.default_rng(1), 20_000
     rows = random.standard_normal((n, 37)).astype(np.float32)
     targets = random.choice([-1.0, 1.0], n)
-    mechanism = Mechanism(sampling.FullBatch(), 2, 1e-6, CLIP, relation=ADD, expected_batch_size=n)
+    mechanism = Mechanism(sampling.FullBatch(), 2, 1e-6, CLIP, relation=ADD, batch_size=n)
     zero = np.zeros((1, 37), np.float32)  # a row that adds nothing itself
     one, other = (
         gd.solve(Design(x, radius=1.0), y, Logistic(), mechanism, learning_rate=50.0, key=1)[0]

@@ -286,7 +286,7 @@ class TestRuns:
         assert isinstance(rate, float)
         noise = gd.closed_form(steps, epsilon, delta)
         mechanism = Mechanism(
-            FullBatch(), steps, noise, problem.lipschitz, relation=Relation.REPLACE_ONE, expected_batch_size=300
+            FullBatch(), steps, noise, problem.lipschitz, relation=Relation.REPLACE_ONE, batch_size=300
         )
         outputs = [
             gd.solve(ridged.design, ridged.targets, ridged.loss, mechanism, learning_rate=rate, l2=0.05, key=seed)[0]
@@ -328,7 +328,7 @@ class TestRuns:
         assert isinstance(rate, float)
         noise = gd.closed_form(steps, epsilon, delta)
         mechanism = Mechanism(
-            FullBatch(), steps, noise, problem.lipschitz, relation=Relation.REPLACE_ONE, expected_batch_size=300
+            FullBatch(), steps, noise, problem.lipschitz, relation=Relation.REPLACE_ONE, batch_size=300
         )
         outputs = [
             gd.solve(
@@ -379,9 +379,7 @@ class TestRuns:
         best = minimiser(objective)
         problem = problem_of(objective, best, 0.0)
         bound = bounds.poisson_gradient_bound(problem, 5.0, 0.1)
-        mechanism = Mechanism(
-            Poisson(0.1), 200, 5.0, problem.lipschitz, relation=Relation.ZERO_OUT, expected_batch_size=30.0
-        )
+        mechanism = Mechanism(Poisson(0.1), 200, 5.0, problem.lipschitz, relation=Relation.ZERO_OUT, batch_size=30.0)
         outputs = [
             sgd.solve(
                 objective.design, objective.targets, objective.loss, mechanism,

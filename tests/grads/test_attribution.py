@@ -42,7 +42,7 @@ class Stepped:
     """A `PrivateGradient` whose lots the test chooses; what it releases is the clipped sum, but for `NOISE`."""
 
     def __init__(self, model: nn.Module, loss: Loss, data: Any, clip: float, engine: str = "bookkeeping") -> None:
-        plan = Mechanism(sampling.Poisson(0.5), 64, NOISE, clip=clip, expected_batch_size=1)
+        plan = Mechanism(sampling.Poisson(0.5), 64, NOISE, clip=clip, batch_size=1)
         self.model, self.data, self.clip = model, data, clip
         self.private = PrivateGradient(model, loss, plan, engine=engine, seed=1)
 

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpgrad import Mechanism, fit
+from dpgrad import Mechanism
 from dpgrad.grads.scaling import Automatic, Bounded, Hard, Psac, Psasc, Quotient, fault
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.training.private import Observed, PrivateGradient
 from dpgrad.training.recipes import RECIPES, Recipe
+from spread import fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Rule = Callable[[Tensor, Any], Any]
@@ -135,7 +136,7 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def plan(steps: int = 1, clip: Any = 0.7, **given: Any) -> Mechanism:
-    return Mechanism(sampling.FullBatch(), steps, 1.0, clip=clip, expected_batch_size=8.0, **given)
+    return Mechanism(sampling.FullBatch(), steps, 1.0, clip=clip, batch_size=8.0, **given)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -337,7 +338,7 @@ class TestFit:
 
     def run(self, **given: Any) -> Any:
         torch.manual_seed(0)
-        budget = {"noise_multiplier": 1.0, "steps": 4, "lot": 20, "delta": 1e-3, "seed": 3, **given}
+        budget = {"noise_multiplier": 1.0, "steps": 4, "batch_size": 20, "delta": 1e-3, "seed": 3, **given}
         return fit(nn.Linear(2, 2), self.data, **budget)
 
     def test_a_rule_of_ones_own_enters_through_fit_and_through_a_recipe(self) -> None:

@@ -71,7 +71,7 @@ mechanisms = st.builds(
     hold_noise=st.booleans(),
     relation=st.just(Relation.REPLACE_ONE),
     groups=groups,
-    expected_batch_size=st.none() | positive,
+    batch_size=st.none() | positive,
 )
 POISSON = Mechanism(sampling.Poisson(0.01), steps=1000, noise_multiplier=1.0)
 
@@ -218,8 +218,8 @@ class TestConstruction:
             ({"hold_noise": 1}, "hold_noise must be True or False, got 1"),
             ({"hold_noise": True, "clip": lambda t: 1e300 if t == 0 else 1e-300}, "noise_multiplier at step 1 must be"),
             ({"relation": "swap"}, "unknown relation 'swap': choose one of add-remove, zero-out, replace-one"),
-            ({"expected_batch_size": 0}, "expected_batch_size must be positive"),
-            ({"expected_batch_size": math.inf}, "expected_batch_size must be positive and finite"),
+            ({"batch_size": 0}, "batch_size must be positive"),
+            ({"batch_size": math.inf}, "batch_size must be positive and finite"),
             ({"sampler": "poisson"}, "sampler must be one of dpgrad.sampling, such as"),
             ({"sampler": sampling.Poisson(lambda t: t / 500)}, r"sampling_rate at step 501 must lie in \[0, 1\]"),
             (
@@ -259,9 +259,9 @@ class TestConstruction:
                 ask(step)
 
     def test_divisor_is_declared_or_known(self) -> None:
-        with pytest.raises(ValueError, match="expected_batch_size is required to train with poisson sampling"):
+        with pytest.raises(ValueError, match="batch_size is required to train with poisson sampling"):
             _ = POISSON.divisor
-        assert replace(POISSON, expected_batch_size=512).divisor == 512.0
+        assert replace(POISSON, batch_size=512).divisor == 512.0
         assert Mechanism(sampling.Shuffle(100, 30), 1, 1.0, relation=Relation.ZERO_OUT).divisor == 30.0
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpgrad.training.fit import Fitted, fit
+from dpgrad.training.fit import Fitted
+from spread import fit
 
 
 def _short(**options: Any) -> Fitted:
@@ -15,7 +16,7 @@ def _short(**options: Any) -> Fitted:
     inputs = torch.randn(200, 3)
     labels = (inputs[:, 0] > 0).long()
     held_out = inputs[100:], labels[100:]
-    settings = {"epsilon": 2.0, "delta": 1e-4, "steps": 3, "lot": 20, "held_out": held_out, **options}
+    settings = {"epsilon": 2.0, "delta": 1e-4, "steps": 3, "batch_size": 20, "held_out": held_out, **options}
     return fit(nn.Linear(3, 2), (inputs[:100], labels[:100]), **settings)
 
 

@@ -170,7 +170,7 @@ class TestFormat:
             (("guarantee", "relation"), "friends", "guarantee.relation must be one of"),
             (("release", "allowed"), "yes", "release.allowed must be of type boolean"),
             (("result", "held_out"), "good", "result.held_out must be of type number or null"),
-            (("plan",), {}, "plan.lot is missing"),
+            (("plan",), {}, "plan.batch_size is missing"),
         ],
         ids=str,
     )

@@ -25,7 +25,7 @@ from dpgrad.runs.checkpoint import Run, finished, interruptible
 from dpgrad.runs.replay import Identity, data_digest
 from dpgrad.runs.writeahead import WriteAhead
 
-PLAN = Mechanism(sampling.FullBatch(), steps=10, noise_multiplier=5.0, expected_batch_size=3)
+PLAN = Mechanism(sampling.FullBatch(), steps=10, noise_multiplier=5.0, batch_size=3)
 DATA = torch.arange(12.0).view(4, 3)
 
 

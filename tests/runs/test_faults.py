@@ -35,7 +35,7 @@ from dpgrad.runs.replay import Identity, data_digest
 from faulty import CrashError, FaultyOs, moments
 
 HERE = Path(__file__).resolve().parent
-PLAN = Mechanism(sampling.FullBatch(), steps=4, noise_multiplier=3.0, expected_batch_size=3)
+PLAN = Mechanism(sampling.FullBatch(), steps=4, noise_multiplier=3.0, batch_size=3)
 
 
 def walk(

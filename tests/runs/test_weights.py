@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpgrad.runs.weights import Weights
-from dpgrad.training.fit import fit
+from spread import fit
 
 ROWS = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
 LABELS = (ROWS[:, 0] > 0).long()
@@ -38,7 +38,7 @@ class Remembering(Holding):
 
 
 def released(model: nn.Module, folder: Path, **options: Any) -> dict[str, Tensor]:
-    fit(model, (ROWS, LABELS), noise_multiplier=5.0, delta=1e-4, steps=3, lot=50, folder=folder, **options)
+    fit(model, (ROWS, LABELS), noise_multiplier=5.0, delta=1e-4, steps=3, batch_size=50, folder=folder, **options)
     found: dict[str, Tensor] = torch.load(folder / "release" / "weights.pt", weights_only=True)
     return found
 

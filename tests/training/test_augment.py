@@ -46,7 +46,7 @@ def rows(count: int = 9) -> Pair:
 
 def norms(augment: Augment, data: Pair) -> Tensor:
     """The norm of each example's gradient, at every step."""
-    plan = Mechanism(sampling.FullBatch(), steps=12, noise_multiplier=1.0, expected_batch_size=10)
+    plan = Mechanism(sampling.FullBatch(), steps=12, noise_multiplier=1.0, batch_size=10)
     torch.manual_seed(0)
     seen: list[Observed] = []
     private = PrivateGradient(
@@ -147,7 +147,7 @@ def remembering(batch: Pair, generator: torch.Generator) -> Pair:
 def test_other_augmentations_are_refused_before_the_first_step(augment: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         probed(augment, tuple(leaf[:4] for leaf in rows()), key=7)
-    plan = Mechanism(sampling.FullBatch(), steps=1, noise_multiplier=1.0, expected_batch_size=10)
+    plan = Mechanism(sampling.FullBatch(), steps=1, noise_multiplier=1.0, batch_size=10)
     private = PrivateGradient(nn.Linear(3, 1), lambda model, batch: model(batch[0])[:, 0], plan, augment=augment)
     with pytest.raises(ValueError, match=message):
         private.step(rows())

@@ -26,7 +26,7 @@ def rows(count: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("method", "accountant"), [("dpsgd", "pld"), ("dpsgd", "moments"), ("dpsgd-dynamic", "rdp")])
 def test_the_bound_on_what_is_spent_so_far(method: str, accountant: str) -> None:
-    plan = make(method, dataset_size=1000, lot=50, steps=70, epsilon=3.0, delta=1e-4, accountant=accountant)
+    plan = make(method, rows=1000, batch_size=50, steps=70, epsilon=3.0, delta=1e-4, accountant=accountant)
     spent = Spent(plan)
     bounds = [spent(step) for step in range(1, 71)]
     assert bounds == sorted(bounds)
@@ -41,8 +41,8 @@ def test_the_bound_on_what_is_spent_so_far(method: str, accountant: str) -> None
 @pytest.mark.parametrize(("method", "every"), [("dpsgd-amended", 4), ("dpsgd", 1), ("dpgd", 7)])
 def test_the_curve_of_epsilon_is_that_of_shorter_runs(method: str, every: int) -> None:
     """Up to the last step before the end, and so is what the progress shows at each point."""
-    options: dict[str, Any] = {} if method == "dpgd" else {"lot": 143}
-    plan = make(method, dataset_size=1437, steps=21, epsilon=3.0, delta=1e-5, **options)
+    options: dict[str, Any] = {} if method == "dpgd" else {"batch_size": 143}
+    plan = make(method, rows=1437, steps=21, epsilon=3.0, delta=1e-5, **options)
     seen: list[Progress] = []
     watch = Watch(plan, every, None, seen.append)
     for step in range(1, 22):
@@ -55,7 +55,7 @@ def test_the_curve_of_epsilon_is_that_of_shorter_runs(method: str, every: int) -
 
 
 def test_many_points_do_not_price_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make("dpsgd", dataset_size=1000, lot=50, steps=400, noise_multiplier=1.5, delta=1e-4)
+    plan = make("dpsgd", rows=1000, batch_size=50, steps=400, noise_multiplier=1.5, delta=1e-4)
     asked: list[Event] = []
     monkeypatch.setattr(curves, "account", lambda event, *rest: asked.append(event) or account(event, *rest))
     watch = Watch(plan, 1, None, lambda now: None)
@@ -69,13 +69,13 @@ def test_many_points_do_not_price_each_step(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_released_beside_is_priced_by_the_accountant_of_the_plan() -> None:
     """One that is private with a δ of its own has no Rényi divergence."""
     beside = Approximate(0.1, 1e-6, Relation.ZERO_OUT)
-    plan = make("dpsgd", dataset_size=1000, lot=50, steps=40, epsilon=3.0, delta=1e-4, beside=beside)
+    plan = make("dpsgd", rows=1000, batch_size=50, steps=40, epsilon=3.0, delta=1e-4, also_released=beside)
     assert Spent(plan).at(20) == plan.epsilon_after(20) < plan.guarantee.epsilon
 
 
 def test_what_earlier_keys_spent_is_in_the_bound() -> None:
     """Forty steps under one key, of which a new one takes the last ten again, and goes on."""
-    plan = make("dpsgd", dataset_size=1000, lot=50, steps=400, noise_multiplier=1.5, delta=1e-4)
+    plan = make("dpsgd", rows=1000, batch_size=50, steps=400, noise_multiplier=1.5, delta=1e-4)
     before = plan.mechanism.with_steps(40).event()
     spent = Spent(plan, before, began=30)
     for step in (31, 70, 180):
@@ -189,7 +189,7 @@ class Squares(Dataset[Tensor]):
 
 
 def test_points_go_on_after_a_checkpoint() -> None:
-    plan = make("dpsgd", dataset_size=100, lot=10, steps=8, noise_multiplier=1.0, delta=1e-3)
+    plan = make("dpsgd", rows=100, batch_size=10, steps=8, noise_multiplier=1.0, delta=1e-3)
     watch = Watch(plan, 2, lambda: 0.5, None)
     for step in range(1, 6):
         watch.after(step, 0.1)
@@ -205,7 +205,7 @@ def test_points_go_on_after_a_checkpoint() -> None:
 
 def test_the_clip_bound_of_groups_is_the_one_they_multiply() -> None:
     plan = make(
-        "dpsgd-dynamic", dataset_size=100, lot=10, steps=2, noise_multiplier=1.0, delta=1e-3,
+        "dpsgd-dynamic", rows=100, batch_size=10, steps=2, noise_multiplier=1.0, delta=1e-3,
         groups=(Group("a*", clip=0.5), Group("b*")),
     )  # fmt: skip
     watch = Watch(plan, 1, None, None)
@@ -215,7 +215,7 @@ def test_the_clip_bound_of_groups_is_the_one_they_multiply() -> None:
 
 
 def test_time_left_counts_from_where_the_process_began() -> None:
-    plan = make("dpsgd", dataset_size=100, lot=10, steps=8, noise_multiplier=1.0, delta=1e-3)
+    plan = make("dpsgd", rows=100, batch_size=10, steps=8, noise_multiplier=1.0, delta=1e-3)
     seen: list[Progress] = []
     watch = Watch(plan, 8, None, seen.append)
     watch.begin(6, [], 8)

@@ -68,7 +68,7 @@ def train(
     """Full batches, so that the loops below know which rows were used."""
     model, rows = model or network(), data()
     mechanism = Mechanism(
-        sampling.FullBatch(), steps, **{"noise_multiplier": 0.5, "clip": 0.7, "expected_batch_size": ROWS, **fields}
+        sampling.FullBatch(), steps, **{"noise_multiplier": 0.5, "clip": 0.7, "batch_size": ROWS, **fields}
     )
     recorder = None if recorded is None else Recorder(recorded, model, loss, rows)
     private = PrivateGradient(model, loss, mechanism, rule=rule, seed=9, observe=recorder)
@@ -237,7 +237,7 @@ class TestNothingChanges:
 class TestOddSteps:
     def test_an_empty_batch_has_noise_and_nothing_else(self) -> None:
         model, rows = network(), data()
-        mechanism = Mechanism(sampling.Poisson(1e-9), 2, noise_multiplier=1.0, expected_batch_size=1)
+        mechanism = Mechanism(sampling.Poisson(1e-9), 2, noise_multiplier=1.0, batch_size=1)
         recorder = Recorder(Diagnostics(), model, loss, rows)
         recorder.learning_rate = RATE
         private = PrivateGradient(model, loss, mechanism, seed=1, observe=recorder)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpgrad
+import spread
 from dpgrad import Relation
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Compose, Gaussian, leaves
@@ -24,7 +25,7 @@ from dpgrad.accounting.ledger import Ledger
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
-from dpgrad.training import fit, prepare
+from dpgrad.training import fit, prepare, session
 from dpgrad.training.averaging import Ema
 from dpgrad.training.curves import Point, Progress, evaluate
 from dpgrad.training.diagnostics import Diagnostics
@@ -37,7 +38,7 @@ from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import RECIPES
 
 ROWS, STEPS = 60, 12
-SETTINGS: dict[str, Any] = {"steps": STEPS, "lot": 15, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 3}
+SETTINGS: dict[str, Any] = {"steps": STEPS, "batch_size": 15, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 3}
 
 
 def network(outputs: int = 3) -> nn.Module:
@@ -56,7 +57,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def fitted(data: Any = None, model: nn.Module | None = None, **options: Any) -> Fitted:
-    return dpgrad.fit(network() if model is None else model, rows() if data is None else data, **SETTINGS | options)
+    return spread.fit(network() if model is None else model, rows() if data is None else data, **SETTINGS | options)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ class TestSeeds:
 class TestOptimizers:
     def by_hand(self, make_optimizer: Any, rate: Any = None) -> Tensor:
         """The same private gradients, applied by torch.optim outside `fit`."""
-        plan = make("dpsgd", dataset_size=ROWS, **{k: v for k, v in SETTINGS.items() if k != "seed"})
+        plan = make("dpsgd", rows=ROWS, **{k: v for k, v in SETTINGS.items() if k != "seed"})
         model = network()
         private = PrivateGradient(model, NamedLoss("cross-entropy"), plan.mechanism, seed=3)
         optimizer = make_optimizer(model.parameters())
@@ -160,7 +161,7 @@ class TestOptimizers:
 
         done = fitted(optimizer=adam)
         assert torch.equal(weights(done.model), self.by_hand(adam))
-        assert done.plan.rate is None
+        assert done.plan.learning_rate is None
         assert done.plan.optimizer == "adam"
         assert done.curves[-1].learning_rate == 0.05
         assert "noise bias" in dict(done.plan.suggestions())
@@ -168,7 +169,7 @@ class TestOptimizers:
     def test_schedules_set_the_rate_of_every_step(self) -> None:
         rate = schedules.warmup(schedules.cosine(0.5, 0.05, STEPS), 3)
         wanted = self.by_hand(lambda parameters: torch.optim.SGD(parameters, lr=1.0), rate)
-        done = fitted(learning_rate=0.5, rate_schedule="warmup:3+cosine:0.1", evaluate_every=1)
+        done = fitted(learning_rate=0.5, learning_rate_schedule="warmup:3+cosine:0.1", evaluate_every=1)
         assert torch.equal(weights(done.model), wanted)
         assert [point.learning_rate for point in done.curves] == [rate(step) for step in range(STEPS)]
         assert torch.equal(weights(fitted(learning_rate=rate).model), wanted)
@@ -277,7 +278,7 @@ class TestBudget:
 
     def test_beside(self) -> None:
         beside = Gaussian(4.0)
-        done = fitted(noise_multiplier=None, epsilon=2.0, beside=beside)
+        done = fitted(noise_multiplier=None, epsilon=2.0, also_released=beside)
         both = account(Compose((beside, done.event)), Relation.ZERO_OUT).epsilon(1e-3)
         assert done.guarantee.epsilon == both <= 2.0
         assert done.guarantee.event == Compose((beside, done.event))
@@ -285,11 +286,11 @@ class TestBudget:
     def test_a_projection_from_a_seed_marks_the_run(self) -> None:
         for reproducible in (True, False):
             made = Projection(torch.eye(4)[:2], Gaussian(4.0), Relation.ZERO_OUT, reproducible)
-            done = fitted(beside=made, seed=None)
-            assert done.plan.beside == Gaussian(4.0)
+            done = fitted(also_released=made, seed=None)
+            assert done.plan.also_released == Gaussian(4.0)
             assert done.reproducible == reproducible
         with pytest.raises(ValueError, match="unknown event 3"):
-            fitted(beside=3)
+            fitted(also_released=3)
 
     def test_groups(self) -> None:
         groups = (Group("0.*"), Group("2.*", clip=0.5))
@@ -466,13 +467,13 @@ class TestWay:
 
     def test_that_of_larger_batches_than_the_few_that_are_compared(self) -> None:
         with pytest.warns(UserWarning, match="batches of some sizes cannot be followed"):
-            done = fitted(loss=losses_sorted_where_many, lot=55)
+            done = fitted(loss=losses_sorted_where_many, batch_size=55)
         assert done.way == Way("lifted", "in batches of some sizes, sort works along the dimension of the examples")
 
     def test_no_size_of_a_batch_that_was_drawn_decides(self) -> None:
         """Lots above 40 rows go another way; the probe has as many rows as the data, whatever is drawn."""
         with pytest.warns(UserWarning, match="batches of some sizes cannot be followed"):
-            few, many = (fitted(loss=losses_sorted_where_many, lot=lot) for lot in (2, 58))
+            few, many = (fitted(loss=losses_sorted_where_many, batch_size=lot) for lot in (2, 58))
         assert few.way == many.way
 
     def test_nothing_of_the_rows_is_in_it(self, tmp_path: Path) -> None:
@@ -487,7 +488,7 @@ class TestWay:
 
     def test_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("dpgrad.training.fit.refusal", lambda private, data: "")
-        monkeypatch.setattr("dpgrad.training.fit.CapturedStep", Behind)
+        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
         assert fitted(loss=losses_sorted).way == fitted(loss=losses_sorted, capture=False).way
 
     def test_resumed(self, tmp_path: Path) -> None:
@@ -512,12 +513,12 @@ class TestWay:
     def test_of_a_checkpoint_without_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of 0.1.0 have none."""
         options: dict[str, Any] = {"loss": losses_sorted, "folder": tmp_path / "run"}
-        state = fit._Session.state
+        state = session.Session.state
 
         def old(own: Any) -> dict[str, Any]:
             return {name: value for name, value in state(own).items() if name != "way"}
 
-        monkeypatch.setattr(fit._Session, "state", old)
+        monkeypatch.setattr(session.Session, "state", old)
         fitted(progress=lambda seen: seen.step == 5, **options)
         assert fitted(resume=True, **options).way == fitted(loss=losses_sorted).way
 
@@ -534,7 +535,7 @@ class TestFolders:
     def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(self, method: str, tmp_path: Path) -> None:
         options: dict[str, Any] = {"method": method, "averaging": "ema:0.9", "held_out": rows(20, seed=2)}
         if RECIPES[method].full_batch:
-            options["lot"] = None
+            options["batch_size"] = None
         undisturbed = fitted(**options)
         self.stopped_at(5, tmp_path / "run", **options)
         assert not (tmp_path / "run" / "release").exists()
@@ -585,7 +586,7 @@ class TestFolders:
     def test_a_capture_that_fails_costs_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stopped_at(5, tmp_path / "run")
         spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        monkeypatch.setattr(fit, "_captured", impossible)
+        monkeypatch.setattr(fit, "captured", impossible)
         with pytest.raises(CannotCaptureError, match="not here"):
             fitted(folder=tmp_path / "run", resume=True, learning_rate=0.125)
         assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
@@ -608,12 +609,12 @@ class TestFolders:
         """What a run showed may be why another budget is asked for: the interrupted run costs its own plan."""
         options: dict[str, Any] = {"noise_multiplier": None, "folder": tmp_path / "run", "seed": None}
         first = fitted(epsilon=8.0, progress=lambda seen: seen.step == 11, **options)
-        for other in ({"epsilon": 1.0}, {"epsilon": 8.0, "steps": 14}, {"epsilon": 8.0, "lot": 20}):
+        for other in ({"epsilon": 1.0}, {"epsilon": 8.0, "steps": 14}, {"epsilon": 8.0, "batch_size": 20}):
             with pytest.raises(ValueError, match=r"planned with another mechanism, which differs in .*a ledger"):
                 fitted(resume=True, **options | other)
         same = options | {"noise_multiplier": first.plan.mechanism.noise_multiplier}
         with pytest.raises(ValueError, match="beside is not what the run was planned with"):
-            fitted(resume=True, beside=Gaussian(9.0), **same)
+            fitted(resume=True, also_released=Gaussian(9.0), **same)
         done = fitted(
             (rows()[0] + 1, rows()[1]), epsilon=8.0, resume=True, progress=lambda seen: seen.step == 1, **options
         )
@@ -621,7 +622,7 @@ class TestFolders:
 
     def test_what_is_released_beside_counts_under_a_new_key_too(self, tmp_path: Path) -> None:
         beside = Gaussian(1.5)
-        options: dict[str, Any] = {"folder": tmp_path / "run", "beside": beside, "checkpoint_every": 2}
+        options: dict[str, Any] = {"folder": tmp_path / "run", "also_released": beside, "checkpoint_every": 2}
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(progress=killed_at(7), **options)
         ledger = Ledger()
@@ -682,7 +683,7 @@ class TestFolders:
     ) -> None:
         """What a graph rounds otherwise than single kernels would show the same noise on another sum."""
         monkeypatch.setattr("dpgrad.training.fit.refusal", lambda private, data: "")
-        monkeypatch.setattr("dpgrad.training.fit.CapturedStep", Behind)
+        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
         for where in ("run", "other"):
             with pytest.raises(RuntimeError, match="the process died"):
                 fitted(folder=tmp_path / where, progress=killed_at(8), checkpoint_every=3)
@@ -696,7 +697,7 @@ class TestFolders:
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(folder=tmp_path / "third", progress=killed_at(8), checkpoint_every=3)
         monkeypatch.setattr("dpgrad.training.fit.refusal", lambda private, data: "")
-        monkeypatch.setattr("dpgrad.training.fit.CapturedStep", Behind)
+        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
         with pytest.raises(ValueError, match=r"taken as single kernels, .* graphs of .* give capture=True"):
             fitted(folder=tmp_path / "third", resume=True)
 
@@ -711,7 +712,7 @@ class TestFolders:
             return "" if private._memory_limit is None else "memory_limit is not captured"
 
         monkeypatch.setattr("dpgrad.training.fit.refusal", refused)
-        monkeypatch.setattr("dpgrad.training.fit.CapturedStep", Behind)
+        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
         options: dict[str, Any] = {"folder": tmp_path / "run", "memory_limit": 1 << 30}
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(progress=killed_at(8), checkpoint_every=3, **options)
@@ -737,8 +738,6 @@ class TestFolders:
         assert whole[1:] == ["plan", "captured"]
 
     def test_refusals(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="resume needs the folder"):
-            fitted(resume=True)
         with pytest.raises(ValueError, match="there is no run in"):
             fitted(folder=tmp_path / "run", resume=True)
         with pytest.raises(CannotCaptureError, match="the model is on cpu"):
@@ -883,7 +882,7 @@ class TestRefusals:
             ({"loss": nn.CrossEntropyLoss()}, "loss must be a name .* outputs and targets"),
             ({"capture": True}, "the model is on cpu: a step is captured on a CUDA device"),
             ({"delta": None}, "delta is required"),
-            ({"lot": 61}, "lot must be at most the number of rows, 60"),
+            ({"batch_size": 61}, "batch_size must be at most the number of rows, 60"),
             ({"relation": "add-remove"}, "relation add-remove needs a declared dataset_size"),
         ],
     )

@@ -59,7 +59,7 @@ def mechanism(sampler: str = "poisson", **given: Any) -> Mechanism:
         "shuffle": lambda: sampling.Shuffle(ROWS, 130),
     }
     relation = "replace-one" if sampler in ("fixed-size", "shuffle") else "zero-out"
-    size = {} if sampler in ("fixed-size", "shuffle") else {"expected_batch_size": 40}
+    size = {} if sampler in ("fixed-size", "shuffle") else {"batch_size": 40}
     return Mechanism(samplers[sampler](), steps=STEPS, noise_multiplier=0.5, relation=relation, **size, **given)
 
 
@@ -293,7 +293,7 @@ class TestRefusals:
             CapturedStep(private, torch.zeros(3, 1), sgd(model))
 
     def test_sizes_of_a_poisson_batch(self) -> None:
-        plan = Mechanism(sampling.Poisson(512 / 60_000), 10, 1.0, expected_batch_size=512)
+        plan = Mechanism(sampling.Poisson(512 / 60_000), 10, 1.0, batch_size=512)
         sizes = graph._sizes(plan, 60_000)
         assert sizes == sorted(sizes)
         assert 512 <= sizes[0] < 520
@@ -531,7 +531,7 @@ def test_cuda_few_steps_ahead_at_a_time() -> None:
 
 @on_cuda
 def test_cuda_empty_batches() -> None:
-    plan = Mechanism(sampling.Poisson(0.002), STEPS, 0.5, expected_batch_size=1, relation="zero-out")
+    plan = Mechanism(sampling.Poisson(0.002), STEPS, 0.5, batch_size=1, relation="zero-out")
     assert_same_run(plan, make=lambda model: sgd(model, fused=True))
 
 

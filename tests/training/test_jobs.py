@@ -6,9 +6,9 @@ import torch
 from dpgrad import data
 from dpgrad.training import jobs
 from dpgrad.training.baseline import non_private
-from dpgrad.training.fit import fit
 from dpgrad.training.models import build
 from dpgrad.training.recipes import RECIPES, recipe
+from spread import fit
 
 
 def test_settings_of_digits_move_as_far_by_every_method() -> None:
@@ -53,8 +53,8 @@ def test_digits_at_epsilon_3(method: str) -> None:
     with jobs.threads(job):
         fitted = fit(
             build(job.model, rows.shape, rows.outputs), rows.train, rows.loss, method=method, epsilon=3.0, delta=1e-5,
-            lot=job.lot, steps=job.steps, averaging=job.averaging, held_out=rows.held_out, evaluate_every=job.steps,
-            seed=1, **jobs.constants(job, recipe(method), None),
+            batch_size=job.batch_size, steps=job.steps, averaging=job.averaging, held_out=rows.held_out,
+            evaluate_every=job.steps, seed=1, **jobs.constants(job, recipe(method), None),
         )  # fmt: skip
     assert fitted.guarantee.epsilon <= 3
     assert fitted.held_out is not None

@@ -25,8 +25,8 @@ from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
 from dpgrad.training import pca
-from dpgrad.training.fit import fit
 from dpgrad.training.private import PrivateGradient
+from spread import fit
 
 FALSE_ALARM = 1e-6
 LITTLE = 1e-6  # the least noise multiplier that an event may have
@@ -153,7 +153,7 @@ class TestProjection:
         found = pca.principal_directions(rows, 2, 1.0, seed=1)
         model = nn.Sequential(found.layer(), nn.Linear(2, 1))
         torch.testing.assert_close(model[0](rows), found(rows))
-        run = Mechanism(sampling.FullBatch(), 1, 1.0, expected_batch_size=50)
+        run = Mechanism(sampling.FullBatch(), 1, 1.0, batch_size=50)
         PrivateGradient(model, lambda model, x: model(x)[:, 0].square(), run).step(rows)
         assert model[0].weight.grad is None
         assert model[1].weight.grad is not None
@@ -294,7 +294,7 @@ class TestPrice:
         found = pca.principal_directions(rows, 2, 4.0, relation=Relation.ZERO_OUT)
         fitted = fit(
             nn.Linear(2, 2), (found(rows), labels),
-            epsilon=2.0, delta=1e-5, epochs=2, lot=12, learning_rate=0.1, beside=found.event,
+            epsilon=2.0, delta=1e-5, epochs=2, batch_size=12, learning_rate=0.1, also_released=found.event,
         )  # fmt: skip
         assert fitted.guarantee.event == Compose((found.event, fitted.plan.mechanism.event()))
         assert found.guarantee(1e-5).epsilon < fitted.guarantee.epsilon <= 2.0

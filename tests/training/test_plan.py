@@ -17,8 +17,8 @@ from dpgrad.mechanism.mechanism import Group
 from dpgrad.reports import compare
 from dpgrad.training.plan import Plan, accumulated_noise, make, theorem_2_rate, theorem_3_scales
 
-MNIST: dict[str, Any] = {"dataset_size": 60_000, "lot": 512, "epochs": 20}
-SMALL: dict[str, Any] = {"dataset_size": 1000, "lot": 50, "steps": 100, "noise_multiplier": 2.0, "delta": 1e-4}
+MNIST: dict[str, Any] = {"rows": 60_000, "batch_size": 512, "epochs": 20}
+SMALL: dict[str, Any] = {"rows": 1000, "batch_size": 50, "steps": 100, "noise_multiplier": 2.0, "delta": 1e-4}
 
 
 def small(method: str = "dpsgd", **options: Any) -> Plan:
@@ -80,7 +80,7 @@ class TestBudget:
     def test_what_is_released_beside_is_within_the_budget(self) -> None:
         beside = Gaussian(5.0)
         alone = small(epsilon=2.0, noise_multiplier=None)
-        plan = small(epsilon=2.0, noise_multiplier=None, beside=beside)
+        plan = small(epsilon=2.0, noise_multiplier=None, also_released=beside)
         assert plan.mechanism.noise_multiplier > alone.mechanism.noise_multiplier
         both = account(Compose((beside, plan.mechanism.event())), Relation.ZERO_OUT).epsilon(1e-4)
         assert plan.guarantee.epsilon == both <= 2.0
@@ -94,19 +94,19 @@ class TestBudget:
 
     @pytest.mark.parametrize("z", [2.0, None])
     def test_full_batches(self, z: float | None) -> None:
-        plan = make("dpgd", dataset_size=100, epochs=7, noise_multiplier=z, delta=1e-3, epsilon=None if z else 1.0)
+        plan = make("dpgd", rows=100, epochs=7, noise_multiplier=z, delta=1e-3, epsilon=None if z else 1.0)
         assert plan.steps == 7
-        assert plan.lot == plan.mechanism.divisor == 100
+        assert plan.batch_size == plan.mechanism.divisor == 100
         assert plan.mechanism.event() == Repeat(Gaussian(plan.mechanism.noise_multiplier), 7)
 
 
 class TestSizes:
     def test_lots_an_epoch_are_as_many_as_epochs_unless_told(self) -> None:
-        assert small(lot=None, steps=None, epochs=20).lot == 50
-        assert small(lot=None, steps=400).lot == 50
+        assert small(batch_size=None, steps=None, epochs=20).batch_size == 50
+        assert small(batch_size=None, steps=400).batch_size == 50
 
     def test_a_size_from_the_data_gives_zero_out_and_a_declared_one_add_remove(self) -> None:
-        counted, declared = small(), small(declared=True)
+        counted, declared = small(), small(dataset_size=1000)
         assert counted.mechanism.relation is Relation.ZERO_OUT
         assert declared.mechanism.relation is Relation.ADD_REMOVE
         assert small(relation="replace-one").mechanism.relation is Relation.REPLACE_ONE
@@ -114,12 +114,12 @@ class TestSizes:
         assert "the number of rows (1,000, declared)" in declared.public
         with pytest.raises(ValueError, match="relation add-remove needs a declared dataset_size"):
             small(relation="add-remove")
-        with pytest.raises(ValueError, match="unknown relation 'neighbours'"):
+        with pytest.raises(ValueError, match="relation must be one of .* got 'neighbours'"):
             small(relation="neighbours")
 
     def test_the_divisor_is_the_lot_whatever_is_drawn(self) -> None:
         assert small().mechanism.divisor == 50.0
-        assert small(lot=12.5).mechanism.divisor == 12.5
+        assert small(batch_size=12.5).mechanism.divisor == 12.5
 
 
 class TestRefusals:
@@ -127,36 +127,39 @@ class TestRefusals:
         ("options", "message"),
         [
             ({"noise_multiplier": None}, "a budget is required: give epsilon and delta"),
-            ({"delta": None}, "delta is required: the chance that nothing is promised"),
+            ({"delta": None}, "delta is required: the probability that the ε bound fails"),
             ({"epsilon": 1.0, "noise_multiplier": None, "delta": None}, "delta is required"),
             ({"delta": 1e-3}, r"delta must be below 1/n = 0\.001, got 0\.001"),
             ({"delta": 0.0}, "delta must lie strictly between 0 and 1"),
             ({"epsilon": -1.0}, "epsilon must be positive"),
             ({"epsilon": math.inf}, "epsilon must be positive and finite"),
             ({"noise_multiplier": 0.0}, "noise_multiplier must be positive"),
-            ({"lot": 1001}, "lot must be at most the number of rows, 1,000, got 1001"),
-            ({"lot": 0}, "lot must be positive"),
+            ({"batch_size": 1001}, "batch_size must be at most the number of rows, 1,000, got 1001"),
+            ({"batch_size": 0}, "batch_size must be positive"),
             ({"steps": None, "epochs": 1e308}, "steps must be at most"),
             ({"steps": None, "epochs": 0}, "epochs must be positive and finite, got 0"),
-            ({"steps": None, "epochs": 0.01}, r"epochs = 0\.01 of 1,000 rows in lots of 50 make no step"),
+            ({"steps": None, "epochs": 0.01}, r"epochs = 0\.01 of 1,000 rows in batches of 50 make no step"),
             ({"epochs": 3}, "epochs and steps both say how long"),
             ({"steps": None}, "epochs or steps is required"),
             ({"steps": 0}, "steps must be a whole number of at least 1"),
             ({"reading": "less-steps", "epsilon": 1.0}, "reading must be one of less-noise, more-steps"),
             ({"reading": "less-noise"}, "reading says how a budget is used: give epsilon"),
-            ({"dataset_size": 0}, "data must hold at least one row"),
-            ({"lot": None, "steps": None, "epsilon": 1.0}, "lot is required"),
+            ({"rows": 0}, "data must hold at least one row"),
+            ({"batch_size": None, "steps": None, "epsilon": 1.0}, "batch_size is required"),
             ({"learning_rate": -0.1}, "learning_rate must be positive"),
-            ({"learning_rate": schedules.constant(0.1), "rate_schedule": "cosine"}, "learning_rate is a schedule"),
+            (
+                {"learning_rate": schedules.constant(0.1), "learning_rate_schedule": "cosine"},
+                "learning_rate is a schedule",
+            ),
             ({"learning_rate": lambda t: math.nan}, "learning_rate at step 0 must be zero or more"),
-            ({"rate_schedule": "step"}, "unknown rate_schedule 'step'"),
+            ({"learning_rate_schedule": "step"}, "unknown learning_rate_schedule 'step'"),
             ({"schedule_steps": 5}, "schedule_steps is for a clip_schedule, and dpsgd has none"),
             ({"method": "dpsgd-dynamic", "schedule_steps": 0}, "schedule_steps must be a whole number of at least 1"),
             ({"averaging": "swa"}, "unknown averaging 'swa'"),
-            ({"accountant": "gdp"}, "unknown accountant 'gdp'"),
+            ({"accountant": "gdp"}, "accountant must be one of pld, .* got 'gdp'"),
             ({"method": "sgd"}, "unknown method 'sgd': did you mean dpsgd"),
-            ({"method": "dpgd", "lot": 10}, "method dpgd takes all 1,000 rows at every step"),
-            ({"method": "psasc-gd", "lot": None, "momentum": -0.1}, r"momentum must lie in \[0, 1\)"),
+            ({"method": "dpgd", "batch_size": 10}, "method dpgd takes all 1,000 rows at every step"),
+            ({"method": "psasc-gd", "batch_size": None, "momentum": -0.1}, r"momentum must lie in \[0, 1\)"),
         ],
     )
     def test_one_clear_line(self, options: dict[str, Any], message: str) -> None:
@@ -179,11 +182,15 @@ class TestSchedules:
         assert mechanism.std_at(50) == mechanism.std_at(0) == 16.0
 
     def test_learning_rates(self) -> None:
-        assert small().rate == 0.02
-        assert small(learning_rate=0.5).rate_at(99) == 0.5
-        assert small(learning_rate=0.5, rate_schedule="cosine:0.1").rate == schedules.cosine(0.5, 0.05, 100)
-        assert small(rate_schedule="decay-then-hold:0.5:2").rate == schedules.decay_then_hold(0.02, 0.01, 40)
-        assert small(learning_rate=schedules.constant(2.0)).rate_at(3) == 2.0
+        assert small().learning_rate == 0.02
+        assert small(learning_rate=0.5).learning_rate_at(99) == 0.5
+        assert small(learning_rate=0.5, learning_rate_schedule="cosine:0.1").learning_rate == schedules.cosine(
+            0.5, 0.05, 100
+        )
+        assert small(learning_rate_schedule="decay-then-hold:0.5:2").learning_rate == schedules.decay_then_hold(
+            0.02, 0.01, 40
+        )
+        assert small(learning_rate=schedules.constant(2.0)).learning_rate_at(3) == 2.0
 
     def test_groups_act_as_one_multiplier(self) -> None:
         plan = small(groups=(Group("a*"), Group("b*", clip=0.5)))
@@ -229,12 +236,12 @@ class TestSuggestions:
         )
 
     def test_rules_of_thumb(self) -> None:
-        plan = make("dpsgd", dataset_size=60_000, lot=600, epochs=20, noise_multiplier=1.0, delta=1e-5)
-        text = dict(plan.suggestions())["lots"]
+        plan = make("dpsgd", rows=60_000, batch_size=600, epochs=20, noise_multiplier=1.0, delta=1e-5)
+        text = dict(plan.suggestions())["batches"]
         assert "100 lots an epoch for 20 epochs" in text
-        assert "a lot of about 3000 for as many epochs, 1342 for as many steps" in text  # 60,000/20, 60,000/√2000
+        assert "batches of about 3000 for as many epochs, 1342 for as many steps" in text  # 60,000/20, 60,000/√2000
         assert "learning rate" not in dict(plan.suggestions())
-        assert "no need to end near zero" in dict(small(rate_schedule="cosine").suggestions())["learning rate"]
+        assert "no need to end near zero" in dict(small(learning_rate_schedule="cosine").suggestions())["learning rate"]
 
     def test_noise_bias_of_adam(self) -> None:
         plan = small(optimizer="adam", clip=2.0)
@@ -248,7 +255,7 @@ class TestSuggestions:
 class TestShown:
     @pytest.mark.parametrize("method", ["dpsgd", "dpsgd-amended", "psasc-momentum", "dpgd"])
     def test_json(self, method: str) -> None:
-        plan = small(method, steps=10, **({"lot": None} if method == "dpgd" else {}))
+        plan = small(method, steps=10, **({"batch_size": None} if method == "dpgd" else {}))
         found = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
         assert found["epsilon"] == plan.guarantee.epsilon
         assert found["relation"] == "zero-out"
@@ -260,13 +267,13 @@ class TestShown:
 
     def test_numbers_of_numpy_go_to_json_too(self) -> None:
         numbers = {
-            "dataset_size": np.int64(1000),
-            "lot": np.float32(50),
+            "rows": np.int64(1000),
+            "batch_size": np.float32(50),
             "delta": np.float32(1e-4),
             "steps": np.int64(3),
         }
         found = json.dumps(small(**numbers, epsilon=np.float32(9.0)).to_dict())
-        assert json.loads(found)["lot"] == 50
+        assert json.loads(found)["batch_size"] == 50
 
     def test_a_learning_rate_that_is_a_plain_function(self) -> None:
         plan = small(learning_rate=lambda step: 0.1, steps=3)
@@ -294,9 +301,9 @@ class TestShown:
 def test_figures_of_rounded_noise_are_marked(monkeypatch: pytest.MonkeyPatch, beside: Event) -> None:
     """Moments and its binomial sum are the same bound: where they differ, the words and the JSON say why."""
     monkeypatch.setattr(compare, "coarse", partial(compare.coarse, most=15))
-    options: dict[str, Any] = {"dataset_size": 1000, "lot": 50, "noise_multiplier": 2.0, "delta": 1e-4}
+    options: dict[str, Any] = {"rows": 1000, "batch_size": 50, "noise_multiplier": 2.0, "delta": 1e-4}
     for steps, rounded in ((10, False), (20, True)):
-        plan = make("dpsgd-dynamic", steps=steps, accountant="moments", beside=beside, **options)
+        plan = make("dpsgd-dynamic", steps=steps, accountant="moments", also_released=beside, **options)
         figures = plan.to_dict()["accountants"]
         assert {name for name, found in figures.items() if found.get("noise_rounded")} == (
             {name for name, found in figures.items() if "epsilon" in found} - {"moments"} if rounded else set()

@@ -71,7 +71,7 @@ def test_looking_for_classes_does_not_move_running_statistics() -> None:
 
 
 def test_expected_time_reads_shapes_and_leaves_the_model_alone() -> None:
-    plan = make("psasc-momentum", dataset_size=60, lot=15, steps=12, noise_multiplier=1.0, delta=1e-3)
+    plan = make("psasc-momentum", rows=60, batch_size=15, steps=12, noise_multiplier=1.0, delta=1e-3)
     model = nn.Linear(4, 3)
     before = weights(model)
     inputs, targets = rows()

@@ -60,7 +60,7 @@ def rows(count: int = ROWS) -> tuple[Tensor, Tensor]:
 
 def mechanism(name: str = "poisson", **options: Any) -> Mechanism:
     sampler, relation = SAMPLERS[name]
-    settings = {"steps": STEPS, "noise_multiplier": 0.7, "clip": 0.8, "expected_batch_size": DIVISOR} | options
+    settings = {"steps": STEPS, "noise_multiplier": 0.7, "clip": 0.8, "batch_size": DIVISOR} | options
     return Mechanism(sampler, relation=relation, **settings)
 
 
@@ -185,14 +185,14 @@ def test_division_is_by_the_declared_size() -> None:
     found = []
     for size in (1.0, 4.0):
         model = network()
-        PrivateGradient(model, loss, mechanism(expected_batch_size=size), seed=5).step(rows())
+        PrivateGradient(model, loss, mechanism(batch_size=size), seed=5).step(rows())
         assert model[0].weight.grad is not None
         found.append(model[0].weight.grad)
     torch.testing.assert_close(found[0], 4 * found[1])
 
 
 def test_divisor_must_be_declared() -> None:
-    with pytest.raises(ValueError, match="expected_batch_size is required"):
+    with pytest.raises(ValueError, match="batch_size is required"):
         PrivateGradient(network(), loss, Mechanism(sampling.Poisson(0.1), 1, 1.0))
 
 
@@ -449,7 +449,7 @@ def test_autocast_and_optimizers() -> None:
     inputs = torch.randn(200, 4)
     targets = inputs @ torch.tensor([1.0, -2.0, 0.5, 0.0])
     model = nn.Linear(4, 1)
-    plan = Mechanism(sampling.Poisson(0.5), 60, noise_multiplier=0.1, expected_batch_size=100)
+    plan = Mechanism(sampling.Poisson(0.5), 60, noise_multiplier=0.1, batch_size=100)
     private = PrivateGradient(model, lambda m, b: (m(b[0])[:, 0].float() - b[1]).square(), plan, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(60):
@@ -506,7 +506,7 @@ def test_what_is_no_mechanism_loss_or_model_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=r"group 'conv\*' matches no parameter"):
         PrivateGradient(network(), loss, mechanism(groups=(Group("[02]*"), Group("conv*"))))
     with pytest.raises(ValueError, match="sampling_rate must be above 0"):
-        PrivateGradient(network(), loss, Mechanism(sampling.Poisson(0), 1, 1.0, expected_batch_size=1))
+        PrivateGradient(network(), loss, Mechanism(sampling.Poisson(0), 1, 1.0, batch_size=1))
 
 
 def test_a_batch_instead_of_the_dataset_is_refused() -> None:
@@ -561,7 +561,7 @@ def test_examples_padded_to_the_longest_of_a_batch_are_refused() -> None:
     def padded(examples: list[Tensor]) -> Tensor:
         return nn.utils.rnn.pad_sequence(examples, batch_first=True)
 
-    plan = Mechanism(sampling.Poisson(0.1), steps=20, noise_multiplier=1.0, expected_batch_size=4)
+    plan = Mechanism(sampling.Poisson(0.1), steps=20, noise_multiplier=1.0, batch_size=4)
     private = PrivateGradient(nn.Linear(3, 1), lambda model, x: model(x).sum((1, 2)), plan, seed=1, collate=padded)
 
     def some_steps() -> None:

@@ -21,7 +21,7 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 def private(model: nn.Module, engine: str = "bookkeeping", **options: Any) -> PrivateGradient:
     return PrivateGradient(
-        model, squares, Mechanism(sampling.FullBatch(), 4, 1.0, expected_batch_size=4.0, **options), engine=engine
+        model, squares, Mechanism(sampling.FullBatch(), 4, 1.0, batch_size=4.0, **options), engine=engine
     )
 
 
@@ -67,7 +67,7 @@ def test_dropout_does_not_draw_from_a_seed_that_the_caller_may_tell() -> None:
     data = torch.randn(64, 3)
     found = []
     for _ in range(2):
-        plan = Mechanism(sampling.FullBatch(), 1, 1e-6, expected_batch_size=1.0)
+        plan = Mechanism(sampling.FullBatch(), 1, 1e-6, batch_size=1.0)
         torch.manual_seed(0)
         before = torch.get_rng_state()
         PrivateGradient(model, squares, plan).step(data)

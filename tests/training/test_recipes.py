@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import dpgrad
+import spread
 from dpgrad.accounting.events import Gaussian, Leaf, leaves
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import Automatic, Hard, Psac, Psasc
@@ -37,10 +37,16 @@ def rows() -> tuple[Tensor, Tensor]:
 
 
 def fitted(method: str | Recipe, **options: Any) -> Fitted:
-    settings: dict[str, Any] = {"steps": STEPS, "lot": LOT, "noise_multiplier": SIGMA, "delta": 1e-3, "seed": SEED}
+    settings: dict[str, Any] = {
+        "steps": STEPS,
+        "batch_size": LOT,
+        "noise_multiplier": SIGMA,
+        "delta": 1e-3,
+        "seed": SEED,
+    }
     if recipe(method).full_batch:
-        del settings["lot"]
-    return dpgrad.fit(network(), rows(), method=method, **settings | options)
+        del settings["batch_size"]
+    return spread.fit(network(), rows(), method=method, **settings | options)
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -253,8 +259,8 @@ def multiplier(leaf: Leaf) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_clip_noise_and_charge_agree_at_every_step(method: str) -> None:
     """What was clipped to and added, read off the step itself, has the ratio for which the step was charged."""
-    options = {} if RECIPES[method].full_batch else {"lot": LOT}
-    plan = make(method, dataset_size=ROWS, steps=STEPS, noise_multiplier=SIGMA, delta=1e-3, **options)
+    options = {} if RECIPES[method].full_batch else {"batch_size": LOT}
+    plan = make(method, rows=ROWS, steps=STEPS, noise_multiplier=SIGMA, delta=1e-3, **options)
     made, seen = plan.recipe, []
     model = network()
     charged: list[Leaf] = []
@@ -374,21 +380,21 @@ class TestRateSchedules:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("cosin", "unknown rate_schedule 'cosin': write constant"),
+            ("cosin", "unknown learning_rate_schedule 'cosin': write constant"),
             ("cosine:x", "not a number"),
-            ("cosine:2", r"share of rate_schedule cosine must lie in \[0, 1\]"),
-            ("cosine:0.1:2", "unknown rate_schedule"),
-            ("warmup:4", "unknown rate_schedule"),
-            ("warmup:1.5+cosine", "unknown rate_schedule"),
-            ("warmup:inf+constant", "unknown rate_schedule 'warmup:inf"),
-            ("warmup:nan+constant", "unknown rate_schedule 'warmup:nan"),
+            ("cosine:2", r"share of learning_rate_schedule cosine must lie in \[0, 1\]"),
+            ("cosine:0.1:2", "unknown learning_rate_schedule"),
+            ("warmup:4", "unknown learning_rate_schedule"),
+            ("warmup:1.5+cosine", "unknown learning_rate_schedule"),
+            ("warmup:inf+constant", "unknown learning_rate_schedule 'warmup:inf"),
+            ("warmup:nan+constant", "unknown learning_rate_schedule 'warmup:nan"),
             ("warmup:0+constant", "steps must be a whole number of at least 1"),
             ("warmup:1e300+constant", "steps must be at most"),
             ("warmup:2+warmup:2+constant", "or one warmup:STEPS\\+ before"),
-            ("warmup:2+" * 3000 + "constant", "unknown rate_schedule"),
+            ("warmup:2+" * 3000 + "constant", "unknown learning_rate_schedule"),
             ("decay-then-hold:0.5:1e308", "steps must be at most"),
             ("decay-then-hold:0.5:inf", "epochs of decay-then-hold must be positive and finite"),
-            ("cosine+linear", "unknown rate_schedule"),
+            ("cosine+linear", "unknown learning_rate_schedule"),
             ("decay-then-hold:0.5:0", "epochs of decay-then-hold must be positive"),
         ],
     )

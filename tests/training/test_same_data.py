@@ -33,7 +33,7 @@ def rows(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def private(steps: int = 4) -> PrivateGradient:
-    plan = Mechanism(sampling.Poisson(0.5), steps, 1.0, expected_batch_size=16.0)
+    plan = Mechanism(sampling.Poisson(0.5), steps, 1.0, batch_size=16.0)
     return PrivateGradient(nn.Linear(5, 3), loss, plan)
 
 
@@ -82,7 +82,7 @@ def test_other_rows_are_refused_at_the_second_step(name: str) -> None:
     data = make()
     one = PrivateGradient(
         nn.Linear(5, 3), lambda model, batch: loss(model, batch if isinstance(batch, dict) else batch[:2]),
-        Mechanism(sampling.Poisson(0.5), 4, 1.0, expected_batch_size=16.0),
+        Mechanism(sampling.Poisson(0.5), 4, 1.0, batch_size=16.0),
     )  # fmt: skip
     one.step(data)
     with pytest.raises(ValueError, match=OTHERS):

@@ -76,22 +76,22 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """``event`` applied to ``sample_size`` rows drawn without replacement from ``dataset_size``; replace-one only."""
+    """``event`` applied to ``batch_size`` rows drawn without replacement from ``dataset_size``; replace-one only."""
 
     dataset_size: int
-    sample_size: int
+    batch_size: int
     event: Gaussian
 
     def __post_init__(self) -> None:
-        _validate.whole(least=1, dataset_size=self.dataset_size, sample_size=self.sample_size)
-        _validate.whole(most=self.dataset_size, sample_size=self.sample_size)
+        _validate.whole(least=1, dataset_size=self.dataset_size, batch_size=self.batch_size)
+        _validate.whole(most=self.dataset_size, batch_size=self.batch_size)
         _inner_gaussian(self.event)
         object.__setattr__(self, "dataset_size", operator.index(self.dataset_size))
-        object.__setattr__(self, "sample_size", operator.index(self.sample_size))
+        object.__setattr__(self, "batch_size", operator.index(self.batch_size))
 
     @property
     def sampling_rate(self) -> float:
-        return self.sample_size / self.dataset_size
+        return self.batch_size / self.dataset_size
 
 
 @dataclass(frozen=True)
@@ -328,8 +328,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             return {"type": "gaussian", "noise_multiplier": noise_multiplier}
         case Poisson(sampling_rate, inner):
             return {"type": "poisson", "sampling_rate": sampling_rate, "event": to_dict(inner)}
-        case FixedSize(dataset_size, sample_size, inner):
-            sizes = {"dataset_size": dataset_size, "sample_size": sample_size}
+        case FixedSize(dataset_size, batch_size, inner):
+            sizes = {"dataset_size": dataset_size, "batch_size": batch_size}
             return {"type": "fixed-size", **sizes, "event": to_dict(inner)}
         case Shuffle(batches, inner):
             return {"type": "shuffle", "batches": batches, "event": to_dict(inner)}
@@ -350,7 +350,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
     "gaussian": (Gaussian, frozenset({"noise_multiplier"})),
     "poisson": (Poisson, frozenset({"sampling_rate", "event"})),
-    "fixed-size": (FixedSize, frozenset({"dataset_size", "sample_size", "event"})),
+    "fixed-size": (FixedSize, frozenset({"dataset_size", "batch_size", "event"})),
     "shuffle": (Shuffle, frozenset({"batches", "event"})),
     "approximate": (Approximate, frozenset({"epsilon", "delta", "relation"})),
     "shifted": (Shifted, frozenset({"shift", "event"})),

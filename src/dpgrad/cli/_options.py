@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import difflib
 import itertools
 import math
@@ -141,24 +142,30 @@ count = option(whole, _at_least_one)
 epochs = option(exact, _validate.positive)
 rate = option(exact, _validate.unit_interval)
 
-# Options that mean the same in every command that has them.
-PRIVACY: dict[str, dict[str, Any]] = {
-    "epsilon": {
-        "metavar": "E",
-        "type": positive,
-        "help": "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
-    },
-    "noise-multiplier": {
-        "metavar": "Z",
-        "type": positive,
-        "help": "The standard deviation of the noise divided by the clip bound; more noise hides more.",
-    },
-    "delta": {
-        "metavar": "D",
-        "type": open_unit,
-        "help": "The chance with which the promise may fail; choose it well below one over the number of rows.",
-    },
-}
+# How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
+_READ: dict[str, Callable[[str], object] | None] = {
+    "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "number": real,
+    "text": None,
+}  # fmt: skip
+
+
+def declared(record: type, *names: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The options that the fields of a record declare, as ``add_argument`` takes them; all, or those of these names."""
+    for field in dataclasses.fields(record):
+        told = field.metadata
+        if told.get("kind") is None or (names and field.name not in names):
+            continue
+        settings: dict[str, Any] = {"dest": field.name, "help": told["help"]}
+        if told["kind"] == "flag":
+            settings |= {"action": "store_true", "default": None}
+        elif told["choices"]:
+            settings["choices"] = list(told["choices"])
+        else:
+            settings |= {"metavar": told["metavar"], "type": _READ[told["kind"]]}
+        yield (
+            f"--{field.name.replace('_', '-')}",
+            {key: value for key, value in settings.items() if key != "type" or value},
+        )
 
 
 def typed(parser: Parser, args: argparse.Namespace) -> str:

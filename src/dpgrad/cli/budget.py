@@ -11,6 +11,7 @@ from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import up
 from dpgrad.cli import _options
+from dpgrad.training.options import Budget, Privacy
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
@@ -63,8 +64,9 @@ def add(commands: "Commands") -> None:
 
 
 def _required(parser: argparse.ArgumentParser, *names: str) -> None:
-    for name in names:
-        parser.add_argument(f"--{name}", required=True, **_options.PRIVACY[name])
+    for option, settings in (*_options.declared(Budget), *_options.declared(Privacy)):
+        if option.removeprefix("--") in names:
+            parser.add_argument(option, required=True, **settings)
 
 
 def _length(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _validate
 from dpgrad.cli import _options
+from dpgrad.training.options import Budget
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
@@ -41,7 +42,8 @@ def add(commands: "Commands") -> None:
         choices=LOSSES,
         help="Default: squared for numbers and the datasets of Table 2, else logistic for two classes and softmax.",
     )
-    parser.add_argument("--epsilon", default=1.0, **_options.PRIVACY["epsilon"])
+    for option, settings in _options.declared(Budget, "epsilon"):
+        parser.add_argument(option, default=1.0, **settings)
     parser.add_argument("--clip", metavar="C", type=_options.positive, default=1.0, help="The clip bound; default: 1.")
     parser.add_argument(
         "--l2",

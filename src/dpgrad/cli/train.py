@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
-from dpgrad.accounting import ACCOUNTANTS
-from dpgrad.accounting.events import Relation
 from dpgrad.cli import _config, _options, _progress
+from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
+from dpgrad.training.recipes import Recipe
 
 if TYPE_CHECKING:
     from dpgrad.accounting.ledger import Ledger
@@ -27,13 +28,6 @@ if TYPE_CHECKING:
 _RIVALS = (("steps", "epochs"),)
 _PAGE, _LEDGER, _BESIDE = "report.html", "ledger", "non-private.json"
 _SPENT = "ledger.jsonl"  # in the folder of a run
-
-# Options that `dpgrad.fit` takes under the same name.
-_FIT = (
-    "noise_multiplier", "lot", "dataset_size", "relation", "accountant", "reading", "clip", "clip_schedule",
-    "schedule_steps", "s", "r", "gamma", "length", "inner", "learning_rate", "rate_schedule", "momentum", "optimizer",
-    "averaging", "epochs", "steps", "epsilon", "delta",
-)  # fmt: skip
 
 
 def add(commands: "Commands") -> None:
@@ -69,42 +63,15 @@ def _job(parser: "Parser") -> None:
 
 def _budget(parser: "Parser") -> None:
     group = parser.add_argument_group("the budget")
-    add = group.add_argument
-    for name, settings in _options.PRIVACY.items():
-        add(f"--{name}", **settings)
-    add("--epochs", metavar="E", type=_options.epochs, help="How many passes over the data: int(E·N/L) steps.")
-    add("--steps", metavar="T", type=_options.steps, help="How many steps, instead of epochs.")
-    add("--lot", metavar="L", type=_options.count, help="How many rows take part in a step, in expectation.")
-    add(
-        "--dataset-size",
-        metavar="N",
-        type=_options.count,
-        help="The number of rows as a declared constant; neighbours are then add-remove, otherwise zero-out.",
-    )
-    add("--relation", choices=[relation.value for relation in Relation], help="Which change of one row stays hidden.")
-    add("--accountant", choices=list(ACCOUNTANTS), help="Who computes ε: pld, the default, is the tightest.")
-    add("--reading", choices=["less-noise", "more-steps"], help="What a shrinking clip bound buys (Yu et al., 2018).")
+    for option, settings in (*_options.declared(Budget), *_options.declared(Privacy)):
+        group.add_argument(option, **settings)
 
 
 def _constants(parser: "Parser") -> None:
-    add = parser.add_argument_group("constants of the method; without them, those of its paper").add_argument
-    add("--clip", metavar="C", type=_options.positive, help="The clip bound C.")
-    add("--clip-schedule", metavar="NAME", help="linear, affine, geometric:R or arithmetic:R; the noise is held.")
-    add("--schedule-steps", metavar="H", type=_options.steps, help="When a linear or affine schedule has ended.")
-    add("--s", metavar="S", type=_options.positive, help="The s of DP-PSASC.")
-    add("--r", metavar="R", type=_options.positive, help="The r of Auto-S, DP-PSAC and DP-PSASC.")
-    add("--gamma", metavar="G", type=_options.positive, help="The momentum inside the clip bound.")
-    add("--length", metavar="K", type=_options.count, help="How many iterates back the inner momentum reaches.")
-    add("--inner", choices=["current", "past"], help="Whether the inner momentum holds the present iterate.")
-    add("--learning-rate", metavar="ETA", type=_options.positive, help="The learning rate.")
-    add(
-        "--rate-schedule",
-        metavar="NAME",
-        help="constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or warmup:STEPS+ before one.",
-    )
-    add("--momentum", metavar="M", type=_options.real, help="The momentum after the noise.")
-    add("--optimizer", metavar="NAME", help="An optimizer of torch.optim, such as adam; sgd without it.")
-    add("--averaging", metavar="NAME", help="An average of the iterates: ema:DECAY or tail:SHARE.")
+    group = parser.add_argument_group("constants of the method; without them, those of its paper")
+    for option, settings in _options.declared(Recipe):
+        group.add_argument(option, **settings)
+    add = group.add_argument
     add("--augment", metavar="K", type=_options.count, help="K shifted copies of each image, clipped as one.")
     add(
         "--group",
@@ -119,12 +86,12 @@ def _running(parser: "Parser") -> None:
     add("--config", metavar="FILE.toml", help="Settings by these names; the command line overrules them.")
     add("--plan", action="store_true", default=None, help="Say what would be done and what it costs; train nothing.")
     add("--out", metavar="DIR", help="The run folder; without it, a new one under dpgrad-runs/.")
-    add("--resume", action="store_true", default=None, help="Go on with the run in --out.")
-    add("--keep-private", action="store_true", default=None, help="Keep private/ at the end: key and checkpoints.")
-    add("--checkpoint-every", metavar="T", type=_options.steps, help="Steps between checkpoints.")
+    for option, settings in _options.declared(RunFolder):
+        add(option, **settings)
     add("--ledger", metavar="FILE", help="A file that adds up what all runs on these data spent.")
     add("--seed", metavar="N", type=_options.option(_options.whole, _seed), help="Repeatable, and not for release.")
-    add("--evaluate-every", metavar="T", type=_options.steps, help="Steps between figures on held-out rows.")
+    for option, settings in _options.declared(HeldOut):
+        add(option, **settings)
     add(
         "--diagnostics",
         metavar="EPOCHS",
@@ -132,9 +99,8 @@ def _running(parser: "Parser") -> None:
         help="Record the papers' diagnostics over the last epochs, to private/; outside the guarantee.",
     )
     add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
-    add("--engine", metavar="NAME", help="bookkeeping, the default, vmap or single.")
-    add("--microbatch", metavar="N", type=_options.count, help="The most rows worked on at a time.")
-    add("--memory-limit", metavar="BYTES", type=_options.count, help="The memory a step may take.")
+    for option, settings in _options.declared(Computing):
+        add(option, **settings)
     add("--json", action="store_true", default=None, help="Print one JSON object; progress stays on standard error.")
 
 
@@ -224,39 +190,50 @@ class _Training:
             raise ValueError(f"--ledger {self.ledger_path} is not a regular file: name a file")
         self._ledger = Ledger(self.ledger_path)
 
-    def options(self, method: str) -> dict[str, Any]:
-        """What `fit` is given for one method: the command line, else the file, else the job, else the paper."""
+    def options(self, method: str) -> tuple[Budget, Privacy, Recipe]:
+        """What one method is trained with: the command line, else the file, else the job, else the paper."""
         from dpgrad.training import jobs
+        from dpgrad.training.augment import Shifts
         from dpgrad.training.recipes import recipe
 
-        given = {name: _plain(getattr(self.args, name)) for name in _FIT if getattr(self.args, name) is not None}
+        typed = {name: _plain(value) for name, value in vars(self.args).items() if value is not None}
+        budget, privacy, own = (given(kind, typed) for kind in (Budget, Privacy, Recipe))
         named, found = recipe(method), self.job
-        defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA, "averaging": found.averaging}
+        defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA}
         if not named.full_batch:
-            defaults["lot"] = min(found.lot, given.get("dataset_size", len(self.rows.train[1])))  # not read if declared
-        if not {"steps", "epochs"} & given.keys() and not {"epsilon", "noise_multiplier"} <= given.keys():
+            size = privacy.get("dataset_size", len(self.rows.train[1]))  # not read where it is declared
+            defaults["batch_size"] = min(found.batch_size, size)
+        ends = {"epsilon", "noise_multiplier"} <= {*budget, *privacy}
+        if not {"steps", "epochs"} & budget.keys() and not ends:
             defaults |= {"steps": found.steps, "epochs": found.epochs}
-        if "noise_multiplier" in given:
+        if "noise_multiplier" in privacy:
             del defaults["epsilon"]
-        defaults |= jobs.constants(found, named, given.get("clip"))
-        return {"method": method, "groups": _groups(self.args.group or ()), **defaults, **given}
+        own = {"averaging": found.averaging, **jobs.constants(found, named, own.get("clip")), **own}
+        if self.args.group:
+            own["groups"] = _groups(self.args.group)
+        if self.args.augment is not None:
+            own["augment"] = Shifts(self.args.augment)
+        return Budget(**{**defaults, **budget}), Privacy(**privacy), named.with_options(**own)
 
     def plan(self, method: str) -> "Plan":
         """The plan of one method, with the time it is expected to take."""
-        import dataclasses
-
         from dpgrad.training.losses import loss_named
-        from dpgrad.training.plan import make
+        from dpgrad.training.plan import planned
         from dpgrad.training.prepare import expected_seconds
 
-        model, options = self.model(), self.options(method)
+        model, (budget, privacy, named) = self.model(), self.options(method)
         counted = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        options = {"dataset_size": len(self.rows.train[1]), "declared": "dataset_size" in options, **options}
-        plan = make(options.pop("method"), parameters=counted, classes=self.rows.outputs, **options)
-        loss = loss_named(self.rows.loss)
-        engine = self.args.engine or "bookkeeping"
-        seconds = expected_seconds(model, self.rows.train, loss, plan, engine=engine, microbatch=self.args.microbatch)
+        plan = planned(named, budget, privacy, len(self.rows.train[1]), counted, self.rows.outputs)
+        loss, computing = loss_named(self.rows.loss), self.computing
+        seconds = expected_seconds(
+            model, self.rows.train, loss, plan, engine=computing.engine, microbatch=computing.microbatch
+        )
         return dataclasses.replace(plan, seconds=seconds)
+
+    @property
+    def computing(self) -> Computing:
+        """How the runs are computed."""
+        return Computing(**given(Computing, vars(self.args)))
 
     def model(self) -> Any:
         """A fresh model; its weights do not depend on the data, and are the same at every call."""
@@ -341,10 +318,9 @@ class _Training:
         """Train by one method; its report. A run that is finished is not trained again."""
         from dpgrad.reports import report
         from dpgrad.runs.checkpoint import finished
-        from dpgrad.training.augment import Shifts
         from dpgrad.training.fit import fit
 
-        folder, options = self.folder(method), self.options(method)
+        folder, (budget, privacy, named) = self.folder(method), self.options(method)
         if self.args.resume and finished(folder) and (folder / "release" / report.FILE).is_file():
             found = report.load(folder)
             if found["method"]["name"] != method:
@@ -353,15 +329,16 @@ class _Training:
             return found
         metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
         with _progress.showing(method, metric) as show:
-            fitted = fit(
-                self.model(), self.rows.train, self.rows.loss, **options, held_out=self.rows.held_out,
-                evaluate_every=self.args.evaluate_every, progress=show, folder=folder,
-                resume=bool(self.args.resume) and folder.is_dir() and any(folder.iterdir()),
+            run = RunFolder(
+                folder, resume=bool(self.args.resume) and folder.is_dir() and any(folder.iterdir()),
                 keep_private=bool(self.args.keep_private), checkpoint_every=self.args.checkpoint_every,
-                release=self._release, ledger=self._ledger, seed=self.args.seed,
-                engine=self.args.engine or "bookkeeping", microbatch=self.args.microbatch,
-                memory_limit=self.args.memory_limit, diagnostics=_diagnostics(self.args.diagnostics),
-                augment=None if self.args.augment is None else Shifts(self.args.augment),
+                release=self._release,
+            )  # fmt: skip
+            held_out = HeldOut(self.rows.held_out, evaluate_every=self.args.evaluate_every)
+            fitted = fit(
+                self.model(), self.rows.train, self.rows.loss, method=named, held_out=held_out, folder=run,
+                ledger=self._ledger, callbacks=[show, *_diagnostics(self.args.diagnostics)], seed=self.args.seed,
+                privacy=privacy, computing=self.computing, **dataclasses.asdict(budget),
             )  # fmt: skip
         if fitted.stopped == "interrupted":
             raise KeyboardInterrupt
@@ -442,10 +419,10 @@ def _groups(texts: "list[str] | tuple[()]") -> "tuple[Group, ...]":
     return tuple(found)
 
 
-def _diagnostics(epochs: float | None) -> Any:
+def _diagnostics(epochs: float | None) -> list[Any]:
     from dpgrad.training.diagnostics import Diagnostics
 
-    return None if epochs is None else Diagnostics(last_epochs=epochs)
+    return [] if epochs is None else [Diagnostics(last_epochs=epochs)]
 
 
 def _planned(plans: "dict[str, Plan]", as_json: bool) -> str:

@@ -61,7 +61,7 @@ class Mechanism:
     standard deviation z·noise(t)·clip(t); with ``hold_noise`` it keeps its absolute size, z·noise(t)·clip(0), whatever
     the clip bound does (Yu et al., 2018), so that the noise multiplier is z·noise(t)·clip(0)/clip(t).
 
-    ``expected_batch_size`` divides the noisy sum. It is declared for Poisson sampling and full batches, and the size of
+    ``batch_size`` divides the noisy sum. It is declared for Poisson sampling and full batches, and the size of
     the batches for samplers that have one; never the realised size.
 
     Guarantee: `event` is the composition, over all steps t, of what the sampler causes at noise multiplier
@@ -80,7 +80,7 @@ class Mechanism:
     noise: float | Schedule = 1.0
     hold_noise: bool = False
     relation: Relation = Relation.ADD_REMOVE
-    expected_batch_size: float | None = None
+    batch_size: float | None = None
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,11 +101,11 @@ class Mechanism:
                 f"use relation {' or '.join(self.sampler.relations)}, or the Poisson sampler"
             )
         self._check_groups()
-        if self.expected_batch_size is None:
-            self._set(expected_batch_size=self.sampler.batch_size)
-        if self.expected_batch_size is not None:
-            _validate.positive(expected_batch_size=self.expected_batch_size)
-            self._set(expected_batch_size=float(self.expected_batch_size))
+        if self.batch_size is None:
+            self._set(batch_size=self.sampler.batch_size)
+        if self.batch_size is not None:
+            _validate.positive(batch_size=self.batch_size)
+            self._set(batch_size=float(self.batch_size))
         self._check_schedules()
 
     def _check_groups(self) -> None:
@@ -236,17 +236,17 @@ class Mechanism:
 
     @property
     def divisor(self) -> float:
-        """What divides the noisy sum: ``expected_batch_size``, refused where it was not declared.
+        """What divides the noisy sum: ``batch_size``, refused where it was not declared.
 
         >>> Mechanism(sampling.FixedSize(1000, 50), 1, 1.0, relation=Relation.REPLACE_ONE).divisor
         50.0
         """
-        if self.expected_batch_size is None:
+        if self.batch_size is None:
             raise ValueError(
-                f"expected_batch_size is required to train with {self.sampler.name} sampling: declare the public "
+                f"batch_size is required to train with {self.sampler.name} sampling: declare the public "
                 "number that divides the noisy sum; never the realised size of a batch"
             )
-        return self.expected_batch_size
+        return self.batch_size
 
     @property
     def _steady(self) -> bool:
@@ -450,7 +450,7 @@ class Mechanism:
             "noise": schedules.to_plain(self.noise, "noise"),
             "hold_noise": self.hold_noise,
             "relation": self.relation.value,
-            "expected_batch_size": self.expected_batch_size,
+            "batch_size": self.batch_size,
             "groups": [dataclasses.asdict(group) for group in self.groups],
         }
 

@@ -147,7 +147,7 @@ class Poisson:
         if not callable(self.sampling_rate):
             _validate.unit_interval(sampling_rate=self.sampling_rate)
             object.__setattr__(self, "sampling_rate", float(self.sampling_rate))
-        self.rate_at(0)
+        self.sampling_rate_at(0)
 
     @property
     def steady(self) -> bool:
@@ -159,10 +159,10 @@ class Poisson:
             raise ValueError(
                 "steps_per_epoch is not defined where sampling_rate is a schedule: give the number of steps"
             )
-        rate = self.rate_at(0)
+        rate = self.sampling_rate_at(0)
         return 1 / rate if rate else math.inf
 
-    def rate_at(self, step: int) -> float:
+    def sampling_rate_at(self, step: int) -> float:
         """The sampling rate of one step."""
         return float(self._rates(1, step)[0])
 
@@ -177,7 +177,7 @@ class Poisson:
 
     def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
         _validate.whole(rows=rows)
-        below = threshold(self.rate_at(step))
+        below = threshold(self.sampling_rate_at(step))
         drawn = [
             start + np.flatnonzero(words(key, step, start, min(_CHUNK, rows - start)) < below)
             for start in range(0, max(rows, 1), _CHUNK)
@@ -185,7 +185,7 @@ class Poisson:
         return np.concatenate(drawn)
 
     def event(self, noise_multiplier: float, step: int = 0) -> events.Poisson:
-        return events.Poisson(self.rate_at(step), events.Gaussian(noise_multiplier))
+        return events.Poisson(self.sampling_rate_at(step), events.Gaussian(noise_multiplier))
 
     def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Poisson, int]]:
         rates = self._rates(len(multipliers), start)
@@ -225,7 +225,7 @@ class FixedSize:
         return events.FixedSize(self.dataset_size, self.batch_size, events.Gaussian(noise_multiplier))
 
     def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.FixedSize, int]]:
-        sizes = {"dataset_size": self.dataset_size, "sample_size": self.batch_size}
+        sizes = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         for i, count in _runs(_checked(multipliers, start)):
             yield _leaf(events.FixedSize, **sizes, event=_gaussian(multipliers[i])), count
 

@@ -200,7 +200,7 @@ def _sampled(rows: int, steps: int, clip: float, epsilon: float, noise: str) -> 
         )
     return Mechanism(
         Poisson(SAMPLING_RATE), steps, bound_multiplier(steps, epsilon, delta), clip,
-        relation=RELATION, expected_batch_size=SAMPLING_RATE * rows,
+        relation=RELATION, batch_size=SAMPLING_RATE * rows,
     )  # fmt: skip
 
 

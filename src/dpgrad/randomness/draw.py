@@ -84,7 +84,7 @@ def chosen(sampler: Sampler, rows: int, step: int, key: AnyKey, device: Device) 
     tensor([0, 1, 2])
     """
     if isinstance(sampler, sampling.Poisson) and torch.device(device).type == "cuda" and rows > _HOST_ROWS:
-        return included(key, step, rows, sampler.rate_at(step), device).nonzero()[:, 0]
+        return included(key, step, rows, sampler.sampling_rate_at(step), device).nonzero()[:, 0]
     return _sent(torch.from_numpy(sampler.draw(rows, step, key)).long(), device)
 
 
@@ -95,7 +95,7 @@ def batches(sampler: Sampler, rows: int, step: int, key: AnyKey, capacity: int, 
     3
     """
     if isinstance(sampler, sampling.Poisson):
-        return poisson(key, step, rows, sampler.rate_at(step), capacity, device)
+        return poisson(key, step, rows, sampler.sampling_rate_at(step), capacity, device)
     return _padded(sampler.draw(rows, step, key), capacity, device)
 
 
@@ -149,7 +149,7 @@ def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int,
     """
     _validate.whole(least=1, capacity=capacity, steps=len(steps), rows=rows)
     if isinstance(sampler, sampling.Poisson):
-        mask = _included_at(key, steps, rows, [sampler.rate_at(step) for step in steps], device)
+        mask = _included_at(key, steps, rows, [sampler.sampling_rate_at(step) for step in steps], device)
         indices, counts = _placed(mask, capacity)
     elif isinstance(sampler, sampling.FullBatch):
         indices = torch.arange(capacity, device=device).expand(len(steps), -1)

@@ -192,8 +192,9 @@ def _drawn(run: Mechanism) -> str:
     match run.sampler:
         case sampling.Poisson():
             return (
-                f"Each row must enter each of {steps} by a coin of its own, with chance {run.sampler.rate_at(0):g} "
-                "(Poisson sampling); shuffled or fixed-size batches are not covered by this figure and cost far more."
+                f"Each row must enter each of {steps} by a coin of its own, with chance "
+                f"{run.sampler.sampling_rate_at(0):g} (Poisson sampling); shuffled or fixed-size batches are not "
+                "covered by this figure and cost far more."
             )
         case sampling.Shuffle():
             return (

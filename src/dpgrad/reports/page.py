@@ -45,6 +45,9 @@ class Beside:
             raise ValueError(f"{path} is damaged: remove it to have the page without it") from None
 
 
+FILE = "report.html"
+
+
 def page(runs: Mapping[str, Report], beside: Beside | None = None, together: str | None = None) -> str:
     """The page; ``runs`` are reports by a short name, ``together`` says what all of them cost."""
     if not runs:

@@ -136,7 +136,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
 def _title(run: Mechanism) -> str:
     match run.sampler:
         case sampling.Poisson():
-            drawn = f"Poisson sampling at rate {run.sampler.rate_at(0):.4g}"
+            drawn = f"Poisson sampling at rate {run.sampler.sampling_rate_at(0):.4g}"
         case sampling.FixedSize(rows, size):
             drawn = f"{size:,} of {rows:,} rows without replacement"
         case sampling.Shuffle():

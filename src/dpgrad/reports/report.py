@@ -21,7 +21,7 @@ from dpgrad.reports import compare, strict_json
 from dpgrad.reports.schema import faults
 
 FORMAT, ESTIMATOR_FORMAT = "dpgrad privacy report 2", "dpgrad estimator report 1"
-_FIRST = "dpgrad privacy report 1"  # of 0.1.0: the same without the way
+_FIRST = "dpgrad privacy report 1"  # of 0.1.0: without the way, and the batch size was called lot
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text("utf-8"))
 FILE = "report.json"
 _MOST_LEAVES = 50  # an event of more is given by their number
@@ -197,9 +197,12 @@ def check(report: object, name: str = "report") -> None:
 
 def _current(report: Any) -> Any:
     """A report of an earlier format in the present one; null for what it does not say."""
-    if isinstance(report, dict) and report.get("format") == _FIRST and "way" not in report:
-        return {**report, "format": FORMAT, "way": None}
-    return report
+    if not isinstance(report, dict) or report.get("format") != _FIRST or "way" in report:
+        return report
+    plan = report.get("plan")
+    if isinstance(plan, dict) and "lot" in plan:
+        plan = {**{name: value for name, value in plan.items() if name != "lot"}, "batch_size": plan["lot"]}
+    return {**report, "format": FORMAT, "way": None, "plan": plan}
 
 
 def released(run: Path) -> Path:
@@ -239,7 +242,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("δ", f"{promise['delta']:g}"),
         ("neighbours", f"{promise['relation']}: {promise['neighbours']}"),
         ("privacy unit", f"{promise['privacy_unit']}; someone with several rows is protected less"),
-        ("sampling", "{}, lots of {:g} out of {:,} rows".format(promise["sampling"], *_lot(report["plan"]))),
+        ("sampling", "{}, batches of {:g} out of {:,} rows".format(promise["sampling"], *_sizes(report["plan"]))),
         ("accountant", promise["accountant"]),
         ("method", f"{named['title']} ({named['citation']})"),
         *([] if report.get("way") is None else [("gradients", _said(report["way"]))]),
@@ -269,8 +272,8 @@ def _said(way: Mapping[str, Any]) -> str:
     return told if way["cost"] is None else f"{told}; every batch is checked, which costs {way['cost']}"
 
 
-def _lot(plan: Mapping[str, Any]) -> tuple[float, int]:
-    return plan["lot"], plan["dataset_size"]
+def _sizes(plan: Mapping[str, Any]) -> tuple[float, int]:
+    return plan["batch_size"], plan["dataset_size"]
 
 
 _STOPPED = {

@@ -71,7 +71,7 @@ class Run:
 
     >>> import tempfile, torch
     >>> from dpgrad import sampling
-    >>> plan = Mechanism(sampling.Poisson(0.1), steps=3, noise_multiplier=1.0, expected_batch_size=10)
+    >>> plan = Mechanism(sampling.Poisson(0.1), steps=3, noise_multiplier=1.0, batch_size=10)
     >>> identity_of = lambda key: Identity(plan.to_dict(), "digest of the data", "code", "cpu", 1, None, {})
     >>> folder = tempfile.TemporaryDirectory()
     >>> with Run.open(folder.name, identity_of, plan, delta=1e-5) as run:

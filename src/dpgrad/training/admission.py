@@ -36,7 +36,7 @@ def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: 
         raise ValueError(
             f"inner_momentum must be an InnerMomentum(gamma, length), got {_validate.shown(inner_momentum)}"
         )
-    if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.rate_at(0):
+    if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.sampling_rate_at(0):
         raise ValueError("sampling_rate must be above 0, got 0: no example would ever be drawn")
 
 

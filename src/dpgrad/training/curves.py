@@ -79,7 +79,7 @@ class Spent:
     add.
 
     >>> from dpgrad.training.plan import make
-    >>> plan = make("dpgd", dataset_size=1000, steps=100, noise_multiplier=20.0, delta=1e-5)
+    >>> plan = make("dpgd", rows=1000, steps=100, noise_multiplier=20.0, delta=1e-5)
     >>> spent = Spent(plan)
     >>> spent(3) == spent(5) == plan.epsilon_after(5) > spent.at(3), spent(100) == plan.guarantee.epsilon
     (True, True)
@@ -106,7 +106,7 @@ class Spent:
 
     def _event(self, step: int) -> Event:
         """What was released by the first ``step`` steps, by those that an earlier key took as well, and beside them."""
-        return Compose((self._plan.beside, self._before, charges(self._plan.mechanism, self._began, step)))
+        return Compose((self._plan.also_released, self._before, charges(self._plan.mechanism, self._began, step)))
 
 
 @contextmanager
@@ -222,7 +222,7 @@ class Watch:
     """Looks at a run after its steps: evaluates every so many, records a point, reports progress.
 
     >>> from dpgrad.training.plan import make
-    >>> watch = Watch(make("dpgd", dataset_size=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
+    >>> watch = Watch(make("dpgd", rows=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
     >>> watch.after(1, rate=0.1), [point.held_out for point in watch.points]
     (False, [0.5])
     """

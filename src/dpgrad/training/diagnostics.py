@@ -90,7 +90,7 @@ class Recorder:
     >>> def loss(model, rows):
     ...     return model(rows)[:, 0].square()
     >>> recorder = Recorder(Diagnostics(), model, loss, rows)
-    >>> run = Mechanism(sampling.FullBatch(), steps=1, noise_multiplier=1.0, expected_batch_size=50)
+    >>> run = Mechanism(sampling.FullBatch(), steps=1, noise_multiplier=1.0, batch_size=50)
     >>> private = PrivateGradient(model, loss, run, observe=recorder)
     >>> private.step(rows)
     >>> recorder.report()["label"] == LABEL

@@ -70,7 +70,7 @@ class CapturedStep:
 
     >>> from torch import nn
     >>> from dpgrad import Mechanism
-    >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+    >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, batch_size=3)
     >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
     >>> CapturedStep(private, torch.ones(3, 1), torch.optim.SGD(private.model.parameters(), lr=0.1))
     Traceback (most recent call last):
@@ -430,7 +430,7 @@ def refusal(private: PrivateGradient, data: Any) -> str:
 
     >>> from torch import nn
     >>> from dpgrad import Mechanism
-    >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+    >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, batch_size=3)
     >>> refusal(PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan), torch.ones(3, 1))
     'the model is on cpu: a step is captured on a CUDA device'
     """
@@ -465,7 +465,7 @@ def _sizes(mechanism: Mechanism, rows: int) -> list[int]:
     if not isinstance(sampler, sampling.Poisson):
         return [min(rows, sampler.batch_size or rows)]
     some = range(0, mechanism.steps, max(1, mechanism.steps // 1000))
-    rate = max(sampler.rate_at(step) for step in some)
+    rate = max(sampler.sampling_rate_at(step) for step in some)
     mean, deviation = rows * rate, math.sqrt(rows * rate * (1 - rate))
     return sorted({max(1, min(rows, math.ceil(mean + times * deviation))) for times in _DEVIATIONS})
 

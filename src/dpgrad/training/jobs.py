@@ -25,7 +25,7 @@ class Job:
 
     model: str
     methods: tuple[str, ...]
-    lot: int
+    batch_size: int
     baseline_epochs: int
     steps: int | None = None
     epochs: int | None = None
@@ -38,10 +38,10 @@ class Job:
 # Settings of digits were chosen on parts of its training rows, six splits of 1,150 to 287; its test rows had no say.
 _DIGITS = Job(
     "oriented-gradients", ("dpsgd", "autos", "psac", "psasc"),
-    lot=512, baseline_epochs=60, steps=300, clip=0.1, largest_step=6.0, averaging="ema:0.97", threads=1,
+    batch_size=512, baseline_epochs=60, steps=300, clip=0.1, largest_step=6.0, averaging="ema:0.97", threads=1,
 )  # fmt: skip
-_IMAGES = Job("cnn", ("dpsgd",), lot=512, baseline_epochs=10, epochs=20)
-_VECTORS = Job("linear", ("dpsgd",), lot=256, baseline_epochs=10, epochs=20)
+_IMAGES = Job("cnn", ("dpsgd",), batch_size=512, baseline_epochs=10, epochs=20)
+_VECTORS = Job("linear", ("dpsgd",), batch_size=256, baseline_epochs=10, epochs=20)
 
 
 def job(data: Dataset) -> Job:

@@ -1,6 +1,6 @@
 """The plan of a run: all that is fixed, and public, before a row of the data is read.
 
->>> plan = make("psasc", dataset_size=60_000, lot=512, epochs=20, epsilon=3.0, delta=1e-5)
+>>> plan = make("psasc", rows=60_000, batch_size=512, epochs=20, epsilon=3.0, delta=1e-5)
 >>> plan.steps, round(plan.mechanism.noise_multiplier, 3)
 (2343, 0.892)
 >>> print(plan.guarantee)
@@ -17,48 +17,50 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
 from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.mechanism import sampling, schedules
-from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.recipes import Recipe, parse_rate, recipe
-
-READINGS = ("less-noise", "more-steps")
+from dpgrad.training.options import Budget, Privacy, parted
+from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
 
 @dataclass(frozen=True)
 class Plan:
     """A run as it will be charged, and what theory and the papers say of its settings.
 
-    ``dataset_size`` is the public number of rows from which rate, steps and divisor follow; ``declared`` says whether
-    it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what set the
-    number of steps. ``rate`` is the learning rate; None where it is the optimizer's own. ``parameters`` and ``classes``
-    are those of the model, and ``seconds`` the time a run is expected to take, where they are known. ``beside`` is what
-    else is released from the same data, such as the event of a PCA.
+    ``dataset_size`` is the public number of rows from which sampling rate, steps and divisor follow; ``declared`` says
+    whether it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what
+    set the number of steps. ``learning_rate`` is None where it is the optimizer's own. ``parameters`` and ``classes``
+    are those of the model, and ``seconds`` the time a run is expected to take, where they are known. ``also_released``
+    is the event of another release from the same data, such as a PCA.
 
-    Guarantee: ``guarantee`` is that of ``mechanism``, which clips, adds the noise and is charged, and of ``beside``,
-    together. It is within ``target``.
+    Guarantee: ``guarantee`` is that of ``mechanism``, which clips, adds the noise and is charged, and of
+    ``also_released``, together. It is within ``target``.
 
-    >>> make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5).epochs
+    >>> make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5).epochs
     50.0
     """
 
     recipe: Recipe
     mechanism: Mechanism
     guarantee: Guarantee
-    lot: float
+    batch_size: float
     dataset_size: int
     declared: bool
-    rate: float | Schedule | None
+    learning_rate: float | Schedule | None
     target: float | None = None
     reading: str | None = None
     ends: Literal["plan", "budget"] = "plan"
-    optimizer: str = "sgd"
-    averaging: str | None = None
     parameters: int | None = None
     classes: int | None = None
     seconds: float | None = None
-    beside: Event = NOTHING
+    also_released: Event = NOTHING
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the optimizer."""
+        return optimizer_name(self.recipe.optimizer)
 
     @property
     def steps(self) -> int:
@@ -72,32 +74,32 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> float:
-        """N/L: an epoch is as many lots as hold all rows once, in expectation."""
-        return self.dataset_size / self.lot
+        """N/B: an epoch is as many batches as hold all rows once, in expectation."""
+        return self.dataset_size / self.batch_size
 
     @property
     def epochs(self) -> float:
         """How many epochs the steps make."""
         return self.steps / self.steps_per_epoch
 
-    def rate_at(self, step: int) -> float | None:
+    def learning_rate_at(self, step: int) -> float | None:
         """The learning rate of one step; None where it is the optimizer's own."""
-        return self.rate(step) if callable(self.rate) else self.rate
+        return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
 
     def event_after(self, steps: int) -> Event:
         """What the first ``steps`` steps release, and what is released beside them.
 
-        >>> plan = make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> plan.event_after(2)
         Repeat(event=Gaussian(noise_multiplier=20.0), count=2)
         """
         run = self.mechanism.with_steps(steps).event() if steps else NOTHING
-        return run if self.beside == NOTHING else Compose((self.beside, run))
+        return run if self.also_released == NOTHING else Compose((self.also_released, run))
 
     def epsilon_after(self, steps: int) -> float:
         """The ε of the first ``steps`` steps, for a run of which that number was fixed in advance.
 
-        >>> plan = make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> plan.epsilon_after(0), plan.epsilon_after(50) == plan.guarantee.epsilon
         (0.0, True)
         """
@@ -108,7 +110,7 @@ class Plan:
     def figures(self) -> list[tuple[str, compare.Figure | str]]:
         """The ε of each accountant, or why it has none; those that are no guarantee come last.
 
-        >>> plan = make("dpgd", dataset_size=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> [name for name, found in plan.figures() if isinstance(found, str)]
         ['moments-asymptotic']
         """
@@ -122,7 +124,7 @@ class Plan:
 
         Yu et al. (2018) for m ← c·m + g; Huang et al. (2024) write c = 1 − γ₁.
 
-        >>> plan = make("dpgd", dataset_size=1000, steps=500, momentum=0.9, noise_multiplier=20.0, delta=1e-5)
+        >>> plan = make("dpgd", rows=1000, steps=500, momentum=0.9, noise_multiplier=20.0, delta=1e-5)
         >>> round(plan.momentum_noise, 2)
         5.26
         """
@@ -134,7 +136,12 @@ class Plan:
         found = compare.assumed_public(self.mechanism, None)
         size = f"the number of rows ({self.dataset_size:,}, {'declared' if self.declared else 'taken from the data'})"
         found = [entry for entry in found if entry != "the number of rows"]
-        return (*found, size, f"the lot ({self.lot:g}, which divides the noisy sum)", "the method and its constants")
+        return (
+            *found,
+            size,
+            f"the batch size ({self.batch_size:g}, which divides the noisy sum)",
+            "the method and its constants",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, for JSON; a clip bound that is a plain function is refused."""
@@ -153,13 +160,13 @@ class Plan:
             "steps": self.steps,
             "steps_set_by": self.ends,
             "epochs": self.epochs,
-            "lot": self.lot,
+            "batch_size": self.batch_size,
             "dataset_size": self.dataset_size,
             "dataset_size_declared": self.declared,
             "noise_multiplier": self.mechanism.noise_multiplier,
-            "learning_rate": _plain_rate(self.rate),
+            "learning_rate": plain_rate(self.learning_rate),
             "optimizer": self.optimizer,
-            "averaging": self.averaging,
+            "averaging": self.recipe.averaging,
             "parameters": self.parameters,
             "accountants": figures,
             "momentum_noise": self.momentum_noise,
@@ -174,7 +181,7 @@ class Plan:
         The noise that Adam's second moment takes in is that of Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: your DP-Adam
         is actually DP-SGD (unless you apply bias correction)" (2024): the variance of one coordinate of the noisy mean.
         """
-        yield "lots", _lots(self)
+        yield "batches", _batches(self)
         if self.recipe.momentum:
             yield (
                 "momentum",
@@ -191,7 +198,7 @@ class Plan:
                 f"the second moment of {self.optimizer} holds the noise too: about {floor**2:.3g} is added to every "
                 f"squared gradient, and where gradients are below {floor:.3g} all coordinates get nearly the same rate",
             )
-        first, last = self.rate_at(0), self.rate_at(self.steps - 1)
+        first, last = self.learning_rate_at(0), self.learning_rate_at(self.steps - 1)
         if first and last is not None and last < first / 20:
             yield (
                 "learning rate",
@@ -201,9 +208,9 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan in words, one fact a line."""
         mechanism, named = self.mechanism, self.recipe
-        rate = "the optimizer's own" if self.rate is None else _shown(self.rate)
+        rate = "the optimizer's own" if self.learning_rate is None else _shown(self.learning_rate)
         first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
-        drawn = "every row" if named.full_batch else f"lots of {self.lot:g} by Poisson sampling"
+        drawn = "every row" if named.full_batch else f"batches of {self.batch_size:g} by Poisson sampling"
         found = [
             f"method            {named.title} ({named.citation})",
             f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
@@ -237,15 +244,6 @@ def _figure(found: compare.Figure) -> dict[str, Any]:
         "guarantee": found.guarantee,
         "noise_rounded": found.rounded,
     }
-
-
-def _plain_rate(rate: float | Schedule | None) -> object:
-    """The learning rate for JSON; of a plain function only that it is one, since the rate is not accounted."""
-    if rate is None:
-        return None
-    if callable(rate) and not isinstance(rate, schedules.Formula):
-        return {"schedule": "function"}
-    return schedules.to_plain(rate, "learning_rate")
 
 
 def _shown(value: float | Schedule) -> str:
@@ -309,43 +307,43 @@ def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Theorem 3", f"{scales}, up to constant factors that it leaves open"
 
 
-def _lots(plan: Plan) -> str:
+def _batches(plan: Plan) -> str:
     if plan.recipe.full_batch:
         return "every step takes all rows"
     same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
     return (
-        f"{plan.steps_per_epoch:.4g} lots an epoch for {plan.epochs:.4g} epochs; Abadi et al. advise as many lots an "
-        f"epoch as epochs: a lot of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as many steps; "
-        "and smaller lots for convex problems"
+        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. advise as many "
+        f"batches an epoch as epochs: batches of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as "
+        "many steps; and smaller batches for convex problems"
     )
 
 
 def make(
     method: str | Recipe = "dpsgd",
     *,
-    dataset_size: int,
-    declared: bool = False,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    noise_multiplier: float | None = None,
-    lot: float | None = None,
-    relation: str | Relation | None = None,
-    accountant: str = "pld",
-    reading: str | None = None,
-    schedule_steps: int | None = None,
-    groups: tuple[Group, ...] = (),
-    learning_rate: float | Schedule | None = None,
-    rate_schedule: str | None = None,
-    optimizer: str = "sgd",
-    averaging: str | None = None,
+    rows: int | None = None,
     parameters: int | None = None,
     classes: int | None = None,
-    beside: Event = NOTHING,
     **options: Any,
 ) -> Plan:
-    """The plan of a run from its budget.
+    """The plan of a run from options by name: fields of `Budget`, `Privacy` and `Recipe`.
+
+    >>> make("dpsgd-dynamic", rows=60_000, batch_size=600, steps=500, epsilon=2.0, delta=1e-5).steps
+    500
+    """
+    budget, privacy, own = parted(options)
+    return planned(recipe(method).with_options(**own), budget, privacy, rows, parameters, classes)
+
+
+def planned(
+    method: Recipe,
+    budget: Budget,
+    privacy: Privacy,
+    rows: int | None = None,
+    parameters: int | None = None,
+    classes: int | None = None,
+) -> Plan:
+    """The plan of a run on ``rows`` rows within its budget.
 
     With ``epsilon`` and ``delta``, the noise is the least with which ``epochs`` (or ``steps``) stay within the budget,
     over the whole schedule (``reading="less-noise"``); with ``reading="more-steps"`` it is the noise for a clip bound
@@ -353,123 +351,102 @@ def make(
     as well, the run takes as many steps as the budget allows; where ``epochs`` is given too, they are checked to be
     within it. With ``noise_multiplier`` and no ``epsilon``, the cost is whatever it is.
 
-    ``lot`` is the expected number of rows in a step, the public number L that divides the noisy sum; the default makes
-    as many lots an epoch as there are epochs, as Abadi et al. advise. An epoch is N/L lots and T = int(epochs·N/L).
-    ``options`` are constants of the recipe. ``beside`` is what else is released from the same data: the budget is for
-    both.
-
-    ``relation`` is zero-out where the number of rows was taken from the data, and add-remove where it was ``declared``:
-    then rate, steps, divisor and δ do not depend on the data.
-
-    >>> make("dpsgd-dynamic", dataset_size=60_000, lot=600, steps=500, epsilon=2.0, delta=1e-5).steps
-    500
+    Without ``batch_size`` there are as many batches an epoch as epochs, as Abadi et al. advise. An epoch is N/B batches
+    and T = int(epochs·N/B). The relation is zero-out where the number of rows was taken from the data, and add-remove
+    where it was declared (``dataset_size``): then sampling rate, steps, divisor and δ do not depend on the data.
     """
-    chosen = recipe(method).with_options(**options)
-    _validate.whole(dataset_size=dataset_size)
-    if not dataset_size:
+    declared = privacy.dataset_size is not None
+    size = privacy.dataset_size if privacy.dataset_size is not None else rows
+    if not size:
         raise ValueError("data must hold at least one row, got none")
-    budget = _budget(epsilon, delta, dataset_size, noise_multiplier, epochs, steps, reading)
-    rows_a_step = _lot(chosen, dataset_size, lot, epochs, steps)
-    count = _steps(dataset_size, rows_a_step, epochs, steps)
-    clock = _clock(chosen, schedule_steps, count)
-    sampler = sampling.FullBatch() if chosen.full_batch else sampling.Poisson(rows_a_step / dataset_size)
+    delta = _checked(budget, privacy, size)
+    batch_size = _batch_size(method, budget, size)
+    count = _steps(size, batch_size, budget.epochs, budget.steps)
+    sampler = sampling.FullBatch() if method.full_batch else sampling.Poisson(batch_size / size)
     mechanism = Mechanism(
-        sampler, count or 1, noise_multiplier or 1.0, chosen.clip_over(clock),
-        hold_noise=chosen.clip_schedule is not None, relation=_relation(relation, declared),
-        expected_batch_size=rows_a_step, groups=groups,
+        sampler, count or 1, privacy.noise_multiplier or 1.0, method.clip_over(_clock(method, count)),
+        hold_noise=method.clip_schedule is not None, relation=_relation(privacy.relation, declared),
+        batch_size=batch_size, groups=method.groups,
     )  # fmt: skip
-    mechanism, ends = _within(mechanism, epsilon, budget, noise_multiplier, count, reading, accountant, beside)
-    guarantee = mechanism.guarantee(budget, accountant, beside=beside)
-    if epsilon is not None and guarantee.epsilon > epsilon:
+    other = privacy.other_event
+    mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
+    guarantee = mechanism.guarantee(delta, privacy.accountant, beside=other)
+    if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
         raise ValueError(
-            f"noise_multiplier = {noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
-            f"{up(guarantee.epsilon)}, above the budget {epsilon:g}: leave out noise_multiplier to have it found, "
-            "leave out epochs to stop in time, or allow more"
+            f"noise_multiplier = {privacy.noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
+            f"{up(guarantee.epsilon)}, above the budget {budget.epsilon:g}: leave out noise_multiplier to have it "
+            "found, leave out epochs to stop in time, or allow more"
         )
-    if averaging is not None:
-        parse_averaging(averaging, mechanism.steps)
-    rate = _rate(chosen, learning_rate, rate_schedule, mechanism.steps, dataset_size / rows_a_step)
-    target = None if epsilon is None else float(epsilon)
+    if method.averaging is not None:
+        parse_averaging(method.averaging, mechanism.steps)
+    rate = _learning_rate(method, mechanism.steps, size / batch_size)
+    target = None if budget.epsilon is None else float(budget.epsilon)
     return Plan(
-        chosen, mechanism, guarantee, rows_a_step, int(dataset_size), declared, rate, target, reading, ends,
-        optimizer, averaging, parameters, classes, beside=beside,
+        method, mechanism, guarantee, batch_size, int(size), declared, rate, target, privacy.reading, ends,
+        parameters, classes, also_released=other,
     )  # fmt: skip
 
 
-def _budget(
-    epsilon: float | None,
-    delta: float | None,
-    dataset_size: int,
-    noise_multiplier: float | None,
-    epochs: float | None,
-    steps: int | None,
-    reading: str | None,
-) -> float:
+def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
     """δ, after everything a budget needs has been seen to be there."""
-    if epsilon is None and noise_multiplier is None:
+    if budget.epsilon is None and privacy.noise_multiplier is None:
         raise ValueError("a budget is required: give epsilon and delta, or noise_multiplier and delta")
-    if epsilon is not None:
-        _validate.positive(epsilon=epsilon)
-    if noise_multiplier is not None:
-        _validate.positive(noise_multiplier=noise_multiplier)
-    if delta is None:
+    if budget.delta is None:
         raise ValueError(
-            f"delta is required: the chance that nothing is promised, well below 1/n = {1 / dataset_size:.2g}"
+            "delta is required: the probability that the ε bound fails; choose it well below 1/n = "
+            f"{1 / size:.2g}, e.g. 1e-5"
         )
-    _validate.open_unit(delta=delta)
-    if delta >= 1 / dataset_size:
+    if budget.delta >= 1 / size:
         raise ValueError(
-            f"delta must be below 1/n = {1 / dataset_size:.4g}, got {delta:g}: a mechanism that publishes one row at "
+            f"delta must be below 1/n = {1 / size:.4g}, got {budget.delta:g}: a mechanism that publishes one row at "
             "random has delta 1/n"
         )
-    if epochs is not None and steps is not None:
+    if budget.epochs is not None and budget.steps is not None:
         raise ValueError("epochs and steps both say how long to train: give one of them")
-    if epochs is not None:
-        _validate.positive(epochs=epochs)
-    if steps is not None:
-        _validate.step_count(steps=steps)
-    if epochs is None and steps is None and (epsilon is None or noise_multiplier is None):
+    both = budget.epsilon is not None and privacy.noise_multiplier is not None
+    if budget.epochs is None and budget.steps is None and not both:
         raise ValueError("epochs or steps is required: how long to train (or both epsilon and noise_multiplier)")
-    if reading is not None and reading not in READINGS:
-        raise ValueError(f"reading must be one of {', '.join(READINGS)}, got {_validate.shown(reading)}")
-    if reading is not None and epsilon is None:
+    if privacy.reading is not None and budget.epsilon is None:
         raise ValueError("reading says how a budget is used: give epsilon, or leave reading out")
-    return float(delta)
+    return float(budget.delta)
 
 
-def _lot(chosen: Recipe, dataset_size: int, lot: float | None, epochs: float | None, steps: int | None) -> float:
-    if chosen.full_batch:
-        if lot not in (None, dataset_size):
-            raise ValueError(f"method {chosen.name} takes all {dataset_size:,} rows at every step: leave lot out")
-        return float(dataset_size)
-    if lot is None:
-        lots = epochs if epochs is not None else math.sqrt(steps) if steps is not None else None
-        if lots is None:
-            raise ValueError("lot is required: the expected number of rows in a step; or give epochs")
-        lot = max(1, round(dataset_size / max(1, lots)))
-    _validate.positive(lot=lot)
-    if lot > dataset_size:
-        raise ValueError(f"lot must be at most the number of rows, {dataset_size:,}, got {lot:g}")
-    return float(lot)
+def _batch_size(method: Recipe, budget: Budget, size: int) -> float:
+    given, epochs, steps = budget.batch_size, budget.epochs, budget.steps
+    if method.full_batch:
+        if given not in (None, size):
+            raise ValueError(f"method {method.name} takes all {size:,} rows at every step: leave batch_size out")
+        return float(size)
+    if given is None:
+        batches = epochs if epochs is not None else math.sqrt(steps) if steps is not None else None
+        if batches is None:
+            raise ValueError("batch_size is required: the expected number of rows in a step; or give epochs")
+        given = max(1, round(size / max(1, batches)))
+    if given > size:
+        raise ValueError(f"batch_size must be at most the number of rows, {size:,}, got {given:g}")
+    return float(given)
 
 
-def _steps(dataset_size: int, lot: float, epochs: float | None, steps: int | None) -> int | None:
+def _steps(dataset_size: int, batch_size: float, epochs: float | None, steps: int | None) -> int | None:
     if epochs is None:
         return steps
-    count = int(min(epochs * dataset_size / lot, 2 * _validate.MOST_STEPS))  # beyond which a mechanism refuses it
+    count = int(
+        min(epochs * dataset_size / batch_size, 2 * _validate.MOST_STEPS)
+    )  # beyond which a mechanism refuses it
     if not count:
-        raise ValueError(f"epochs = {epochs:g} of {dataset_size:,} rows in lots of {lot:g} make no step: train longer")
+        raise ValueError(
+            f"epochs = {epochs:g} of {dataset_size:,} rows in batches of {batch_size:g} make no step: train longer"
+        )
     return count
 
 
-def _clock(chosen: Recipe, schedule_steps: int | None, steps: int | None) -> int:
+def _clock(method: Recipe, steps: int | None) -> int:
     """Over how many steps the clip bound shrinks."""
-    if schedule_steps is not None:
-        _validate.step_count(schedule_steps=schedule_steps)
-        if chosen.clip_schedule is None:
-            raise ValueError(f"schedule_steps is for a clip_schedule, and {chosen.name} has none: leave it out")
-        return schedule_steps
-    if steps is None and chosen.clip_schedule is not None:
+    if method.schedule_steps is not None:
+        if method.clip_schedule is None:
+            raise ValueError(f"schedule_steps is for a clip_schedule, and {method.name} has none: leave it out")
+        return method.schedule_steps
+    if steps is None and method.clip_schedule is not None:
         raise ValueError("schedule_steps is required: over how many steps the clip bound shrinks; or give epochs")
     return steps or 1
 
@@ -486,36 +463,26 @@ def _relation(relation: str | Relation | None, declared: bool) -> Relation:
 
 
 def _within(
-    mechanism: Mechanism,
-    epsilon: float | None,
-    delta: float,
-    noise_multiplier: float | None,
-    steps: int | None,
-    reading: str | None,
-    accountant: str,
-    beside: Event,
+    mechanism: Mechanism, epsilon: float | None, delta: float, privacy: Privacy, steps: int | None, other: Event
 ) -> tuple[Mechanism, Literal["plan", "budget"]]:
     """The mechanism with the noise, or the steps, that the budget asks for, and what set the number of steps."""
     if epsilon is None:
         return mechanism, "plan"
-    if noise_multiplier is not None:
-        if steps is None or reading == "more-steps":
-            return mechanism.longest(epsilon, delta, accountant, beside=beside), "budget"
+    if privacy.noise_multiplier is not None:
+        if steps is None or privacy.reading == "more-steps":
+            return mechanism.longest(epsilon, delta, privacy.accountant, beside=other), "budget"
         return mechanism, "plan"
-    if reading == "more-steps":
-        return mechanism.more_steps(epsilon, delta, accountant, beside=beside), "budget"
-    return mechanism.less_noise(epsilon, delta, accountant, beside=beside), "plan"
+    if privacy.reading == "more-steps":
+        return mechanism.more_steps(epsilon, delta, privacy.accountant, beside=other), "budget"
+    return mechanism.less_noise(epsilon, delta, privacy.accountant, beside=other), "plan"
 
 
-def _rate(
-    chosen: Recipe, learning_rate: float | Schedule | None, rate_schedule: str | None, steps: int, epoch: float
-) -> float | Schedule:
-    """The learning rate: as given, or the recipe's, over the schedule that is named."""
-    if callable(learning_rate):
-        if rate_schedule is not None:
-            raise ValueError("learning_rate is a schedule already: give a number with rate_schedule, or leave it out")
-        schedules.values(learning_rate, steps, name="learning_rate", zero=True)
-        return learning_rate
-    start = chosen.learning_rate if learning_rate is None else learning_rate
-    _validate.positive(learning_rate=start)
-    return float(start) if rate_schedule is None else parse_rate(rate_schedule, start, steps, epoch)
+def _learning_rate(method: Recipe, steps: int, epoch: float) -> float | Schedule | None:
+    """The learning rate of a recipe over its schedule."""
+    rate, named = method.learning_rate, method.learning_rate_schedule
+    if callable(rate):
+        schedules.values(rate, steps, name="learning_rate", zero=True)
+        return rate
+    if rate is None:
+        return None
+    return float(rate) if named is None else parse_rate(named, rate, steps, epoch)

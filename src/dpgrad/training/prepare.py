@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from dpgrad.training.curves import judging
 from dpgrad.training.losses import NamedLoss, pair, refuse_targets
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
-
-OptimizerChoice: TypeAlias = str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+from dpgrad.training.recipes import OptimizerChoice
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -61,19 +60,8 @@ def within_reach(data: Any, device: torch.device) -> Any:
     return pytree.tree_map(placed, data)
 
 
-def optimizer_name(optimizer: OptimizerChoice | None) -> str:
-    """What an optimizer is called in a plan.
-
-    >>> optimizer_name(None), optimizer_name(torch.optim.Adam)
-    ('sgd', 'Adam')
-    """
-    if isinstance(optimizer, str) or optimizer is None:
-        return optimizer or "sgd"
-    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
-
-
 def optimizer_named(
-    choice: OptimizerChoice | None, parameters: Iterable[nn.Parameter], rate: float, momentum: float
+    choice: "OptimizerChoice | None", parameters: Iterable[nn.Parameter], rate: float, momentum: float
 ) -> torch.optim.Optimizer:
     """An optimizer of `torch.optim` by its name, or what a function makes of the parameters; None is SGD.
 
@@ -165,7 +153,7 @@ def expected_seconds(
     Guarantee: of the data only the shape and the type of one example are read. A copy of the model is trained.
 
     >>> from dpgrad.training.plan import make
-    >>> plan = make("dpsgd", dataset_size=20, lot=5, steps=3, noise_multiplier=1.0, delta=0.01)
+    >>> plan = make("dpsgd", rows=20, batch_size=5, steps=3, noise_multiplier=1.0, delta=0.01)
     >>> rows = torch.zeros(20, 2), torch.zeros(20, dtype=torch.int64)
     >>> expected_seconds(nn.Linear(2, 3), rows, NamedLoss("cross-entropy"), plan) > 0
     True

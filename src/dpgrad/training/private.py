@@ -8,7 +8,7 @@ What follows is ordinary PyTorch: any ``torch.optim`` may use the gradient, whic
 >>> def loss(model, batch):
 ...     inputs, targets = batch
 ...     return (model(inputs)[:, 0] - targets).square()
->>> mechanism = Mechanism(sampling.Poisson(0.1), steps=2, noise_multiplier=1.0, expected_batch_size=10)
+>>> mechanism = Mechanism(sampling.Poisson(0.1), steps=2, noise_multiplier=1.0, batch_size=10)
 >>> private = PrivateGradient(model, loss, mechanism)
 >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 >>> for _ in range(mechanism.steps):
@@ -285,7 +285,7 @@ class PrivateGradient:
         ``key`` in it is a digest that tells whether a key is the same, and nothing else about it.
 
         >>> from dpgrad import sampling
-        >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, expected_batch_size=3)
+        >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, batch_size=3)
         >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
         >>> private.step(torch.ones(3, 1))
         >>> private.state()["step"]

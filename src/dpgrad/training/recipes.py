@@ -2,7 +2,7 @@
 
 >>> RECIPES["psasc"].clip, RECIPES["psasc"].s, RECIPES["psasc"].r
 (0.3, 0.9, 0.0001)
->>> recipe("psasc").with_options(s=0.55, r=0.001, clip=0.25).scaling()
+>>> psasc(s=0.55, r=0.001, clip=0.25).scaling()
 Psasc(s=0.55, r=0.001)
 
 A recipe says how one example is scaled and what is done with the noisy gradients; lots, steps and noise come from the
@@ -11,16 +11,26 @@ prints are named in ``chosen``.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from dpgrad import _validate
-from dpgrad.grads.history import InnerMomentum
-from dpgrad.grads.scaling import Automatic, Hard, Psac, Psasc, Quotient, ScaleRule
 from dpgrad.mechanism import schedules
+from dpgrad.mechanism.mechanism import Group
 from dpgrad.mechanism.schedules import Schedule
+from dpgrad.training.options import check, option
+
+if TYPE_CHECKING:  # torch is imported where a recipe is used: the command line reads the options of one without it
+    import torch
+
+    from dpgrad.grads.history import InnerMomentum
+    from dpgrad.grads.scaling import ScaleRule
+    from dpgrad.training.augment import Augment
+
+OptimizerChoice: TypeAlias = "str | Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]"
 
 ABADI = 'Abadi et al., "Deep learning with differential privacy" (2016)'
 YU_2018 = 'Yu et al., "Improve the gradient perturbation approach for differentially private optimization" (2018)'
@@ -32,16 +42,16 @@ HUANG = 'Huang et al., "Enhancing DP-SGD through non-monotonous adaptive scaling
 
 @dataclass(frozen=True)
 class Recipe:
-    """One method: the scaling rule with its constants, the learning rate, momentum, and how the clip bound moves.
+    """A method: how one example is scaled, and what is done with the noisy gradients.
 
-    ``clip`` is the paper's C; None where the method has none. ``clip_schedule`` is a name that
-    `dpgrad.schedules.parse_clip` reads; the noise then keeps its absolute size. ``momentum`` is Yu's c, and 1 − γ₁ of
-    Huang et al. ``gamma`` is γ₀ of Algorithm 3 where ``length`` (K₀) is given, and γ of Algorithm 2 otherwise.
-
-    ``rule`` is one of the papers' by name, or any ``rule(norms, clip)`` of your own; ``clip`` is then the bound itself.
+    ``clip`` is the paper's C; None where the method has none. With ``clip_schedule`` the noise keeps its absolute size.
+    ``momentum`` is Yu's c, and 1 − γ₁ of Huang et al. ``gamma`` is γ₀ of Algorithm 3 where ``length`` (K₀) is given,
+    and γ of Algorithm 2 otherwise. ``rule`` is one of the papers' by name, or any ``rule(norms, clip)`` of your own;
+    ``clip`` is then the bound itself. ``optimizer`` is the name of one of torch.optim or a function of the parameters.
+    ``augment(batch, generator)`` makes K rows of one example, whose mean gradient is scaled once.
 
     Guarantee: none depends on a recipe. The engine keeps one example within the clip bound whatever the rule returns
-    (`dpgrad.scaling.Bounded`), and momentum is computed from what has been released.
+    (`dpgrad.scaling.Bounded`), and what follows the noise is computed from what has been released.
 
     >>> RECIPES["dpsgd-amended"].momentum, RECIPES["dpsgd-amended"].clip_schedule
     (0.6, 'linear')
@@ -52,23 +62,46 @@ class Recipe:
     name: str
     title: str
     citation: str
-    rule: Literal["hard", "automatic", "psac", "psasc"] | ScaleRule
-    learning_rate: float
-    clip: float | Schedule | None
-    clip_schedule: str | None = None
-    momentum: float = 0.0
-    s: float | None = None
-    r: float | None = None
-    gamma: float | None = None
-    length: int | None = None
-    inner: Literal["current", "past"] = "current"
+    rule: "Literal['hard', 'automatic', 'psac', 'psasc'] | ScaleRule"
+    learning_rate: float | Schedule | None = option(
+        None,
+        "The learning rate; without one, that of the method or the optimizer's own.",
+        kind="positive",
+        metavar="ETA",
+    )
+    clip: float | Schedule | None = option(None, "The clip bound C.", kind="positive", metavar="C")
+    clip_schedule: str | None = option(
+        None, "linear, affine, geometric:R or arithmetic:R; the noise is held.", kind="text", metavar="NAME"
+    )
+    schedule_steps: int | None = option(
+        None, "When a linear or affine clip schedule has ended.", kind="steps", metavar="H"
+    )
+    momentum: float = option(0.0, "The momentum after the noise.", kind="number", metavar="M")
+    s: float | None = option(None, "The s of DP-PSASC.", kind="positive", metavar="S")
+    r: float | None = option(None, "The r of Auto-S, DP-PSAC and DP-PSASC.", kind="positive", metavar="R")
+    gamma: float | None = option(None, "The momentum inside the clip bound.", kind="positive", metavar="G")
+    length: int | None = option(None, "How many iterates back the inner momentum reaches.", kind="count", metavar="K")
+    inner: Literal["current", "past"] = option(
+        "current", "Whether the inner momentum holds the present iterate.",
+        kind="choice", choices=("current", "past"),
+    )  # fmt: skip
+    learning_rate_schedule: str | None = option(
+        None, "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or warmup:STEPS+ before one.",
+        kind="text", metavar="NAME",
+    )  # fmt: skip
+    optimizer: "OptimizerChoice | None" = option(
+        None, "An optimizer of torch.optim, such as adam; sgd without it.", kind="text", metavar="NAME"
+    )
+    averaging: str | None = option(
+        None, "An average of the iterates: ema:DECAY or tail:SHARE.", kind="text", metavar="NAME"
+    )
+    augment: "Augment | None" = None
+    groups: tuple[Group, ...] = ()
     full_batch: bool = False
     chosen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _validate.positive(learning_rate=self.learning_rate)
-        if self.clip is not None and not callable(self.clip):
-            _validate.positive(clip=self.clip)
+        check(self)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {_validate.shown(self.momentum)}")
         self.scaling()
@@ -76,21 +109,23 @@ class Recipe:
         if self.gamma is not None:
             _validate.unit_interval(gamma=self.gamma)
 
-    def scaling(self) -> ScaleRule:
+    def scaling(self) -> "ScaleRule":
         """The rule that scales each example's gradient.
 
         >>> RECIPES["autos"].scaling()
         Automatic(r=0.0001)
         """
+        from dpgrad.grads import scaling
+
         match self.rule:
             case "hard":
-                return Hard()
+                return scaling.Hard()
             case "automatic":
-                return Automatic(r=_given(self.r))
+                return scaling.Automatic(r=_given(self.r))
             case "psac":
-                return Psac(r=_given(self.r))
+                return scaling.Psac(r=_given(self.r))
             case "psasc":
-                return Psasc(s=_given(self.s), r=_given(self.r))
+                return scaling.Psasc(s=_given(self.s), r=_given(self.r))
         given: object = self.rule  # a caller may ignore types
         if not callable(given) or isinstance(given, type):
             raise ValueError(
@@ -110,6 +145,8 @@ class Recipe:
         """
         if callable(self.clip):
             return self.clip
+        from dpgrad.grads.scaling import Quotient
+
         rule, C = self.scaling(), 1.0 if self.clip is None else float(self.clip)
         return rule.sensitivity(C) if isinstance(rule, Quotient) else C
 
@@ -125,8 +162,10 @@ class Recipe:
         return schedules.parse_clip(self.clip_schedule, bound, steps)
 
     @property
-    def inner_momentum(self) -> InnerMomentum | None:
+    def inner_momentum(self) -> "InnerMomentum | None":
         """The momentum inside the clip bound (Algorithm 3 of Huang et al.), where the method has one."""
+        from dpgrad.grads.history import InnerMomentum
+
         if self.length is None:
             return None
         return InnerMomentum(gamma=_given(self.gamma), length=self.length, inner=self.inner)
@@ -144,9 +183,14 @@ class Recipe:
         ValueError: method dpsgd has no s: leave it out, or choose psasc, psasc-momentum, psasc-gd
         """
         changed = {name: value for name, value in given.items() if value is not None}
+        fields = [field.name for field in dataclasses.fields(self)]
+        for name in changed:
+            if name not in fields:
+                close = get_close_matches(name, fields, n=1, cutoff=0.0)[0]
+                raise ValueError(f"unknown option {name!r:.40} of a recipe: did you mean {close}?")
         for name in changed:
             if name in _OWN and getattr(self, name) is None:
-                others = ", ".join(other.name for other in RECIPES.values() if getattr(other, name) is not None)
+                others = ", ".join(other.name for other in _all().values() if getattr(other, name) is not None)
                 raise ValueError(f"method {self.name} has no {name}: leave it out, or choose {others}")
             if name == "clip_schedule" and self.clip is None:
                 raise ValueError(f"method {self.name} has no clip bound that could follow clip_schedule: leave it out")
@@ -154,6 +198,14 @@ class Recipe:
             raise ValueError("clip is a schedule already: give clip_schedule with a number as clip, or leave it out")
         if callable(changed.get("clip")) and self.clip_schedule is not None:
             changed["clip_schedule"] = None
+        if callable(changed.get("learning_rate")):
+            if "learning_rate_schedule" in changed:
+                raise ValueError(
+                    "learning_rate is a schedule already: give a number with learning_rate_schedule, or leave it out"
+                )
+            changed["learning_rate_schedule"] = None
+        if callable(changed.get("optimizer")) and not changed.keys() & {"learning_rate", "learning_rate_schedule"}:
+            changed["learning_rate"] = None  # the optimizer's own
         if "rule" in changed and "title" not in changed:
             changed["title"] = f"{self.title}, scaled by {_name(changed['rule'])}"
         left = tuple(name for name in self.chosen if name not in changed)
@@ -161,12 +213,26 @@ class Recipe:
 
     def to_dict(self) -> dict[str, object]:
         """The recipe as plain values, for JSON."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
-            "rule": _name(self.rule)
-        }
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.clip):
             found["clip"] = schedules.to_plain(self.clip, "clip")
-        return {**found, "chosen": list(self.chosen)}
+        if callable(self.learning_rate):
+            found["learning_rate"] = plain_rate(self.learning_rate)
+        return {
+            **found,
+            "rule": _name(self.rule),
+            "optimizer": None if self.optimizer is None else _name(self.optimizer),
+            "augment": None if self.augment is None else _name(self.augment),
+            "groups": [dataclasses.asdict(group) for group in self.groups],
+            "chosen": list(self.chosen),
+        }
+
+
+def plain_rate(rate: float | Schedule | None) -> object:
+    """The learning rate for JSON; of a plain function only that it is one, since the rate is not accounted."""
+    if callable(rate) and not isinstance(rate, schedules.Formula):
+        return {"schedule": "function"}
+    return None if rate is None else schedules.to_plain(rate, "learning_rate")
 
 
 # Options that a method either has or has not; every method has a learning rate and may have momentum.
@@ -177,7 +243,18 @@ def _name(rule: object) -> str:
     """A rule in words: those of dpgrad as they are written, a function by its name."""
     if isinstance(rule, str):
         return rule
-    return repr(rule) if isinstance(rule, Quotient) else str(getattr(rule, "__name__", type(rule).__name__))
+    if dataclasses.is_dataclass(rule):
+        return repr(rule)
+    return str(getattr(rule, "__name__", type(rule).__name__))
+
+
+def optimizer_name(optimizer: "OptimizerChoice | None") -> str:
+    """What an optimizer is called in a plan.
+
+    >>> optimizer_name(None), optimizer_name("adam")
+    ('sgd', 'adam')
+    """
+    return "sgd" if optimizer is None else _name(optimizer)
 
 
 def _given(value: float | None) -> float:
@@ -191,32 +268,74 @@ def _given(value: float | None) -> float:
 # DP-SGD, momentum and dynamic clipping: Figure 2 of Yu et al. (2018). Scaling rules: the MNIST row of Table II of Huang
 # et al., whose learning rates are not printed. They are chosen so that one example's largest step, learning rate times
 # C, is 0.24 as in Figure 2; with momentum c, learning rate/(1 − c) takes the place of the learning rate.
-_ALL = (
-    Recipe("dpsgd", "DP-SGD", ABADI, "hard", learning_rate=0.02, clip=12.0),
-    Recipe("dpsgd-momentum", "DP-SGD with momentum", YU_2018, "hard", learning_rate=0.02, clip=12.0, momentum=0.6),
-    Recipe(
-        "dpsgd-dynamic", "DP-SGD with a shrinking clip bound", YU_2018, "hard",
-        learning_rate=0.02, clip=12.0, clip_schedule="linear",
-    ),
-    Recipe(
-        "dpsgd-amended", "Amended DP-SGD: momentum and a shrinking clip bound", YU_2018, "hard",
-        learning_rate=0.02, clip=12.0, clip_schedule="linear", momentum=0.6,
-    ),
-    Recipe("autos", "Auto-S", BU, "automatic", learning_rate=0.24, clip=None, r=1e-4, chosen=("learning_rate",)),
-    Recipe("psac", "DP-PSAC", XIA, "psac", learning_rate=0.8, clip=0.3, r=1e-4, chosen=("learning_rate",)),
-    Recipe("psasc", "DP-PSASC", HUANG, "psasc", learning_rate=0.8, clip=0.3, s=0.9, r=1e-4, chosen=("learning_rate",)),
-    Recipe(
-        "psasc-momentum", "DP-PSASC with inner and outer momentum", HUANG, "psasc",
-        learning_rate=0.32, clip=0.3, s=0.9, r=1e-4, momentum=0.6, gamma=0.5, length=2,
-        chosen=("learning_rate", "momentum", "gamma", "length"),
-    ),
-    Recipe("dpgd", "DP-GD", YU_2020, "hard", learning_rate=1.0, clip=1.0, full_batch=True),
-    Recipe(
-        "psasc-gd", "DP-PSASC with momentum on full batches", HUANG, "psasc",
-        learning_rate=3.0, clip=0.3, s=0.9, r=1e-4, gamma=0.3, full_batch=True, chosen=("learning_rate", "gamma"),
-    ),
-)  # fmt: skip
-RECIPES: dict[str, Recipe] = {made.name: made for made in _ALL}
+@functools.cache
+def _all() -> dict[str, Recipe]:
+    made = (
+        Recipe("dpsgd", "DP-SGD", ABADI, "hard", learning_rate=0.02, clip=12.0),
+        Recipe("dpsgd-momentum", "DP-SGD with momentum", YU_2018, "hard", learning_rate=0.02, clip=12.0, momentum=0.6),
+        Recipe(
+            "dpsgd-dynamic", "DP-SGD with a shrinking clip bound", YU_2018, "hard",
+            learning_rate=0.02, clip=12.0, clip_schedule="linear",
+        ),
+        Recipe(
+            "dpsgd-amended", "Amended DP-SGD: momentum and a shrinking clip bound", YU_2018, "hard",
+            learning_rate=0.02, clip=12.0, clip_schedule="linear", momentum=0.6,
+        ),
+        Recipe("autos", "Auto-S", BU, "automatic", learning_rate=0.24, clip=None, r=1e-4, chosen=("learning_rate",)),
+        Recipe("psac", "DP-PSAC", XIA, "psac", learning_rate=0.8, clip=0.3, r=1e-4, chosen=("learning_rate",)),
+        Recipe(
+            "psasc", "DP-PSASC", HUANG, "psasc",
+            learning_rate=0.8, clip=0.3, s=0.9, r=1e-4, chosen=("learning_rate",),
+        ),
+        Recipe(
+            "psasc-momentum", "DP-PSASC with inner and outer momentum", HUANG, "psasc",
+            learning_rate=0.32, clip=0.3, s=0.9, r=1e-4, momentum=0.6, gamma=0.5, length=2,
+            chosen=("learning_rate", "momentum", "gamma", "length"),
+        ),
+        Recipe("dpgd", "DP-GD", YU_2020, "hard", learning_rate=1.0, clip=1.0, full_batch=True),
+        Recipe(
+            "psasc-gd", "DP-PSASC with momentum on full batches", HUANG, "psasc",
+            learning_rate=3.0, clip=0.3, s=0.9, r=1e-4, gamma=0.3, full_batch=True, chosen=("learning_rate", "gamma"),
+        ),
+    )  # fmt: skip
+    return {each.name: each for each in made}
+
+
+if TYPE_CHECKING:
+    RECIPES: dict[str, Recipe]
+else:
+
+    def __getattr__(name: str) -> object:
+        if name != "RECIPES":  # made when first asked for: rules need torch
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _all()
+
+
+class Method(Protocol):
+    """A method of the papers as a function of its options."""
+
+    def __call__(self, **options: Any) -> Recipe: ...
+
+
+def _method(name: str) -> Method:
+    def made(**options: Any) -> Recipe:
+        return _all()[name].with_options(**options)
+
+    made.__name__ = made.__qualname__ = name.replace("-", "_")
+    made.__doc__ = f"The recipe {name!r} with these fields of `Recipe` in place of its paper's."
+    return made
+
+
+dpsgd = _method("dpsgd")
+dpsgd_momentum = _method("dpsgd-momentum")
+dpsgd_dynamic = _method("dpsgd-dynamic")
+dpsgd_amended = _method("dpsgd-amended")
+autos = _method("autos")
+psac = _method("psac")
+psasc = _method("psasc")
+psasc_momentum = _method("psasc-momentum")
+dpgd = _method("dpgd")
+psasc_gd = _method("psasc-gd")
 
 
 def recipe(method: str | Recipe) -> Recipe:
@@ -228,12 +347,13 @@ def recipe(method: str | Recipe) -> Recipe:
     """
     if isinstance(method, Recipe):
         return method
-    if method not in RECIPES:
-        close = get_close_matches(str(method).lower(), RECIPES, n=1, cutoff=0.0)[0]
+    recipes = _all()
+    if method not in recipes:
+        close = get_close_matches(str(method).lower(), recipes, n=1, cutoff=0.0)[0]
         raise ValueError(
-            f"unknown method {_validate.shown(method)}: did you mean {close}? The methods are {', '.join(RECIPES)}"
+            f"unknown method {_validate.shown(method)}: did you mean {close}? The methods are {', '.join(recipes)}"
         )
-    return RECIPES[method]
+    return recipes[method]
 
 
 # The share of its start to which a learning rate falls; that of Abadi et al. for MNIST is 0.052 of 0.1, in 10 epochs.
@@ -257,7 +377,9 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
     try:
         values = [float(number) for number in numbers]
     except ValueError:
-        raise ValueError(f"rate_schedule {text!r:.80} has a part that is not a number: write {_SPELT}") from None
+        raise ValueError(
+            f"learning_rate_schedule {text!r:.80} has a part that is not a number: write {_SPELT}"
+        ) from None
     match name, values:
         case "warmup", [ramp] if plus and ramp.is_integer() and not rest.startswith("warmup"):
             return schedules.warmup(parse_rate(rest, start, steps, steps_per_epoch), int(ramp))
@@ -274,7 +396,7 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
             _validate.positive(**{"epochs of decay-then-hold": epochs})
             over = max(1, round(min(epochs * steps_per_epoch, 2 * _validate.MOST_STEPS)))  # beyond which it is refused
             return schedules.decay_then_hold(start, start * _share(given[:1], name), over)
-    raise ValueError(f"unknown rate_schedule {text!r:.80}: write {_SPELT}")
+    raise ValueError(f"unknown learning_rate_schedule {text!r:.80}: write {_SPELT}")
 
 
 _SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or one warmup:STEPS+ before one of them"
@@ -282,5 +404,5 @@ _SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or
 
 def _share(given: list[float], name: str) -> float:
     share = given[0] if given else _ENDS[name]
-    _validate.unit_interval(**{f"share of rate_schedule {name}": share})
+    _validate.unit_interval(**{f"share of learning_rate_schedule {name}": share})
     return share

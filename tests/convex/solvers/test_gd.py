@@ -44,7 +44,7 @@ def problem(loss: Loss, seed: int = 0) -> tuple[Array, NDArray[Any]]:
 
 
 def full_batch(steps: int, multiplier: float, clip: Any = 1.0, rows: float | None = ROWS, **rest: Any) -> Mechanism:
-    return Mechanism(FullBatch(), steps, multiplier, clip, expected_batch_size=rows, **rest)
+    return Mechanism(FullBatch(), steps, multiplier, clip, batch_size=rows, **rest)
 
 
 def reference(
@@ -332,10 +332,10 @@ class TestRefusals:
 
     def test_sampled_batches(self) -> None:
         with pytest.raises(ValueError, match="gd takes every row at every step, got poisson sampling: use sgd"):
-            self.solve(mechanism=Mechanism(sampling.Poisson(0.5), 3, 1.0, expected_batch_size=20))
+            self.solve(mechanism=Mechanism(sampling.Poisson(0.5), 3, 1.0, batch_size=20))
 
     def test_no_divisor(self) -> None:
-        with pytest.raises(ValueError, match="expected_batch_size is required"):
+        with pytest.raises(ValueError, match="batch_size is required"):
             self.solve(mechanism=full_batch(3, 1.0, rows=None))
 
     def test_groups(self) -> None:

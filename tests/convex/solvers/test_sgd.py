@@ -35,7 +35,7 @@ def problem(loss: Loss, seed: int = 0) -> tuple[Array, NDArray[Any]]:
 
 
 def sampled(steps: int, noise: float, rate: Any = 0.2, clip: float = 0.5, **rest: Any) -> Mechanism:
-    return Mechanism(sampling.Poisson(rate), steps, noise, clip, expected_batch_size=0.2 * ROWS, **rest)
+    return Mechanism(sampling.Poisson(rate), steps, noise, clip, batch_size=0.2 * ROWS, **rest)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
@@ -66,8 +66,8 @@ def test_equals_a_descent_that_forms_every_gradient(loss: Loss, form: Any, avera
 def test_all_rows_at_every_step_is_gradient_descent() -> None:
     rows, targets = problem(Logistic())
     design, common = Design(rows, radius=1.0), {"learning_rate": 0.3, "key": 4}
-    every = Mechanism(sampling.Poisson(1.0), 6, 1.0, expected_batch_size=ROWS)
-    full = Mechanism(sampling.FullBatch(), 6, 1.0, expected_batch_size=ROWS)
+    every = Mechanism(sampling.Poisson(1.0), 6, 1.0, batch_size=ROWS)
+    full = Mechanism(sampling.FullBatch(), 6, 1.0, batch_size=ROWS)
     found, _ = sgd.solve(design, targets, Logistic(), every, **common)
     np.testing.assert_allclose(found, gd.solve(design, targets, Logistic(), full, **common)[0], rtol=1e-12)
 
@@ -177,7 +177,7 @@ class TestRates:
     def test_every_rate_descends(self, loss: Any, rate: Any) -> None:
         """With next to no noise the objective ends within 2 % of the best that thousands of full steps find."""
         design, targets = self.separable()
-        free = Mechanism(sampling.Poisson(0.5), 2000, 1e-6, 1.0, expected_batch_size=0.5 * ROWS)
+        free = Mechanism(sampling.Poisson(0.5), 2000, 1e-6, 1.0, batch_size=0.5 * ROWS)
         w, _ = sgd.solve(design, targets, loss, free, learning_rate=rate, l2=0.1, average=True, key=1)
         best = self.best(loss)
         assert best * (1 - 1e-3) <= self.objective(loss, w) <= 1.02 * best
@@ -210,13 +210,13 @@ class TestRefusals:
     @pytest.mark.parametrize("sampler", [sampling.FullBatch(), sampling.Shuffle(ROWS, 20)], ids=repr)
     def test_other_samplers(self, sampler: Any) -> None:
         rows, targets = problem(Logistic())
-        mechanism = Mechanism(sampler, 3, 1.0, relation=Relation.ZERO_OUT, expected_batch_size=20)
+        mechanism = Mechanism(sampler, 3, 1.0, relation=Relation.ZERO_OUT, batch_size=20)
         with pytest.raises(ValueError, match=f"sgd samples rows by Poisson sampling, got {sampler.name} sampling"):
             sgd.solve(Design(rows, radius=1.0), targets, Logistic(), mechanism, learning_rate=1.0)
 
     def test_no_divisor(self) -> None:
         rows, targets = problem(Logistic())
-        with pytest.raises(ValueError, match="expected_batch_size is required to train with poisson sampling"):
+        with pytest.raises(ValueError, match="batch_size is required to train with poisson sampling"):
             sgd.solve(
                 Design(rows, radius=1.0), targets, Logistic(), Mechanism(sampling.Poisson(0.1), 3, 1.0),
                 learning_rate=1.0,

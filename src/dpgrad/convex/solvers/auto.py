@@ -207,9 +207,7 @@ class Plan:
     def mechanism(self, relation: Relation) -> Mechanism:
         """The descent's noise and clip bound."""
         multiplier = self.moved * math.sqrt(self.steps) / (self.mu * math.sqrt(self.share))
-        return Mechanism(
-            FullBatch(), self.steps, multiplier, self.clip, relation=relation, expected_batch_size=self.rows
-        )
+        return Mechanism(FullBatch(), self.steps, multiplier, self.clip, relation=relation, batch_size=self.rows)
 
     def learning_rate(self, kappa: float, spread: float) -> float:
         """η = G·(1−β)/T, or less where that is unstable on rows whose second moment has the eigenvalue ``spread``.

@@ -40,7 +40,7 @@ def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: flo
     """The full-batch mechanism of ``steps`` steps with the least noise that is (ε, δ)-private.
 
     ``rows`` divides the noisy sum: the number of rows, or under add/remove a number declared without counting them. To
-    give the noise instead, build the `Mechanism` and declare ``expected_batch_size``.
+    give the noise instead, build the `Mechanism` and declare ``batch_size``.
 
     Guarantee: by the exact profile of the composition, for neighbours under ``relation``. A δ of 1/n or more is
     refused: it would allow to publish a row.
@@ -50,7 +50,7 @@ def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: flo
     29.87
     """
     check_delta(delta, rows)
-    plain = Mechanism(FullBatch(), steps, 1.0, clip, relation=relation, expected_batch_size=rows)
+    plain = Mechanism(FullBatch(), steps, 1.0, clip, relation=relation, batch_size=rows)
     return plain.calibrated(epsilon, delta, "exact")
 
 

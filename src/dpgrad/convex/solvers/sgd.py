@@ -45,7 +45,7 @@ def calibrated(
     """The Poisson-sampled mechanism of ``steps`` steps with the least noise that ``accountant`` finds (ε, δ)-private.
 
     ``rows`` gives the expected size of a batch, q·n: the number of rows, or under add/remove a number declared without
-    counting them. To give the noise instead, build the `Mechanism` and declare ``expected_batch_size``.
+    counting them. To give the noise instead, build the `Mechanism` and declare ``batch_size``.
 
     Guarantee: for neighbours under ``relation``; under replace-one a row that changes moves the sum by two clip bounds
     whenever it is sampled, and is priced so. A δ of 1/n or more is refused.
@@ -57,7 +57,7 @@ def calibrated(
     gd.check_delta(delta, rows)
     _validate.positive(sampling_rate=sampling_rate)
     size = sampling_rate * rows
-    plain = Mechanism(Poisson(sampling_rate), steps, 1.0, clip, relation=relation, expected_batch_size=size)
+    plain = Mechanism(Poisson(sampling_rate), steps, 1.0, clip, relation=relation, batch_size=size)
     return plain.calibrated(epsilon, delta, accountant)
 
 

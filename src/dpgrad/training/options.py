@@ -1,0 +1,235 @@
+"""Every option of a run, declared once: its name, default, check and one line of help.
+
+Each record is frozen and checks its values when it is made. `dpgrad.fit` takes these records, and the command line and
+its TOML files are made from their fields; hence this module does without torch.
+
+>>> Privacy(noise_multiplier=-1.0)
+Traceback (most recent call last):
+ValueError: noise_multiplier must be positive and finite, got -1.0
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from dpgrad import _validate
+from dpgrad.accounting import ACCOUNTANTS
+from dpgrad.accounting.events import NOTHING, Event, Relation
+
+__all__ = ["Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted"]
+
+READINGS = ("less-noise", "more-steps")
+T = TypeVar("T")
+
+# How a value is checked, by the kind of option; the command line reads text of each kind (`dpgrad.cli`).
+CHECKS: dict[str, Callable[..., None]] = {
+    "positive": _validate.positive,
+    "epochs": _validate.positive,
+    "number": lambda **named: None,
+    "delta": _validate.open_unit,
+    "count": lambda **named: _validate.whole(least=1, **named),
+    "steps": _validate.step_count,
+    "text": lambda **named: None,
+    "flag": lambda **named: _flag(**named),
+    "choice": lambda **named: None,
+}
+
+
+def option(
+    default: Any, help: str = "", *, kind: str = "", metavar: str | None = None, choices: tuple[str, ...] = ()
+) -> Any:
+    """A field of a record of options; without ``kind`` it has no place on the command line."""
+    metadata = {"help": help, "kind": kind or None, "metavar": metavar, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check(record: Any) -> None:
+    """Refuse a record with a value that its declaration does not allow; None and functions are for others to judge."""
+    for field in dataclasses.fields(record):
+        value, kind = getattr(record, field.name), field.metadata.get("kind")
+        if value is None or kind is None or callable(value):
+            continue
+        CHECKS[kind](**{field.name: value})
+        choices = field.metadata["choices"]
+        if choices and value not in choices:
+            raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {_validate.shown(value)}")
+
+
+def given(kind: type[T], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that are fields of a record and not None.
+
+    >>> given(Privacy, {"noise_multiplier": 2.0, "accountant": None, "seed": 3})
+    {'noise_multiplier': 2.0}
+    """
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return {name: value for name, value in options.items() if name in names and value is not None}
+
+
+def parted(options: Mapping[str, Any]) -> "tuple[Budget, Privacy, dict[str, Any]]":
+    """Options by name as a budget, details of privacy, and what is left: fields of a recipe.
+
+    >>> parted({"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp", "clip": 1.0})[2]
+    {'clip': 1.0}
+    """
+    budget, privacy = given(Budget, options), given(Privacy, options)
+    left = {name: value for name, value in options.items() if value is not None and name not in {**budget, **privacy}}
+    return Budget(**budget), Privacy(**privacy), left
+
+
+def _flag(**named: object) -> None:
+    for name, value in named.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {_validate.shown(value)}")
+
+
+@runtime_checkable
+class Released(Protocol):
+    """Another release from the same data, such as a `dpgrad.pca.Projection`: its cost, and whether a seed made it."""
+
+    @property
+    def event(self) -> Event: ...
+    @property
+    def reproducible(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be spent, and on what: the parameters of `dpgrad.fit` of the same names.
+
+    >>> Budget(epsilon=3.0, delta=1e-5, epochs=20).batch_size is None
+    True
+    """
+
+    epsilon: float | None = option(
+        None, "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
+        kind="positive", metavar="E",
+    )  # fmt: skip
+    delta: float | None = option(
+        None, "The probability that the ε bound fails; choose it well below one over the number of rows.",
+        kind="delta", metavar="D",
+    )  # fmt: skip
+    epochs: float | None = option(
+        None, "How many passes over the data: int(E·N/B) steps for batches of B.", kind="epochs", metavar="E"
+    )
+    steps: int | None = option(None, "How many steps, instead of epochs.", kind="steps", metavar="T")
+    batch_size: float | None = option(
+        None, "The expected number of rows in a step, which divides the noisy sum (Abadi's lot).",
+        kind="positive", metavar="B",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Details of the guarantee: neighbours, accountant, declared size, noise, and other releases from the same data.
+
+    ``dataset_size`` is the number of rows as a declared constant; neighbours may then differ by one row more or less.
+    ``also_released``: another release from the same data, e.g. a DP-PCA projection. Its cost counts against the budget.
+    It is not added to ``ledger``; record it there once, where it is released. ``several_rows``: an example has K rows,
+    (examples, K, ...), and is the unit of privacy.
+
+    >>> Privacy(dataset_size=60_000).relation is None  # add-remove follows from the declared size
+    True
+    """
+
+    relation: str | Relation | None = option(
+        None, "Which change of one row stays hidden.",
+        kind="choice", choices=tuple(relation.value for relation in Relation),
+    )  # fmt: skip
+    accountant: str = option(
+        "pld", "Which accountant computes ε; pld is the tightest.", kind="choice", choices=tuple(ACCOUNTANTS)
+    )
+    dataset_size: int | None = option(
+        None, "The number of rows as a declared constant; neighbours are then add-remove, otherwise zero-out.",
+        kind="count", metavar="N",
+    )  # fmt: skip
+    noise_multiplier: float | None = option(
+        None, "The standard deviation of the noise divided by the clip bound; more noise hides more.",
+        kind="positive", metavar="Z",
+    )  # fmt: skip
+    reading: str | None = option(
+        None, "What a shrinking clip bound buys (Yu et al., 2018).", kind="choice", choices=READINGS
+    )
+    also_released: Event | Released = NOTHING
+    several_rows: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def other_event(self) -> Event:
+        """What is released beside the run."""
+        return self.also_released.event if isinstance(self.also_released, Released) else self.also_released
+
+    @property
+    def other_seeded(self) -> bool:
+        """Whether a seed made the noise of the other release."""
+        return isinstance(self.also_released, Released) and self.also_released.reproducible
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a run is computed; none of it changes the guarantee.
+
+    ``capture``: on a CUDA device the step is captured as a graph where it can be (None), must be or must not be.
+    ``collate`` puts the examples of a Dataset into a batch; without it, torch's ``default_collate`` does.
+
+    >>> Computing(microbatch=0)
+    Traceback (most recent call last):
+    ValueError: microbatch must be a whole number of at least 1, got 0
+    """
+
+    engine: str = option("bookkeeping", "bookkeeping, vmap or single.", kind="text", metavar="NAME")
+    microbatch: int | None = option(None, "The most rows worked on at a time.", kind="count", metavar="N")
+    memory_limit: int | None = option(None, "The memory a step may take.", kind="count", metavar="BYTES")
+    capture: bool | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows to judge the model on, by which metric and after how many steps each time.
+
+    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is how often the curve of
+    the run has a point.
+
+    >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
+    True
+    """
+
+    rows: Any = None
+    metric: Any = None
+    evaluate_every: int | None = option(None, "Steps between figures on held-out rows.", kind="steps", metavar="T")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run that can be resumed.
+
+    What is spent is on disk before it is computed. With ``resume``, a run that died goes on: with the same key where
+    everything is the same, otherwise with a new key, both attempts charged. ``release(folder, fitted)`` writes what is
+    shared beside the weights; without it, that is the report.
+
+    >>> RunFolder("runs/mine").resume
+    False
+    """
+
+    path: str | PathLike[str]
+    resume: bool = option(False, "Go on with the run in this folder.", kind="flag")
+    keep_private: bool = option(False, "Keep private/ at the end: key and checkpoints.", kind="flag")
+    checkpoint_every: int | None = option(None, "Steps between checkpoints.", kind="steps", metavar="T")
+    release: Callable[[Path, Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,211 @@
+"""A run under way: what changes during it, the loop over its steps, and what a checkpoint holds."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpgrad.grads.ways import Way
+from dpgrad.mechanism.keys import Key
+from dpgrad.runs import replay
+from dpgrad.runs.checkpoint import Interruption, Run
+from dpgrad.runs.weights import Weights
+from dpgrad.training import source
+from dpgrad.training.averaging import Averaged, Ema, Tail
+from dpgrad.training.curves import Watch, evaluate
+from dpgrad.training.diagnostics import Recorder
+from dpgrad.training.graph import CannotCaptureError, CapturedStep
+from dpgrad.training.losses import Metric
+from dpgrad.training.plan import Plan
+from dpgrad.training.private import PrivateGradient
+
+
+@dataclass
+class Session:
+    """A run under way: what changes during it, which is what a checkpoint holds, and the loop."""
+
+    private: PrivateGradient
+    optimizer: torch.optim.Optimizer
+    plan: Plan
+    data: Any
+    run: Run | None
+    save_every: int
+    options: Callable[[], dict[str, str]]
+    averaging: Ema | Tail | None = None
+    average: Averaged | None = field(init=False, default=None)
+    recorder: Recorder | None = None
+    captured: CapturedStep | None = None
+    weights: Weights | None = None
+    watch: Watch = field(init=False)
+
+    def train(self, last: int, interruption: Interruption) -> None:
+        """Take the steps up to ``last``, or until someone has seen enough."""
+        while (step := self.private.steps_taken) < last:
+            rate = _set_rate(self.optimizer, self.plan.learning_rate_at(step))
+            self.observe(step, rate)
+            self.step()
+            if self.average is not None:
+                self.settle()
+                self.average.update(step)
+            enough = self.watch.after(step + 1, rate)
+            if self.run is not None and ((step + 1) % self.save_every == 0 or step + 1 == self.run.due):
+                self.save(self.run)
+            if enough or interruption:
+                break
+        self.settle()
+        taken = self.private.steps_taken
+        self.watch.finish(taken, _set_rate(self.optimizer, None))
+        if self.run is not None:
+            self.save(self.run)
+        if self.average is not None:
+            self.average.finish()
+
+    def step(self) -> None:
+        """One step of the mechanism and one of the optimizer."""
+        if self.captured is not None:
+            self.captured.step()
+        else:
+            self.private.step(self.data)
+            self.optimizer.step()
+
+    def settle(self) -> None:
+        """Wait until the model is that of the steps taken."""
+        if self.captured is not None:
+            self.captured.settle()
+
+    def observe(self, step: int, rate: float) -> None:
+        """Let the diagnostics see the steps of their window."""
+        if self.recorder is not None:
+            self.recorder.learning_rate = rate
+            first = self.recorder.diagnostics.first_step(self.plan.steps, self.plan.steps_per_epoch)
+            self.private.observe = self.recorder if step >= first else None
+
+    def score(self, metric: Metric, held_out: Any, collate: source.Collate) -> float:
+        """The metric on held-out rows, of the averaged weights where there are any."""
+        self.settle()
+        with nullcontext() if self.average is None else self.average.applied():
+            return evaluate(self.private.model, metric, held_out, collate)
+
+    def save(self, run: Run) -> None:
+        """Store where training is, and what the model, the loss and the rest do by now: they may have changed."""
+        run.save(self.private.steps_taken, self.state(), self.options())
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the key; private. Refused where something changed that is not trained."""
+        self.settle()
+        if self.weights is not None:
+            self.weights.refuse_changed()
+        return {
+            "private": self.private.state(),
+            "model": self.private.model.state_dict(),
+            "kind": type(self.optimizer).__name__,
+            "optimizer": self.optimizer.state_dict(),
+            "averaging": self.plan.recipe.averaging,
+            "average": None if self.average is None else self.average.state(),
+            "points": self.watch.plain_points(),
+            "recorder": None if self.recorder is None else self.recorder.state(),
+            "captured": self.form,
+            "way": None if self.private.way is None else astuple(self.private.way.to_release()),
+        }
+
+    def resume(self) -> None:
+        """Go on where the run was."""
+        state = None if self.run is None else self.run.state
+        if state is not None:
+            self._load_model(state["model"])
+        if self.averaging is not None:  # from the weights that were loaded, where this averaging is new
+            self.average = Averaged(self.private.model, self.averaging)
+        if self.run is None:
+            return
+        if state is not None:
+            if state["kind"] == type(self.optimizer).__name__:  # another optimizer, under a new key, begins anew
+                self.optimizer.load_state_dict(state["optimizer"])
+            self.private.restore(state["private"])
+            self.watch.begin(self.run.start, state["points"], self.run.last, self.run.before, self.run.began)
+            if self.average is not None and state["averaging"] == self.plan.recipe.averaging:
+                self.average.restore(state["average"])
+            if self.recorder is not None and state["recorder"] is not None:
+                self.recorder.restore(state["recorder"])
+            self.private.way = Way(*state["way"]) if state.get("way") else None  # 0.1.0 did not store it
+
+    def begin(self, other: bool) -> None:
+        """Store where the run begins: a replay starts from there, and must be captured if this is.
+
+        ``other`` is a setting of capture that is not the present one.
+        """
+        if self.run is None:
+            return
+        if not self.run.replayed:
+            self.save(self.run)
+        elif self.run.state is not None and self.run.state["captured"] != self.form:
+            raise ValueError(
+                f"the steps of this run were taken as {self.run.state['captured']}, and would now be as {self.form}, "
+                f"which rounds otherwise: resume it as it was, with as much free memory, or give capture={other} to go "
+                "on with a new key"
+            )
+
+    @property
+    def form(self) -> str:
+        """How steps are taken, which their bits depend on."""
+        return "single kernels" if self.captured is None else self.captured.form
+
+    def _load_model(self, state: Mapping[str, Tensor]) -> None:
+        own = {name: value.shape for name, value in self.private.model.state_dict().items()}
+        if own != {name: value.shape for name, value in state.items()}:
+            raise ValueError(
+                "model has other parameters or shapes than the run in the folder: resume it with the same model"
+            )
+        self.private.model.load_state_dict(state)
+
+
+def captured(
+    private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer, reason: str, required: bool
+) -> CapturedStep | None:
+    """The step as a CUDA graph, where there is no ``reason`` against it; refused with the reason where it must be."""
+    try:
+        if reason:
+            raise CannotCaptureError(reason)
+        return CapturedStep(private, data, optimizer)
+    except CannotCaptureError as error:
+        if required:
+            raise
+        if next(private.model.parameters()).is_cuda:
+            warnings.warn(f"the step is not captured as a CUDA graph: {error}", stacklevel=3)
+        return None
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float | None) -> float:
+    """Set the learning rate where one is given; the rate that holds."""
+    if rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def identity(
+    plan: Plan,
+    data: Any,
+    device: torch.device,
+    microbatch: int | None,
+    options: Callable[[], dict[str, str]],
+    key: Key,
+) -> replay.Identity:
+    """All that the bits of a step depend on, apart from what a checkpoint holds."""
+    return replay.Identity(
+        mechanism=plan.mechanism.to_dict(),
+        data=replay.data_digest(key, data),
+        code=replay.code_version(),
+        device=replay.device_kind(device),
+        ranks=1,
+        microbatch=microbatch,
+        options=options(),
+    )
+
+
+def behaviours(settings: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
+    """What the settings do at this moment; the state of ``model`` is the checkpoint's."""
+    return {name: replay.behaviour(value, trained=model) for name, value in settings.items()}
