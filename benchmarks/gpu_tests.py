@@ -21,7 +21,7 @@ import torch
 from benchmarks import environment
 
 TESTS = environment.ROOT / "tests"
-ALWAYS = ("grads/test_*.py", "test_private*.py", "test_noise.py", "test_draw.py", "test_graph.py", "test_kernels.py")
+ALWAYS = ("grads/test_*.py", "training/test_private*.py", "randomness/test_*.py", "training/test_graph.py")
 NEEDED = ("pytest", "hypothesis")
 ALLOCATED = "CUDA allocations"  # what a worker tells of each test
 

@@ -10,7 +10,7 @@ def attribute(package: str) -> Callable[[str], ModuleType]:
     """The ``__getattr__`` of a package whose public submodules need no import of their own.
 
     >>> attribute("dpgrad.accounting")("events").__name__
-    'dpgrad.events'
+    'dpgrad.accounting.events'
     >>> attribute("dpgrad.accounting")("even")
     Traceback (most recent call last):
     AttributeError: module 'dpgrad.accounting' has no attribute 'even'

@@ -71,22 +71,25 @@ def test_reasons_are_of_survivors() -> None:
         assert not stale, f"{file}: {stale}"
 
 
+FILE = "randomness/noise.py"
+
+
 def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "repository"
-    for name in ("src/dpgrad", "tests", "benchmarks"):
+    for name in ("src/dpgrad/randomness", "tests/randomness", "benchmarks"):
         (root / name).mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile"):
         (root / name).write_text("", "utf-8")
-    (root / "src" / "dpgrad" / "noise.py").write_text("def half(x):\n    return x / 2\n", "utf-8")
-    (root / "tests" / "test_noise.py").write_text(
+    (root / "src" / "dpgrad" / FILE).write_text("def half(x):\n    return x / 2\n", "utf-8")
+    (root / "tests" / "randomness" / "test_noise.py").write_text(
         "from importlib.util import module_from_spec, spec_from_file_location\n"
-        "spec = spec_from_file_location('noise', 'src/dpgrad/noise.py')\nmodule = module_from_spec(spec)\n"
+        "spec = spec_from_file_location('noise', 'src/dpgrad/randomness/noise.py')\nmodule = module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\ndef test_half():\n    assert module.half(4) == 2\n",
         "utf-8",
     )
     monkeypatch.setattr(mutants, "ROOT", root)
     bench = mutants.Bench(tmp_path / "copy")
-    assert bench.outcome("noise.py", None, 120.0) == "survived"
-    assert bench.outcome("noise.py", "def half(x):\n    return x * 2\n", 120.0) == "killed"
-    assert bench.outcome("noise.py", "while True:\n    pass\n", 2.0) == "stalled"
-    assert "x / 2" in (root / "src" / "dpgrad" / "noise.py").read_text("utf-8")
+    assert bench.outcome(FILE, None, 120.0) == "survived"
+    assert bench.outcome(FILE, "def half(x):\n    return x * 2\n", 120.0) == "killed"
+    assert bench.outcome(FILE, "while True:\n    pass\n", 2.0) == "stalled"
+    assert "x / 2" in (root / "src" / "dpgrad" / FILE).read_text("utf-8")

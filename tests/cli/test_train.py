@@ -121,7 +121,8 @@ class TestOptions:
         command = (
             "train --plan --method psasc-momentum --epsilon 2 --delta 1e-6 --epochs 3 --batch-size 64 --clip 0.5 "
             "--s 0.8 --r 0.01 --gamma 0.3 --length 1 --momentum 0.5 --learning-rate 2 "
-            "--learning-rate-schedule cosine:0.1 --averaging tail:0.5 --dataset-size 1500 --accountant rdp --group 0.*:0.5:2 --group [1-9].* "
+            "--learning-rate-schedule cosine:0.1 --averaging tail:0.5 --dataset-size 1500 "
+            "--accountant rdp --group 0.*:0.5:2 --group [1-9].* "
             "--model cnn --inner past"
         )
         plan = run(command, capsys)["plans"]["psasc-momentum"]

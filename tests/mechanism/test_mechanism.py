@@ -296,15 +296,15 @@ class TestSpeed:
     def test_chunks_join(self, monkeypatch: pytest.MonkeyPatch) -> None:
         mechanism = replace(yu(50), noise=schedules.piecewise([64], [1.0, 2.0])).with_steps(100)
         whole = mechanism.event()
-        monkeypatch.setattr("dpgrad.mechanism._CHUNK", 7)
+        monkeypatch.setattr("dpgrad.mechanism.mechanism._CHUNK", 7)
         assert mechanism.event() == whole
         shuffled = replace(mechanism, sampler=sampling.Shuffle(100, 40), relation=Relation.ZERO_OUT)
         part = shuffled.event()
-        monkeypatch.setattr("dpgrad.mechanism._CHUNK", 1000)
+        monkeypatch.setattr("dpgrad.mechanism.mechanism._CHUNK", 1000)
         assert shuffled.event() == part
 
     def test_too_many_distinct_steps_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("dpgrad.mechanism._MOST_DISTINCT", 10)
+        monkeypatch.setattr("dpgrad.mechanism.mechanism._MOST_DISTINCT", 10)
         with pytest.raises(ValueError, match="the schedules change more than 10 times: hold values longer"):
             yu(50).event()
 

@@ -34,7 +34,7 @@ from dpgrad.runs.checkpoint import Run
 from dpgrad.runs.replay import Identity, data_digest
 from faulty import CrashError, FaultyOs, moments
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 PLAN = Mechanism(sampling.FullBatch(), steps=4, noise_multiplier=3.0, batch_size=3)
 
 

@@ -114,7 +114,7 @@ class TestSizes:
         assert "the number of rows (1,000, declared)" in declared.public
         with pytest.raises(ValueError, match="relation add-remove needs a declared dataset_size"):
             small(relation="add-remove")
-        with pytest.raises(ValueError, match="relation must be one of .* got 'neighbours'"):
+        with pytest.raises(ValueError, match=r"relation must be one of .* got 'neighbours'"):
             small(relation="neighbours")
 
     def test_the_divisor_is_the_lot_whatever_is_drawn(self) -> None:

@@ -400,7 +400,7 @@ def source_of(solver: str) -> str:
     True
     """
     module = {"non-private": "curvature"}.get(solver, solver.partition("-")[0])
-    return sources.digest(f"dpgrad.convex.{module}")
+    return sources.digest(f"dpgrad.convex.solvers.{module}")
 
 
 def judged(task: Task, trial: Trial, model: Model, seconds: float) -> Outcome:

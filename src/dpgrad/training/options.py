@@ -198,8 +198,8 @@ class Computing:
 class HeldOut:
     """Rows to judge the model on, by which metric and after how many steps each time.
 
-    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is how often the curve of
-    the run has a point.
+    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is how often the
+    curve of the run has a point.
 
     >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
     True
