@@ -31,9 +31,9 @@ def recorded() -> Any:
 
 def test_files_of_the_engines_and_all_that_ask_for_a_device() -> None:
     found = gpu_tests.files()
-    wanted = {"grads/test_engines.py", "grads/test_layers.py", "test_graph.py", "test_private.py", "test_pca.py"}
+    wanted = {"grads/test_engines.py", "grads/test_layers.py", "training/test_graph.py", "training/test_private.py"}
     assert {f"tests/{name}" for name in wanted} <= set(found)
-    assert "tests/cli/test_bench.py" not in found  # it only says that there is none
+    assert "tests/benchmarks/test_steps_command.py" not in found  # it only says that there is none
 
 
 def test_counts() -> None:

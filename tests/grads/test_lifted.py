@@ -673,7 +673,7 @@ REASONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     **{name: (forward, "by their values") for name, forward in SHAPES.items()},
     "numpy": (lambda own, x: own.a(x) * float(x.detach().numpy().sum()), "other code"),
     "autograd function": (lambda own, x: Doubled.apply(own.a(x), torch.ones(4)), "setup_context"),
-    "checkpoint": (lambda own, x: checkpoint(own.a, x, use_reentrant=False), "checkpoint"),
+    "checkpoint": (lambda own, x: checkpoint(own.a, x, use_reentrant=False), "checkpoint|_NoopSaveInputs"),
     "reentrant checkpoint": (lambda own, x: checkpoint(own.a, x, use_reentrant=True), "setup_context"),
     "buffer": (lambda own, x: own.a(x) + own.held.copy_(x.detach().mean()), "common to all"),
     "own vmap": (lambda own, x: torch.func.vmap(own.a)(x), "parameter a.weight is used inside a vmap"),

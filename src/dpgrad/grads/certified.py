@@ -25,7 +25,7 @@ from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.bookkeeping import backward, copies, recorded, watched
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
-from dpgrad.grads.precision import own_products
+from dpgrad.grads.precision import TF32, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import without_dropout
 from dpgrad.grads.tape import Record, Tape, UnseenError
@@ -173,7 +173,7 @@ def _coarsest(losses: Tensor) -> float:
     """The rounding of the coarsest type that is computed in."""
     kind = losses.device.type
     used = [losses.dtype, *([torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else [])]
-    return max(torch.finfo(dtype).eps for dtype in used)
+    return max(*(torch.finfo(dtype).eps for dtype in used), TF32 if tf32_is_allowed(losses.device) else 0.0)
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

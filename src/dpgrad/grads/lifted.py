@@ -496,7 +496,7 @@ _WRITING = re.compile(r"vmap: .*in-?place|is not possible because there exists a
 _REASONS = [
     (re.compile(pattern), reason)
     for pattern, reason in (
-        (rf"{_HOOKS}|_NoopSaveInputs", "it registers hooks on saved tensors, as torch.utils.checkpoint does"),
+        (_HOOKS, "it registers hooks on saved tensors, as torch.utils.checkpoint does"),
         (r"boolean mask|dynamic shape|differently shaped", _PICKS.format("boolean mask")),
         (_WRITING.pattern, "it writes an example into a tensor that is common to all, such as a buffer"),
         (r"setup_context", "it uses an autograd.Function without a setup_context method"),
