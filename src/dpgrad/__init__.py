@@ -13,11 +13,25 @@ from typing import TYPE_CHECKING
 from dpgrad._submodules import attribute
 
 if TYPE_CHECKING:
-    from dpgrad import accounting, cli, convex, data, grads, mechanism, papers, randomness, reports, runs, training
+    from dpgrad import (
+        accounting,
+        cli,
+        convex,
+        data,
+        errors,
+        grads,
+        mechanism,
+        papers,
+        randomness,
+        reports,
+        runs,
+        training,
+    )
     from dpgrad.accounting import calibrate, events, online
     from dpgrad.accounting.events import Relation
     from dpgrad.accounting.guarantee import Guarantee
     from dpgrad.accounting.ledger import Ledger
+    from dpgrad.errors import DpgradError
     from dpgrad.grads import scaling
     from dpgrad.mechanism import sampling, schedules
     from dpgrad.mechanism.mechanism import Group, Mechanism
@@ -29,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DpgradError",
     "Group",
     "Guarantee",
     "Ledger",
@@ -43,6 +58,7 @@ __all__ = [
     "cli",
     "convex",
     "data",
+    "errors",
     "events",
     "features",
     "fit",
@@ -68,6 +84,7 @@ _HOMES = {
     **dict.fromkeys(("calibrate", "events", "online"), "accounting"),
     **dict.fromkeys(("sampling", "schedules"), "mechanism"),
     **dict.fromkeys(("augment", "features", "pca", "plan", "recipes"), "training"),
+    "DpgradError": "errors",
     "Guarantee": "accounting.guarantee",
     "Ledger": "accounting.ledger",
     "PrivateGradient": "training.private",
