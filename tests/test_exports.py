@@ -13,6 +13,7 @@ import pytest
 import dpgrad
 
 PUBLIC = {
+    "DpgradError": "dpgrad.errors",
     "Group": "dpgrad.mechanism.mechanism",
     "Guarantee": "dpgrad.accounting.guarantee",
     "Ledger": "dpgrad.accounting.ledger",
@@ -33,7 +34,7 @@ HOMES = {  # modules that users name often
     "features": "training", "online": "accounting", "pca": "training", "plan": "training", "recipes": "training",
     "sampling": "mechanism", "scaling": "grads", "schedules": "mechanism",
 }  # fmt: skip
-MODULES = {*ROOMS, *HOMES}
+MODULES = {*ROOMS, *HOMES, "errors"}
 
 
 def submodules() -> list[str]:

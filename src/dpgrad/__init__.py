@@ -13,11 +13,25 @@ from typing import TYPE_CHECKING
 from dpgrad._submodules import attribute
 
 if TYPE_CHECKING:
-    from dpgrad import accounting, cli, convex, data, grads, mechanism, papers, randomness, reports, runs, training
+    from dpgrad import (
+        accounting,
+        cli,
+        convex,
+        data,
+        errors,
+        grads,
+        mechanism,
+        papers,
+        randomness,
+        reports,
+        runs,
+        training,
+    )
     from dpgrad.accounting import calibrate, events, online
     from dpgrad.accounting.events import Relation
     from dpgrad.accounting.guarantee import Guarantee
     from dpgrad.accounting.ledger import Ledger
+    from dpgrad.errors import DpgradError
     from dpgrad.grads import scaling
     from dpgrad.mechanism import sampling, schedules
     from dpgrad.mechanism.mechanism import Group, Mechanism
@@ -32,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Computing",
+    "DpgradError",
     "Fitted",
     "Group",
     "Guarantee",
@@ -51,6 +66,7 @@ __all__ = [
     "cli",
     "convex",
     "data",
+    "errors",
     "events",
     "features",
     "fit",
@@ -78,6 +94,7 @@ _HOMES = {
     **dict.fromkeys(("augment", "features", "pca", "plan", "recipes"), "training"),
     **dict.fromkeys(("Computing", "HeldOut", "Privacy", "RunFolder"), "training.options"),
     **dict.fromkeys(("Fitted", "fit"), "training.fit"),
+    "DpgradError": "errors",
     "Guarantee": "accounting.guarantee",
     "Ledger": "accounting.ledger",
     "PrivateGradient": "training.private",

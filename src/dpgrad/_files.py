@@ -11,7 +11,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from dpgrad.errors import DpgradError, ResumeError, RunError, UnsupportedSystemError
 
 PARTIAL = ".partial"  # the ending of what is not complete yet
 _CHECK = 32  # hex digits of a checksum
@@ -34,7 +36,7 @@ def refuse_other_systems() -> None:
     try:
         import fcntl  # noqa: F401
     except ImportError:
-        raise ValueError(
+        raise UnsupportedSystemError(
             "run folders and ledgers in files need a POSIX system such as Linux or macOS, whose files can be locked: "
             "leave out the folder, keep the ledger in memory with Ledger(), or use such a system (on Windows, WSL)"
         ) from None
@@ -179,26 +181,28 @@ class Lines:
     [{'first': 1}, {'second': 2}]
     """
 
+    refused: ClassVar[type[DpgradError]] = ResumeError  # raised where the file is damaged
+
     def __init__(self, path: Path, records: list[dict[str, Any]], checks: list[str], torn: bool) -> None:
         self.path, self.records, self.checks = path, records, checks
         self.torn = torn  # whether the file ends within a line, as a crash leaves it
         self._whole = True
 
     @classmethod
-    def create(cls, path: Path, records: Iterable[dict[str, Any]]) -> "Lines":
+    def create(cls, path: Path, records: Iterable[dict[str, Any]]) -> Self:
         """A file that begins with ``records``; it appears with all of them or not at all."""
         made = cls(path, [], [], False)
         made._rewrite(records)
         return made
 
     @classmethod
-    def found(cls, path: Path) -> "Lines | None":
+    def found(cls, path: Path) -> Self | None:
         """The lines of ``path``, as `read` has them; None where the file is missing."""
         content = read(path)
         return None if content is None else cls._parsed(path, content)
 
     @classmethod
-    def read(cls, path: Path) -> "Lines":
+    def read(cls, path: Path) -> Self:
         """The lines of ``path``; refused where one that is complete is not as it was written.
 
         A last line without its end was being appended when the process ended: it is left out, and ``torn`` says so.
@@ -207,14 +211,14 @@ class Lines:
             return cls._parsed(path, path.read_bytes())
 
     @classmethod
-    def _parsed(cls, path: Path, content: bytes) -> "Lines":
+    def _parsed(cls, path: Path, content: bytes) -> Self:
         *complete, rest = content.split(b"\n")
         records, checks = [], [""]
         for number, line in enumerate(complete, 1):
             body = line[_CHECK + 1 :]
             checks.append(_check(checks[-1], body))
             if line[: _CHECK + 1] != checks[-1].encode() + b" ":
-                raise ValueError(
+                raise cls.refused(
                     f"{path}: line {number} does not have the checksum of what it says after the lines before it: the "
                     "file was edited or damaged and is not relied on; count the whole plan as spent and begin in "
                     "another folder"
@@ -222,12 +226,12 @@ class Lines:
             records.append(json.loads(body))
         if records or not rest:
             return cls(path, records, checks[1:], bool(rest))
-        raise ValueError(f"{path} is not a file of checked lines: choose another")
+        raise cls.refused(f"{path} is not a file of checked lines: choose another")
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line; it is on the disk when this returns."""
         if self.torn or not self._whole:
-            raise ValueError(f"{self.path} may end within a line, since writing it failed: close it and resume")
+            raise self.refused(f"{self.path} may end within a line, since writing it failed: close it and resume")
         line, check = _line(self.checks[-1] if self.checks else "", record)
         self._whole = False
         with told(self.path):
@@ -326,8 +330,8 @@ def lock_folder(folder: Path) -> tuple[int, int]:
     return file, itself
 
 
-def _in_use(folder: Path) -> ValueError:
-    return ValueError(f"{folder} is in use by another process: wait until it ends, or choose another folder")
+def _in_use(folder: Path) -> RunError:
+    return RunError(f"{folder} is in use by another process: wait until it ends, or choose another folder")
 
 
 def unlock(*files: int) -> None:

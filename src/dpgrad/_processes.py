@@ -6,6 +6,8 @@
 import os
 import sys
 
+from dpgrad.errors import UnsupportedSystemError
+
 # What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin.
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -17,7 +19,7 @@ def refuse_several() -> None:
     """
     found = _connected() or _launched()
     if found:
-        raise ValueError(
+        raise UnsupportedSystemError(
             f"dpgrad runs in one process, and {found}: each process would release a model of its own, with noise of "
             "its own, and the budget covers one. Training over several processes (dpgrad.distributed) is not supported "
             "yet: run this in one process, without torchrun"

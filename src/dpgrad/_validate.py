@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import SupportsFloat, SupportsIndex
 
+from dpgrad.errors import OptionError
+
 MOST_STEPS = 10**9
 
 
@@ -13,13 +15,13 @@ def _number(name: str, value: object) -> float:
     if type(value) is float and value == value:  # the usual case, and the only one that runs often
         return value
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise ValueError(f"{name} must be a number, got {shown(value)}")
+        raise OptionError(f"{name} must be a number, got {shown(value)}")
     try:
         number = float(value)
     except (TypeError, OverflowError):  # an array, or a whole number beyond any float
-        raise ValueError(f"{name} must be a number, got {shown(value)}") from None
+        raise OptionError(f"{name} must be a number, got {shown(value)}") from None
     if math.isnan(number):
-        raise ValueError(f"{name} must be a number, got nan")
+        raise OptionError(f"{name} must be a number, got nan")
     return number
 
 
@@ -38,32 +40,32 @@ def positive(**named: object) -> None:
 
     >>> positive(noise_multiplier=0)
     Traceback (most recent call last):
-    ValueError: noise_multiplier must be positive and finite, got 0
+    dpgrad.errors.OptionError: noise_multiplier must be positive and finite, got 0
     """
     for name, value in named.items():
         if not 0 < _number(name, value) < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {shown(value)}")
+            raise OptionError(f"{name} must be positive and finite, got {shown(value)}")
 
 
 def non_negative(**named: object) -> None:
     """Refuse anything but a finite number of at least zero."""
     for name, value in named.items():
         if not 0 <= _number(name, value) < math.inf:
-            raise ValueError(f"{name} must be zero or more and finite, got {shown(value)}")
+            raise OptionError(f"{name} must be zero or more and finite, got {shown(value)}")
 
 
 def unit_interval(**named: object) -> None:
     """Refuse anything outside [0, 1]."""
     for name, value in named.items():
         if not 0 <= _number(name, value) <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {shown(value)}")
+            raise OptionError(f"{name} must lie in [0, 1], got {shown(value)}")
 
 
 def open_unit(**named: object) -> None:
     """Refuse anything outside the open interval (0, 1)."""
     for name, value in named.items():
         if not 0 < _number(name, value) < 1:
-            raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}")
+            raise OptionError(f"{name} must lie strictly between 0 and 1, got {shown(value)}")
 
 
 def whole(least: int = 0, most: int | None = None, **named: object) -> None:
@@ -71,17 +73,17 @@ def whole(least: int = 0, most: int | None = None, **named: object) -> None:
 
     >>> whole(least=1, steps=0)
     Traceback (most recent call last):
-    ValueError: steps must be a whole number of at least 1, got 0
+    dpgrad.errors.OptionError: steps must be a whole number of at least 1, got 0
     """
     for name, value in named.items():
         if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
-            raise ValueError(f"{name} must be a whole number, got {shown(value)}")
+            raise OptionError(f"{name} must be a whole number, got {shown(value)}")
         number = operator.index(value)
         if number < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+            raise OptionError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
         if most is not None and number > most:
             got = f"{number:,}" if number < 10**30 else shown(value)
-            raise ValueError(f"{name} must be at most {most:,}, got {got}")
+            raise OptionError(f"{name} must be at most {most:,}, got {got}")
 
 
 def step_count(**named: object) -> None:

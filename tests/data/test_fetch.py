@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dpgrad.data._dataset import DataError
 from dpgrad.data._fetch import fetch
 from dpgrad.data._source import Source, read_all
+from dpgrad.errors import DataError
 
 BODY = b"0123456789" * 20_000
 

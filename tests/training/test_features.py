@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from dpgrad.data._dataset import DataError
+from dpgrad.errors import DataError
 from dpgrad.training import features
 from dpgrad.training.features import Extractor
 

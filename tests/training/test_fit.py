@@ -22,6 +22,7 @@ from dpgrad import Relation
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Compose, Gaussian, leaves
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.errors import CannotCaptureError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
@@ -30,7 +31,6 @@ from dpgrad.training.averaging import Ema
 from dpgrad.training.curves import Point, Progress, evaluate
 from dpgrad.training.diagnostics import Diagnostics
 from dpgrad.training.fit import Fitted
-from dpgrad.training.graph import CannotCaptureError
 from dpgrad.training.losses import NamedLoss, metric_named
 from dpgrad.training.pca import Projection
 from dpgrad.training.plan import make

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpgrad.errors import CannotCaptureError
 from dpgrad.grads import lanes, scaling
 from dpgrad.grads.precision import exact_products, in_tf32
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import device_noise, noise
 from dpgrad.training import graph
-from dpgrad.training.graph import CannotCaptureError, CapturedStep
+from dpgrad.training.graph import CapturedStep
 from dpgrad.training.private import PrivateGradient
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dpgrad._submodules import attribute
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Profile
+from dpgrad.errors import OptionError
 
 # accountant -> module and function; what is not a guarantee comes last
 ACCOUNTANTS = {
@@ -30,7 +31,7 @@ ACCOUNTANTS = {
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE, accountant: str = "pld") -> Profile:
     """The profile of ``event`` for neighbours under ``relation``, by the accountant of that name."""
     if accountant not in ACCOUNTANTS:
-        raise ValueError(f"unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}")
+        raise OptionError(f"unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}")
     module, function = ACCOUNTANTS[accountant]
     profile: Profile = getattr(import_module(f"dpgrad.accounting.{module}"), function)(event, Relation(relation))
     return profile

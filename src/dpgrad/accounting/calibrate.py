@@ -20,6 +20,7 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Profile, refuse_history
 from dpgrad.accounting.pairs import TooLittleNoise
+from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
 
 # the noise multipliers that are looked for; a target that the least of them meets gets the least of them
 LEAST_NOISE, MOST_NOISE = 0.01, 1e7
@@ -89,7 +90,7 @@ class _Falling:
             if f > 0:
                 low = (u, f)
                 if u >= top:
-                    raise ValueError(
+                    raise BudgetSpentError(
                         f"no {self.name} up to {self.high:g} reaches epsilon {self.target:g} (there it is "
                         f"{self.quick(self.high):.6g}): allow a larger epsilon or delta, or fewer steps"
                     )
@@ -118,7 +119,7 @@ class _Falling:
             # by the slope that was seen; never by more than a quarter at once
             x = min(x * math.exp(min((gap + margin) / min(max(-self.slope, 0.5), 20.0), 0.25)), self.high)
             margin *= 4
-        raise ValueError(
+        raise BudgetSpentError(
             f"no {self.name} up to {self.high:g} is certified to reach epsilon {self.target:g} (at {x:g} it is "
             f"{self.price(x):.6g}): allow a larger epsilon or delta, or fewer steps"
         )
@@ -198,7 +199,7 @@ def most_steps(
     guess = _last(lambda n: _log_ratio(fast(n), target), limit)
     if quick is None or guess == 0:
         if guess == 0 and (cost := price(1)) > target:
-            raise ValueError(
+            raise BudgetSpentError(
                 f"steps: one step already costs epsilon {cost:.6g}, above the target {target:g}: "
                 "add noise, sample less or allow a larger epsilon or delta"
             )
@@ -237,7 +238,7 @@ def _certified_steps(
     if within == limit:
         _refuse_limit(price(limit), target, limit)
     if within == 0:
-        raise ValueError(
+        raise BudgetSpentError(
             f"steps: one step already costs epsilon {price(1):.6g}, above the target {target:g}: "
             "add noise, sample less or allow a larger epsilon or delta"
         )
@@ -245,7 +246,7 @@ def _certified_steps(
 
 
 def _refuse_limit(cost: float, target: float, limit: int) -> None:
-    raise ValueError(
+    raise OptionError(
         f"steps: {limit:,} steps, the most that are priced, cost epsilon {cost:.6g}, within the target {target:g}: "
         "there is no most number of steps to find; use less noise or a smaller epsilon"
     )
@@ -281,7 +282,7 @@ def _last(excess: Callable[[int], float], limit: int) -> int:
 def _log_ratio(value: float, target: float) -> float:
     """log(value/target), held within ±500 for values that are zero or infinite; NaN is refused."""
     if math.isnan(value):
-        raise ValueError("the price is not a number: nothing can be calibrated by it")
+        raise AccountingError("the price is not a number: nothing can be calibrated by it")
     if value <= 0:
         return -500.0
     return min(max(math.log(value) - math.log(target), -500.0), 500.0)

@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, assert_never, get_args
 
 from dpgrad import _validate
+from dpgrad.errors import AccountingError, OptionError
 
 # beyond these nothing can be priced in floating point, and nothing is private or useful
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e12
@@ -57,7 +58,7 @@ class Gaussian:
         _validate.positive(noise_multiplier=self.noise_multiplier)
         if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
             bounds = f"between {LEAST_NOISE:g} and {MOST_NOISE:g}"
-            raise ValueError(f"noise_multiplier must lie {bounds}, got {self.noise_multiplier!r}: std/clip, not std")
+            raise OptionError(f"noise_multiplier must lie {bounds}, got {self.noise_multiplier!r}: std/clip, not std")
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
 
 
@@ -128,7 +129,7 @@ class Approximate:
     def __post_init__(self) -> None:
         _validate.non_negative(epsilon=self.epsilon, delta=self.delta)
         if self.delta >= 1:
-            raise ValueError(f"delta must be below 1, got {_validate.shown(self.delta)}")
+            raise OptionError(f"delta must be below 1, got {_validate.shown(self.delta)}")
         object.__setattr__(self, "epsilon", float(self.epsilon))
         object.__setattr__(self, "delta", float(self.delta))
         object.__setattr__(self, "relation", _relation(self.relation))
@@ -151,7 +152,7 @@ class Shifted:
     def __post_init__(self) -> None:
         _validate.non_negative(shift=self.shift)
         if not isinstance(self.event, Gaussian):
-            raise ValueError(f"only a Gaussian can be shifted, got {_validate.shown(self.event)}")
+            raise AccountingError(f"only a Gaussian can be shifted, got {_validate.shown(self.event)}")
         object.__setattr__(self, "shift", float(self.shift))
 
 
@@ -171,7 +172,7 @@ class Pinned:
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, Gaussian):
-            raise ValueError(f"only a Gaussian can be pinned, got {_validate.shown(self.event)}")
+            raise AccountingError(f"only a Gaussian can be pinned, got {_validate.shown(self.event)}")
         object.__setattr__(self, "relation", _relation(self.relation))
 
 
@@ -214,20 +215,20 @@ _EVENTS = get_args(Event)
 
 def _known(event: object) -> None:
     if not isinstance(event, _EVENTS):
-        raise ValueError(
+        raise AccountingError(
             f"unknown event {_validate.shown(event)}: expected one of {', '.join(t.__name__ for t in _EVENTS)}"
         )
 
 
 def _relation(value: Relation) -> Relation:
     if value not in list(Relation):
-        raise ValueError(f"relation must be one of {', '.join(Relation)}, got {_validate.shown(value)}")
+        raise OptionError(f"relation must be one of {', '.join(Relation)}, got {_validate.shown(value)}")
     return Relation(value)
 
 
 def _inner_gaussian(event: object) -> None:
     if not isinstance(event, Gaussian):
-        raise ValueError(
+        raise AccountingError(
             f"only a Gaussian can be sampled, got {_validate.shown(event)}: sample it once, where the batch is drawn"
         )
 
@@ -315,7 +316,7 @@ def group_multiplier(multipliers: Iterable[float]) -> float:
     """
     values = list(multipliers)
     if not values:
-        raise ValueError("groups must not be empty: give one noise multiplier a group")
+        raise OptionError("groups must not be empty: give one noise multiplier a group")
     for value in values:
         _validate.positive(noise_multiplier=value)
     return 1 / math.sqrt(math.fsum(value**-2 for value in values))
@@ -363,19 +364,19 @@ _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
 def from_dict(data: object) -> Event:
     """The event that `to_dict` wrote; anything else is refused."""
     if not isinstance(data, dict) or not isinstance(data.get("type"), str) or data["type"] not in _FIELDS:
-        raise ValueError(
+        raise AccountingError(
             f"not an event: {_validate.shown(data)}; expected an object whose type is one of {', '.join(_FIELDS)}"
         )
     kind, fields = _FIELDS[data["type"]]
     given = {name: value for name, value in data.items() if name != "type"}
     if given.keys() != fields:
         shown = _validate.shown(sorted(map(str, given)))
-        raise ValueError(f"event of type {data['type']} must have fields {sorted(fields)}, got {shown}")
+        raise AccountingError(f"event of type {data['type']} must have fields {sorted(fields)}, got {shown}")
     if "event" in given:
         given["event"] = from_dict(given["event"])
     if "events" in given:
         if not isinstance(given["events"], list):
-            raise ValueError(f"events must be a list, got {_validate.shown(given['events'])}")
+            raise AccountingError(f"events must be a list, got {_validate.shown(given['events'])}")
         given["events"] = tuple(from_dict(e) for e in given["events"])
     event: Event = kind(**given)
     return event
@@ -391,13 +392,13 @@ def from_json(text: str) -> Event:
     try:
         data = json.loads(text)
     except RecursionError:
-        raise ValueError("not an event: nested too deeply") from None
+        raise AccountingError("not an event: nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"not an event: {error}") from None
+        raise AccountingError(f"not an event: {error}") from None
     try:
         return from_dict(data)
     except RecursionError:
-        raise ValueError("not an event: nested too deeply") from None
+        raise AccountingError("not an event: nested too deeply") from None
 
 
 def describe(event: Event) -> Iterator[str]:

@@ -42,6 +42,7 @@ from dpgrad.accounting.events import (
     fold,
     leaves,
 )
+from dpgrad.errors import AccountingError
 
 NAME = "exact"
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
@@ -283,7 +284,7 @@ def apart(event: Event, relation: Relation) -> tuple[Counter[Leaf], MixedProfile
 def refuse_other(leaf: Approximate, relation: Relation) -> None:
     """Refuse an approximate leaf that was declared for neighbours under another relation."""
     if leaf.relation is not relation:
-        raise ValueError(
+        raise AccountingError(
             f"a release declared ({leaf.epsilon:g}, {leaf.delta:g})-private under {leaf.relation} has no price under "
             f"{relation}: ask for relation {leaf.relation}"
         )
@@ -295,7 +296,7 @@ def precision(leaf: Leaf, relation: Relation) -> float:
         return 0.0
     pair = pairs.of(leaf, relation, pairs.directions(relation)[0])
     if pair.rate < 1:
-        raise ValueError(
+        raise AccountingError(
             f"accountant exact prices full-batch Gaussians only, got {type(leaf).__name__} sampling "
             f"at rate {pair.rate:g}: use accountant pld"
         )

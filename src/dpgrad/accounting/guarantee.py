@@ -18,6 +18,7 @@ from dpgrad.accounting.events import (
     Shuffle,
     leaves,
 )
+from dpgrad.errors import AccountingError, OptionError
 
 
 class Profile(Protocol):
@@ -96,7 +97,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
-            raise ValueError(f"epsilon must be zero or more, got {self.epsilon!r}")
+            raise OptionError(f"epsilon must be zero or more, got {self.epsilon!r}")
         _validate.open_unit(delta=self.delta)
 
     @classmethod
@@ -124,7 +125,7 @@ class Guarantee:
 def refuse_history(profile: Profile) -> None:
     """Raise where a profile is a historical comparison and not a guarantee."""
     if not profile.guarantee:
-        raise ValueError(
+        raise AccountingError(
             f"accountant {profile.accountant} is a historical comparison that can understate epsilon, not a guarantee: "
             "use pld, rdp, moments, exact or the valid strong composition"
         )

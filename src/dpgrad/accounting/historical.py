@@ -29,6 +29,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact, pairs
 from dpgrad.accounting.events import Event, Gaussian, Leaf, Poisson, Relation, leaves, tally
 from dpgrad.accounting.pairs import Kind
+from dpgrad.errors import AccountingError
 
 NAME = "strong"
 PRINTED = "strong-printed"
@@ -163,7 +164,7 @@ def printed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> PrintedPr
     relation = Relation(relation)
     for leaf in leaves(event):
         if relation is Relation.REPLACE_ONE or not isinstance(leaf, Gaussian | Poisson):
-            raise ValueError(
+            raise AccountingError(
                 f"accountant {PRINTED} has a form for full-batch and Poisson sampling under add-remove or zero-out "
                 f"only, got {type(leaf).__name__} under {relation}: use accountant {NAME} or pld"
             )

@@ -7,6 +7,7 @@ import math
 
 from dpgrad import _validate
 from dpgrad.accounting import historical
+from dpgrad.errors import OptionError
 
 
 def moments_scale(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:
@@ -49,12 +50,12 @@ def classical_gaussian(epsilon: float, delta: float) -> float:
     9.6896
     >>> classical_gaussian(1.0, 1e-5)
     Traceback (most recent call last):
-    ValueError: the classical Gaussian noise holds for epsilon below 1, got 1.0: use 1 / exact.mu_for(epsilon, delta)
+    dpgrad.errors.OptionError: the classical Gaussian noise holds for epsilon below 1, got 1.0: use 1 / ...
     """
     _validate.positive(epsilon=epsilon)
     _validate.open_unit(delta=delta)
     if epsilon >= 1:
-        raise ValueError(
+        raise OptionError(
             f"the classical Gaussian noise holds for epsilon below 1, got {epsilon!r}: "
             "use 1 / exact.mu_for(epsilon, delta)"
         )
@@ -85,7 +86,7 @@ def momentum_noise(momentum: float, steps: int | None = None) -> float:
     (5.26, 1.25)
     """
     if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must lie in [0, 1), got {momentum!r}: at 1 the noise grows without bound")
+        raise OptionError(f"momentum must lie in [0, 1), got {momentum!r}: at 1 the noise grows without bound")
     if steps is None:
         return 1 / (1 - momentum**2)
     _validate.whole(least=1, steps=steps)

@@ -22,6 +22,7 @@ from dpgrad import _files
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, from_dict, to_dict
 from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.errors import AccountingError, LedgerError
 
 FORMAT = "dpgrad ledger 1"
 _TRIED = ("rdp", "exact", "pld")  # between them they price whatever any accountant does; the quick ones first
@@ -40,6 +41,10 @@ class Entry:
     relation: Relation
     label: str
     run: str | None = None
+
+
+class _Lines(_files.Lines):
+    refused = LedgerError
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,10 @@ class Ledger:
         place = Path(os.path.realpath(path))
         with _alone(place):
             if _head(place) is not None:
-                raise ValueError(f"{place} has a head already: open it with Ledger(path)")
-            lines = _files.Lines.found(place)
+                raise LedgerError(f"{place} has a head already: open it with Ledger(path)")
+            lines = _Lines.found(place)
             if lines is None:
-                raise ValueError(f"{place} is missing: there is no ledger to adopt; Ledger(path) begins one")
+                raise LedgerError(f"{place} is missing: there is no ledger to adopt; Ledger(path) begins one")
             _entries(lines)
             _write_head(place, _reached(lines))
         return cls(place)
@@ -112,7 +117,7 @@ class Ledger:
     def __reduce__(self) -> tuple[type["Ledger"], tuple[Path]]:
         """The same file, opened by the process that unpickles it."""
         if self._path is None:
-            raise ValueError(
+            raise LedgerError(
                 "a ledger in memory cannot be sent to another process or saved: what is charged there would be lost; "
                 "give it a file, Ledger(path)"
             )
@@ -139,7 +144,7 @@ class Ledger:
                 _refuse_unpriced(known, entry)
                 if lines is None:
                     _write_head(self._path, _Head())  # first: a file without a head would be refused
-                    lines = _files.Lines.create(self._path, [{"format": FORMAT}, record])
+                    lines = _Lines.create(self._path, [{"format": FORMAT}, record])
                 else:
                     if lines.torn:
                         lines.mend({"torn": True})  # in place of what an `add` that did not return left
@@ -179,16 +184,16 @@ class Ledger:
             return Guarantee(0.0, delta, Relation.ADD_REMOVE, accountant, NOTHING)
         return Guarantee.of(account(self.event(), relation, accountant), delta)
 
-    def _read(self) -> tuple[list[Entry], _files.Lines | None]:
+    def _read(self) -> tuple[list[Entry], _Lines | None]:
         """The entries of the file, and its lines where it is there; refused where the head disagrees."""
         assert self._path is not None
         while True:
-            head, lines = _head(self._path), _files.Lines.found(self._path)
+            head, lines = _head(self._path), _Lines.found(self._path)
             if _head(self._path) == head:  # else another process completed an entry between the two
                 break
         if head is None and lines is not None:
             _entries(lines)
-            raise ValueError(
+            raise LedgerError(
                 f"{self._path} has no head, {_head_of(self._path).name}: entries could be missing unseen; put it back, "
                 "or, where dpgrad 0.1.0 wrote the ledger or you know it to be complete, take it as it is, once, in "
                 f"Python: dpgrad.Ledger.adopt({str(self._path)!r})"
@@ -210,58 +215,58 @@ def _head_of(path: Path) -> Path:
 def _head(path: Path) -> _Head | None:
     """The head of the ledger in ``path``; None where there is none."""
     place = _head_of(path)
-    lines = _files.Lines.found(place)
+    lines = _Lines.found(place)
     if lines is None:
         return None
     match lines.records:
         case [{"count": int(count), "check": str(check)}] if not lines.torn:
             return _Head(count, check)
-    raise ValueError(f"{place} is not the head of a ledger: put back the file that dpgrad wrote")
+    raise LedgerError(f"{place} is not the head of a ledger: put back the file that dpgrad wrote")
 
 
-def _reached(lines: _files.Lines) -> _Head:
+def _reached(lines: _Lines) -> _Head:
     return _Head(len(lines.records) - 1, lines.checks[-1])
 
 
 def _write_head(path: Path, head: _Head) -> None:
     """Make ``head`` that of the ledger in ``path``, where it is not already."""
     if _head(path) != head:
-        _files.Lines.create(_head_of(path), [{"count": head.count, "check": head.check}])
+        _Lines.create(_head_of(path), [{"count": head.count, "check": head.check}])
 
 
-def _refuse_shortened(path: Path, lines: _files.Lines | None, known: _Head) -> None:
+def _refuse_shortened(path: Path, lines: _Lines | None, known: _Head) -> None:
     """Refuse a ledger that does not begin with the entries that were known."""
     if not known.count:
         return
     remedy = "put it back, or count all runs on these data that you know of as spent and begin another ledger"
     if lines is None:
-        raise ValueError(f"{path} was deleted or moved, and it held {known.count:,} entries: {remedy}")
+        raise LedgerError(f"{path} was deleted or moved, and it held {known.count:,} entries: {remedy}")
     if known.check not in lines.checks:  # which covers all lines before it, and so their number
         held = max(len(lines.records) - 1, 0)
-        raise ValueError(
+        raise LedgerError(
             f"{path} was shortened or put back to an earlier state: it has {held:,} entries, and had {known.count:,} "
             f"or others; {remedy}"
         )
 
 
-def _refuse_old_head(lines: _files.Lines, head: _Head) -> None:
+def _refuse_old_head(lines: _Lines, head: _Head) -> None:
     """Refuse a head that is further behind than a crash leaves it."""
     if (held := len(lines.records) - 1) > head.count + 1:
-        raise ValueError(
+        raise LedgerError(
             f"{_head_of(lines.path)} counts {head.count:,} entries of {held:,}: it is an older head, or dpgrad 0.1.0 "
             "added entries; put the right one back, or delete it and take the ledger as it is, once, in Python: "
             f"dpgrad.Ledger.adopt({str(lines.path)!r})"
         )
 
 
-def _entries(lines: _files.Lines) -> list[Entry]:
+def _entries(lines: _Lines) -> list[Entry]:
     """The entries of a ledger; what is none is refused, and so is a file with a second name, unseen by the head."""
     if (lines.records or [{}])[0] != {"format": FORMAT}:
-        raise ValueError(f"{lines.path} is not a ledger of dpgrad: choose another file")
+        raise LedgerError(f"{lines.path} is not a ledger of dpgrad: choose another file")
     with _files.told(lines.path, "read"):
         names = os.stat(lines.path).st_nlink
     if names > 1:
-        raise ValueError(
+        raise LedgerError(
             f"{lines.path} has {names} names (hard links), and entries added through another would bypass its lock and "
             "head: delete the others, or copy the file"
         )
@@ -272,7 +277,7 @@ def _entries(lines: _files.Lines) -> list[Entry]:
 def _alone(path: Path) -> Iterator[None]:
     """Within the block no other process or thread adds an entry."""
     if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be made: its folder is missing; make it first")
+        raise LedgerError(f"{path} cannot be made: its folder is missing; make it first")
     held = _files.lock(path.with_name(path.name + ".lock"), wait=True)
     try:
         yield
@@ -288,7 +293,7 @@ def _counted(known: Sequence[Entry]) -> tuple[Entry, ...]:
 
 def _refuse_mixed(known: list[Entry], entry: Entry) -> None:
     if known and known[0].relation != entry.relation:
-        raise ValueError(
+        raise LedgerError(
             f"the ledger holds releases for {known[0].relation} neighbours, got one for {entry.relation}: they do not "
             "add up; use one relation for all, or another ledger and give both guarantees"
         )
@@ -297,10 +302,10 @@ def _refuse_mixed(known: list[Entry], entry: Entry) -> None:
 def _refuse_unpriced(known: Sequence[Entry], entry: Entry) -> None:
     """Refuse what no accountant prices, alone or with the entries before it: all of them would have no price."""
     if why := _unpriced(entry.event, entry.relation):
-        raise ValueError(f"no accountant prices this release: {why}")
+        raise AccountingError(f"no accountant prices this release: {why}")
     together = tuple(one.event for one in _counted([*known, entry]))
     if len(together) > 1 and (why := _unpriced(Compose(together), entry.relation)):
-        raise ValueError(
+        raise AccountingError(
             f"no accountant prices this release together with those in the ledger: {why}; use another ledger and give "
             "both guarantees"
         )
@@ -323,7 +328,7 @@ def _record(entry: Entry) -> dict[str, Any]:
     try:
         event = to_dict(entry.event)
     except RecursionError:
-        raise ValueError("event is nested too deeply to be written down: compose it of fewer levels") from None
+        raise LedgerError("event is nested too deeply to be written down: compose it of fewer levels") from None
     return {"event": event, "relation": entry.relation.value, "label": entry.label, **named}
 
 
@@ -332,4 +337,4 @@ def _entry(path: Path, record: dict[str, Any]) -> Entry:
         event, relation = from_dict(record["event"]), Relation(record["relation"])
         return Entry(event, relation, record["label"], record.get("run"))
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} holds what is not an entry of a ledger: {error}") from None
+        raise LedgerError(f"{path} holds what is not an entry of a ledger: {error}") from None

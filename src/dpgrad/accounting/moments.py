@@ -23,6 +23,7 @@ from dpgrad import _validate
 from dpgrad.accounting import pairs, rdp
 from dpgrad.accounting.events import Event, Gaussian, Leaf, Poisson, Relation, fold, leaves
 from dpgrad.accounting.pairs import Array, Kind, Pair
+from dpgrad.errors import AccountingError
 
 NAME = "moments"
 CLOSED = "moments-closed"
@@ -130,7 +131,7 @@ def _total(event: Event, one: dict[Leaf, Array]) -> Array:
 def _closed_pair(leaf: Leaf, relation: Relation) -> Pair:
     pair = pairs.of(leaf, relation, pairs.directions(relation)[0])
     if pair.kind is not Kind.REMOVE:
-        raise ValueError(
+        raise AccountingError(
             f"accountant {CLOSED} has no closed form for {type(leaf).__name__} sampling under {relation}: "
             f"use accountant {NAME} or pld"
         )
@@ -154,7 +155,7 @@ def _asymptotic_moments(leaf: Leaf, relation: Relation) -> Array:
             return np.asarray(q**2 * MOMENTS * (MOMENTS + 1) / ((1 - q) * z**2))
         case _:
             rate = leaf.sampling_rate if isinstance(leaf, Poisson) else 1.0
-            raise ValueError(
+            raise AccountingError(
                 f"accountant {ASYMPTOTIC} has a form for Poisson sampling at a rate below 1 under add-remove or "
                 f"zero-out only, got {type(leaf).__name__} at rate {rate:g} under {relation}: use accountant pld"
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dpgrad import _validate
 from dpgrad.accounting import calibrate, rdp
 from dpgrad.accounting.events import Event, Leaf, Relation
+from dpgrad.errors import BudgetSpentError, OptionError
 
 
 class Follower:
@@ -50,7 +51,7 @@ class Follower:
     def advance(self) -> None:
         """Count one more step; refused, and not counted, where it would exceed the budget."""
         if self.taken >= self.last:
-            raise ValueError(
+            raise BudgetSpentError(
                 f"step {self.taken + 1:,} would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "
                 f"the plan allows {self.last:,} steps; stop here"
             )
@@ -93,7 +94,7 @@ class RdpFilter:
         self.epsilon, self.delta, self.relation = epsilon, delta, relation
         profile = rdp.account(expected, relation)
         if not profile.divergence(2.0):
-            raise ValueError(
+            raise OptionError(
                 "expected must release something: give steps as they are likely to be, to fix the order by"
             )
         most = min(curve.most for curve in profile.curves)
@@ -129,7 +130,7 @@ class RdpFilter:
     def charge(self, step: Leaf) -> None:
         """Charge ``step``, before anything computed from it is looked at; refused where it would exceed the budget."""
         if not self.allows(step):
-            raise ValueError(
+            raise BudgetSpentError(
                 f"this step would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "
                 f"{self.spent:.6g} of {self.budget:.6g} is spent at order {self.order:.4g}; stop here, or add noise"
             )

@@ -57,13 +57,14 @@ from dpgrad.accounting.events import (
     Shifted,
     Shuffle,
 )
+from dpgrad.errors import AccountingError
 
 Array = NDArray[np.float64]
 
 _HALF_LOG_2PI = 0.5 * np.log(2 * np.pi)
 
 
-class TooLittleNoise(ValueError):  # noqa: N818
+class TooLittleNoise(AccountingError):  # noqa: N818
     """A step has less noise than an accountant can price."""
 
 
@@ -204,14 +205,14 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
             return Pair(direction, q, z)
         case Shuffle(_, Gaussian(z)):
             if relation is Relation.ADD_REMOVE:
-                raise ValueError(
+                raise AccountingError(
                     "shuffle has no price under add-remove: batches of a fixed size reveal the number of rows; "
                     "use relation zero-out or replace-one, or the Poisson sampler"
                 )
             return Pair(Kind.REMOVE, 1.0, z / shift)
         case FixedSize(_, _, Gaussian(z)):
             if relation is not Relation.REPLACE_ONE:
-                raise ValueError(
+                raise AccountingError(
                     f"fixed-size sampling has no price under {relation}: a sample of fixed size makes room for another "
                     "row; use relation replace-one, or the Poisson sampler"
                 )
@@ -220,12 +221,14 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
             return Pair(Kind.LARGER, leaf.sampling_rate, z / shift)
         case Pinned(inner, declared):
             if declared is not relation:
-                raise ValueError(
+                raise AccountingError(
                     f"a release whose noise was counted for {declared} neighbours has no price under {relation}: "
                     f"ask for relation {declared}"
                 )
             return of(inner, relation, direction)
         case Approximate() | Shifted():
-            raise ValueError(f"{type(leaf).__name__} has no price by this accountant: use accountant pld, exact or rdp")
+            raise AccountingError(
+                f"{type(leaf).__name__} has no price by this accountant: use accountant pld, exact or rdp"
+            )
         case _:
-            raise ValueError(f"unknown event {leaf!r}: no pair is known to dominate it")
+            raise AccountingError(f"unknown event {leaf!r}: no pair is known to dominate it")

@@ -47,6 +47,7 @@ from dpgrad.accounting import exact, pairs
 from dpgrad.accounting.events import Approximate, Event, FixedSize, Leaf, Relation, Shifted, tally
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
+from dpgrad.errors import AccountingError, OptionError
 
 NAME = "rdp"
 CLASSIC = "rdp-classic"
@@ -263,7 +264,7 @@ class RdpProfile:
     def divergence(self, order: float) -> float:
         """The Rényi divergence of order ``order`` > 1, the worse direction."""
         if not 1 < order < math.inf:
-            raise ValueError(f"order must be above 1 and finite, got {order!r}")
+            raise OptionError(f"order must be above 1 and finite, got {order!r}")
         return 0.0 if self.curves[0].empty else self._worst(order - 1) / (order - 1)
 
     def best_order(self, delta: float) -> float:
@@ -343,7 +344,7 @@ def _price(relation: Relation, direction: Kind, leaf: Leaf) -> _Priced:
         case Approximate(epsilon, delta):
             exact.refuse_other(leaf, relation)
             if delta:
-                raise ValueError(
+                raise AccountingError(
                     "accountant rdp has no price for a release that is private with delta above 0: use accountant pld "
                     "or exact"
                 )

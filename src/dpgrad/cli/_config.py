@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad.cli._options import Parser
+from dpgrad.errors import OptionError
 
 
 def overruled(args: argparse.Namespace, parser: Parser, rivals: tuple[tuple[str, ...], ...]) -> None:
@@ -28,19 +29,19 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8") if path.is_file() or not path.exists() else None
     except FileNotFoundError:
-        raise ValueError(f"--config cannot read {path}: there is no such file") from None
+        raise OptionError(f"--config cannot read {path}: there is no such file") from None
     except OSError as error:
-        raise ValueError(f"--config cannot read {path}: {error.strerror}") from None
+        raise OptionError(f"--config cannot read {path}: {error.strerror}") from None
     except UnicodeError:
-        raise ValueError(f"--config {path} is not TOML, which is UTF-8 text") from None
+        raise OptionError(f"--config {path} is not TOML, which is UTF-8 text") from None
     if text is None:  # a pipe could block for ever
-        raise ValueError(f"--config {path} is not a file")
+        raise OptionError(f"--config {path} is not a file")
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ValueError(f"--config {path} is nested too deeply: its keys are options, each with its value") from None
+        raise OptionError(f"--config {path} is nested too deeply: its keys are options, each with its value") from None
     except ValueError as error:
-        raise ValueError(f"--config {path} is not TOML: {error}") from None
+        raise OptionError(f"--config {path} is not TOML: {error}") from None
 
 
 def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Namespace:
@@ -56,27 +57,27 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
         if name not in known:
             close = get_close_matches(name, known, n=1)
             remedy = f"did you mean {close[0]}?" if close else "keys are the options of dpgrad train without dashes"
-            raise ValueError(f"{path}: unknown key {key!r:.60}: {remedy}")
+            raise OptionError(f"{path}: unknown key {key!r:.60}: {remedy}")
         if name in words_of:
-            raise ValueError(f"{path}: {name} is given twice, with - and with _: give it once")
+            raise OptionError(f"{path}: {name} is given twice, with - and with _: give it once")
         words_of[name] = _words(name, value, known[name], path)
     try:
         return parser.parse_args([word for words in words_of.values() for word in words])
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise OptionError(f"{path}: {error}") from None
 
 
 def _words(name: str, value: Any, action: argparse.Action, path: Path) -> list[str]:
     """One setting as a command line would say it."""
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise ValueError(f"{path}: {name} must be true or false, got {value!r:.60}")
+            raise OptionError(f"{path}: {name} must be true or false, got {value!r:.60}")
         return [f"--{'' if value else 'no-'}{name}"] if value or f"--no-{name}" in action.option_strings else []
     several = value if isinstance(value, list) else [value]
     if not several or any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in several):
-        raise ValueError(f"{path}: {name} must be a number or a text, got {value!r:.60}")
+        raise OptionError(f"{path}: {name} must be a number or a text, got {value!r:.60}")
     if isinstance(value, list) and action.nargs is None and not isinstance(action, argparse._AppendAction):
-        raise ValueError(f"{path}: {name} takes one value, got {len(value)}")
+        raise OptionError(f"{path}: {name} takes one value, got {len(value)}")
     if action.nargs == "+":
         return [f"--{name}", *map(str, several)]
     return [f"--{name}={item}" for item in several]

@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dpgrad import _interrupt, _validate
+from dpgrad.errors import OptionError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses with one line and leaves ending the process to `main`."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
+        raise OptionError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
 
     def _print_message(self, message: str, file: Any = None) -> NoReturn:
         raise Printed(message)
@@ -96,18 +97,18 @@ def real(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"a number, got {text!r:.40}") from None
+        raise OptionError(f"a number, got {text!r:.40}") from None
 
 
 def exact(text: str) -> Fraction:
     """The number as typed: 0.01 is 1/100, and 512/60000 is itself. Floats would lose a step where T = int(E/Q)."""
     if match := re.fullmatch(r"\s*(\d{1,18})\s*/\s*(\d{1,18})\s*", text):
         if not int(match[2]):
-            raise ValueError(f"a number, got {text!r}")
+            raise OptionError(f"a number, got {text!r}")
         return Fraction(int(match[1]), int(match[2]))
     number = real(text)
     if not math.isfinite(number):
-        raise ValueError(f"a finite number, got {text!r:.40}")
+        raise OptionError(f"a finite number, got {text!r:.40}")
     return Fraction(repr(number))
 
 
@@ -117,7 +118,7 @@ def whole(text: str) -> int:
         number = Decimal(text.strip())
         if number.is_finite() and number.adjusted() < 30 and number == number.to_integral_value():
             return int(number)
-    raise ValueError(f"a whole number, got {text!r:.40}")
+    raise OptionError(f"a whole number, got {text!r:.40}")
 
 
 def _at_least_one(value: int) -> None:

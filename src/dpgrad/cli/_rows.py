@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from dpgrad.errors import DataError, OptionError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -42,9 +44,9 @@ def blocks(path: Path, shape: tuple[int, ...], header: str = "auto", separator: 
     is refused: it could be either.
     """
     if (kind := path.suffix.lower()) not in KINDS:
-        raise ValueError(f"--input must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {path.name!r:.80}")
+        raise OptionError(f"--input must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {path.name!r:.80}")
     if kind != ".csv" and (header, separator) != ("auto", "auto"):
-        raise ValueError(f"--header and --separator are for .csv files, got {path.name!r:.80}: leave them out")
+        raise OptionError(f"--header and --separator are for .csv files, got {path.name!r:.80}: leave them out")
     with _readable(path):
         if kind == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as text:
@@ -69,18 +71,18 @@ def _readable(path: Path) -> Iterator[None]:
             raise _FileError("is not a regular file: name a file")
         yield
     except _FileError as error:
-        raise ValueError(f"--input {path} {error}") from None
+        raise DataError(f"--input {path} {error}") from None
     except FileNotFoundError:
-        raise ValueError(f"--input {path}: there is no such file") from None
+        raise DataError(f"--input {path}: there is no such file") from None
     except OSError as error:
-        raise ValueError(f"--input {path} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"--input {path} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+        raise DataError(f"--input {path} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
     except MemoryError:
-        raise ValueError(f"--input {path} does not fit into memory: save it in C order, or in parts") from None
+        raise DataError(f"--input {path} does not fit into memory: save it in C order, or in parts") from None
     except Exception as error:  # numpy, zipfile and its decompressors raise many kinds
         kind = type(error).__name__
-        raise ValueError(f"--input {path} cannot be read as {path.suffix}, it is damaged: {kind}: {error}") from None
+        raise DataError(f"--input {path} cannot be read as {path.suffix}, it is damaged: {kind}: {error}") from None
 
 
 def _archive(file: IO[bytes], shape: tuple[int, ...]) -> Iterator["Array"]:
@@ -314,5 +316,5 @@ def separator(text: str) -> str:
     """A separator by its name or as itself; ``auto`` stays."""
     known: dict[str, str] = {"auto": "auto", **SEPARATORS, **{sign: sign for sign in SEPARATORS.values()}, "\\t": "\t"}
     if text not in known:
-        raise ValueError(f"one of auto, {', '.join(SEPARATORS)}, got {text!r:.40}")
+        raise OptionError(f"one of auto, {', '.join(SEPARATORS)}, got {text!r:.40}")
     return known[text]

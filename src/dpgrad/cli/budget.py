@@ -11,6 +11,7 @@ from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import up
 from dpgrad.cli import _options
+from dpgrad.errors import OptionError
 from dpgrad.training.options import Budget, Privacy
 
 if TYPE_CHECKING:
@@ -144,16 +145,18 @@ def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shu
     rate, rows = args.sampling_rate, args.dataset_size
     if args.sampler == "full-batch":
         if rate is not None:
-            raise ValueError("--sampling-rate is not allowed with --sampler full-batch: every row takes part each step")
+            raise OptionError(
+                "--sampling-rate is not allowed with --sampler full-batch: every row takes part each step"
+            )
         return sampling.FullBatch()
     if rate is None:
-        raise ValueError(f"--sampling-rate is required with --sampler {args.sampler}: batch size over number of rows")
+        raise OptionError(f"--sampling-rate is required with --sampler {args.sampler}: batch size over number of rows")
     if args.sampler == "poisson":
         return sampling.Poisson(float(rate))
     if args.sampler == "fixed-size" and rows is None:
-        raise ValueError("--dataset-size is required with --sampler fixed-size: the public number of rows")
+        raise OptionError("--dataset-size is required with --sampler fixed-size: the public number of rows")
     if not rate:
-        raise ValueError(f"--sampling-rate must be above 0 with --sampler {args.sampler}, got 0")
+        raise OptionError(f"--sampling-rate must be above 0 with --sampler {args.sampler}, got 0")
     if rows is None:  # only the number of batches is priced
         batches = math.ceil(1 / rate)
         _validate.step_count(**{"batches in an epoch": batches})
@@ -177,11 +180,11 @@ def _step_count(args: argparse.Namespace, sampler: "Poisson | FixedSize | FullBa
             an_epoch = Fraction(rows, size)
         case _:
             if not args.sampling_rate:
-                raise ValueError("--epochs needs a --sampling-rate above 0: at 0 no epoch ends; give --steps")
+                raise OptionError("--epochs needs a --sampling-rate above 0: at 0 no epoch ends; give --steps")
             an_epoch = 1 / args.sampling_rate
     found = int(args.epochs * an_epoch)
     if not found:
-        raise ValueError(
+        raise OptionError(
             f"--epochs {float(args.epochs):g} is less than one step: give at least {float(1 / an_epoch):g}"
         )
     _validate.step_count(**{f"steps in {float(args.epochs):g} epochs": found})
@@ -196,11 +199,11 @@ def _run(args: argparse.Namespace, sampler: Any, steps: int | None, noise_multip
     relation = Relation(args.relation)
     if args.clip_schedule is None:
         if args.schedule_steps is not None:
-            raise ValueError("--schedule-steps needs --clip-schedule: without one the clip bound is constant")
+            raise OptionError("--schedule-steps needs --clip-schedule: without one the clip bound is constant")
         return Mechanism(sampler, steps or 1, noise_multiplier, relation=relation)
     timed = args.clip_schedule in ("linear", "affine")
     if timed and steps is None and args.schedule_steps is None:
-        raise ValueError(
+        raise OptionError(
             f"--schedule-steps is required with --clip-schedule {args.clip_schedule}: the step at which the clip bound "
             "has reached one half"
         )

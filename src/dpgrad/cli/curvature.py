@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _validate
 from dpgrad.cli import _options
+from dpgrad.errors import OptionError
 from dpgrad.training.options import Budget
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _answer(args: argparse.Namespace) -> str:
         try:
             return _found(args)
         except ArithmeticError:
-            raise ValueError(
+            raise OptionError(
                 f"--epsilon {args.epsilon:g}, --clip {args.clip:g} and --l2 give figures beyond what a float holds: "
                 "choose them nearer to 1"
             ) from None
@@ -116,14 +117,14 @@ def _loss(name: str, classes: int) -> "Curved | Softmax":
 
     if name == "squared":
         if classes > 2:
-            raise ValueError(f"--loss squared needs numbers or two classes, got {classes} classes: use softmax")
+            raise OptionError(f"--loss squared needs numbers or two classes, got {classes} classes: use softmax")
         return losses.Squared(math.inf)
     if classes < 2:
-        raise ValueError(f"--loss {name} needs classes, but the targets are numbers: use squared")
+        raise OptionError(f"--loss {name} needs classes, but the targets are numbers: use squared")
     if name == "softmax":
         return losses.Softmax(classes)
     if classes > 2:
-        raise ValueError(f"--loss {name} needs two classes, got {classes}: use softmax")
+        raise OptionError(f"--loss {name} needs two classes, got {classes}: use softmax")
     return losses.Logistic() if name == "logistic" else losses.HuberSvm()
 
 
@@ -210,4 +211,4 @@ def draw(path: str, found: "Description") -> None:
     try:
         Path(path).write_bytes(buffer.getvalue())
     except OSError as error:
-        raise ValueError(f"--plot cannot write {path}: {error.strerror}") from None
+        raise OptionError(f"--plot cannot write {path}: {error.strerror}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad.cli import _options, _rows
+from dpgrad.errors import DataError, ReportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def _answer(args: argparse.Namespace) -> str:
 
     found = report.load(Path(args.run))
     if found["model"] is None:
-        raise ValueError(
+        raise ReportError(
             f"{args.run}: its model was brought by a program, which alone can rebuild it: load weights.pt there"
         )
     _refuse_outputs(args.run, found)
@@ -85,7 +86,7 @@ def _refuse_outputs(name: str, report: "Report") -> None:
     classes, outputs = _classes(report), report["model"]["outputs"]
     if outputs != (1 if classes is None else len(classes)):
         named = "no" if classes is None else f"{len(classes):,}"
-        raise ValueError(f"{name}: its report has {named} class names for {outputs:,} outputs of its model")
+        raise ReportError(f"{name}: its report has {named} class names for {outputs:,} outputs of its model")
 
 
 def _refuse_units(name: str, report: "Report", most: float) -> None:
@@ -95,12 +96,12 @@ def _refuse_units(name: str, report: "Report", most: float) -> None:
         return
     prepared = report["data"]["preprocessing"]
     if prepared == "default" and most > 1:
-        raise ValueError(
+        raise DataError(
             f"--input {name} holds values above 1, and the model was trained on pixels in 0..1: divide those of "
             f"{_PIXELS}{ranges[0]} by {ranges[0]}"
         )
     if prepared == "raw" and 0 < most <= 1:
-        raise ValueError(
+        raise DataError(
             f"--input {name} holds no value above 1, and the model was trained on raw pixels in 0..{ranges[0]}: do not "
             "divide them"
         )
@@ -116,7 +117,7 @@ def _model(run: Path, report: "Report") -> Any:
 
     named, path = report["model"], released(run) / WEIGHTS
     if not path.is_file():
-        raise ValueError(f"{path} is missing: predictions need the weights that were released with the report")
+        raise ReportError(f"{path} is missing: predictions need the weights that were released with the report")
     built = partial(build, named["name"], named["shape"], named["outputs"])
     try:
         with torch.device("meta"):  # where a model of any size takes no memory
@@ -124,12 +125,12 @@ def _model(run: Path, report: "Report") -> Any:
     except (RuntimeError, OverflowError, TypeError):  # sizes that torch cannot count
         size = math.inf
     if size > path.stat().st_size:
-        raise ValueError(f"{path} does not hold the weights of this model: it has fewer bytes than they need")
+        raise ReportError(f"{path} does not hold the weights of this model: it has fewer bytes than they need")
     model = built()
     try:
         model.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     except Exception as error:  # torch raises many kinds for a file that is not what it was
-        raise ValueError(f"{path} does not hold the weights of this model: {type(error).__name__}") from None
+        raise ReportError(f"{path} does not hold the weights of this model: {type(error).__name__}") from None
     return model.eval()
 
 
@@ -141,7 +142,7 @@ def _forward(model: Any, block: "Array", report: "Report") -> Any:
     except (RuntimeError, IndexError, ValueError) as error:  # rows of a shape that the layers cannot take
         named = report["model"]
         why = " ".join(str(error).split())
-        raise ValueError(f"model {named['name']} cannot take rows of shape {named['shape']}: {why:.200}") from None
+        raise DataError(f"model {named['name']} cannot take rows of shape {named['shape']}: {why:.200}") from None
 
 
 def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argparse.Namespace) -> tuple[int, "Array"]:
@@ -156,7 +157,7 @@ def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argp
             made.append((found if _classes(report) is None else found.softmax(1)).numpy())
             if not np.isfinite(made[-1]).all():
                 number = rows + int(np.argmin(np.isfinite(made[-1]).all(1))) + 1
-                raise ValueError(
+                raise DataError(
                     f"{args.run}: its model gives no finite output for row {number:,} of {args.input}: its weights are "
                     "not finite, or the row is out of all proportion"
                 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpgrad.cli import _options
+from dpgrad.errors import OptionError, ReportError
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
@@ -37,7 +38,7 @@ def _answer(args: argparse.Namespace) -> str:
     reports = {name: report.load(folder) for name, folder in _named(list(folders)).items()}
     out = Path(args.out or Path(args.runs[0]) / "report.html")
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--out must end in .html, got {out.name!r:.80}")
+        raise OptionError(f"--out must end in .html, got {out.name!r:.80}")
     together = _together(list(reports.values()))
     out.write_text(page(reports, _beside(args.runs), together), "utf-8")
     if args.json:
@@ -71,12 +72,12 @@ def _finished(folder: Path) -> list[Path]:
     from dpgrad.reports.report import FILE
 
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: give the folder of a finished run")
+        raise ReportError(f"{folder} is not a folder: give the folder of a finished run")
     if (folder / FILE).is_file():
         return [folder]  # what was shared of a run
     found = [run for run in (folder, *sorted(folder.iterdir())) if (run / "release").is_dir()]
     if not found:
-        raise ValueError(f"{folder} holds no finished run: finish it with dpgrad train --resume --out {folder}")
+        raise ReportError(f"{folder} holds no finished run: finish it with dpgrad train --resume --out {folder}")
     return found
 
 

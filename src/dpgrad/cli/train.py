@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
 from dpgrad.cli import _config, _options, _progress
+from dpgrad.errors import MissingFileError, OptionError, ResumeError, RunError
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
 
@@ -143,14 +144,14 @@ def _dataset(args: argparse.Namespace) -> "Dataset":
 
     name = args.data or "digits"
     if name not in data.names() and (os.sep in name or "." in name or os.path.exists(name)):
-        raise ValueError(
+        raise OptionError(
             f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: data of your "
             "own are trained on from Python, with dpgrad.fit"
         )
     try:
         return data.load(name, args.data_dir, args.preprocessing)
     except data.MissingFileError as error:
-        raise ValueError(f"--data {name} needs its files: name their folder with --data-dir; {error}") from None
+        raise MissingFileError(f"--data {name} needs its files: name their folder with --data-dir; {error}") from None
 
 
 class _Training:
@@ -185,9 +186,9 @@ class _Training:
         if self.ledger_path is None:
             return
         if self.args.ledger and not self.ledger_path.parent.is_dir():
-            raise ValueError(f"--ledger {self.ledger_path}: its folder is missing; make it first")
+            raise OptionError(f"--ledger {self.ledger_path}: its folder is missing; make it first")
         if self.ledger_path.exists() and not self.ledger_path.is_file():
-            raise ValueError(f"--ledger {self.ledger_path} is not a regular file: name a file")
+            raise OptionError(f"--ledger {self.ledger_path} is not a regular file: name a file")
         self._ledger = Ledger(self.ledger_path)
 
     def options(self, method: str) -> tuple[Budget, Privacy, Recipe]:
@@ -245,12 +246,12 @@ class _Training:
             torch.manual_seed(self.args.seed or 0)
             made = build(self.model_name, self.rows.shape, self.rows.outputs)
         if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise ValueError(f"--device must be cpu or cuda, got {self.device!r:.60}")
+            raise OptionError(f"--device must be cpu or cuda, got {self.device!r:.60}")
         try:
             return made.to(self.device)
         except (RuntimeError, AssertionError) as error:  # a device that is not there
             why = str(error).splitlines()[0]
-            raise ValueError(f"--device {self.device} cannot be used: {why}; choose cpu, or leave it out") from None
+            raise OptionError(f"--device {self.device} cannot be used: {why}; choose cpu, or leave it out") from None
 
     def folder(self, method: str) -> Path:
         """The run folder of a method: --out itself, or a folder in it where there are several."""
@@ -259,14 +260,14 @@ class _Training:
     def prepare(self) -> None:
         """Refuse a folder that cannot be written or is in use for something else, before the work."""
         if self.args.resume and not self.args.out:
-            raise ValueError("--resume needs --out: the folder of the run that is to go on")
+            raise OptionError("--resume needs --out: the folder of the run that is to go on")
         there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
         if not there.is_dir():
-            raise ValueError(f"--out {self.out} cannot be made, since {there} is a file: choose another folder")
+            raise RunError(f"--out {self.out} cannot be made, since {there} is a file: choose another folder")
         if self.args.resume and not self._found:
-            raise ValueError(f"--resume: there is no run in {self.out}")
+            raise ResumeError(f"--resume: there is no run in {self.out}")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise ValueError(f"--out {self.out} cannot be written, since {there} is read-only: choose another folder")
+            raise RunError(f"--out {self.out} cannot be written, since {there} is read-only: choose another folder")
         if self._found:
             self._refuse_other_runs()
 
@@ -275,22 +276,24 @@ class _Training:
         names = {path.name for path in self.out.iterdir() if not path.name.endswith(_files.PARTIAL)}
         within = sorted(path.parent.name for path in self.out.glob(f"*/{_SPENT}"))
         if self.several and _SPENT in names:
-            raise ValueError(
+            raise RunError(
                 f"--out {self.out} holds the run of one method, and {len(self.methods)} were asked for: to go on with "
                 "it give --resume, its --method and its other options; to begin, choose another folder"
             )
         if not self.args.resume and names:
-            raise ValueError(f"--out {self.out} is not empty: choose another folder, or go on with --resume")
+            raise RunError(f"--out {self.out} is not empty: choose another folder, or go on with --resume")
         if not self.several and within:
-            raise ValueError(
+            raise RunError(
                 f"--out {self.out} holds the runs of several methods, and one was asked for: to go on with them give "
                 f"all that it was begun with, such as --method {' '.join(within)}; to begin, choose another folder"
             )
         own = {_LEDGER, f"{_LEDGER}.head", f"{_LEDGER}.lock", *self.methods} if self.several else {"lock", "private"}
         if not within and _SPENT not in names and names - own:
-            raise ValueError(f"--resume: there is no run in {self.out}, which holds other files: choose another folder")
+            raise ResumeError(
+                f"--resume: there is no run in {self.out}, which holds other files: choose another folder"
+            )
         if self.several and set(within) != set(self.methods[: len(within)]):  # they are trained one after another
-            raise ValueError(
+            raise RunError(
                 f"--out {self.out} holds runs of {', '.join(within)}, which was not begun with --method "
                 f"{' '.join(self.methods)}: to go on give the methods that it was begun with, in their order"
             )
@@ -325,7 +328,7 @@ class _Training:
             found = report.load(folder)
             if found["method"]["name"] != method:
                 other = found["method"]["name"]
-                raise ValueError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
+                raise RunError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
             return found
         metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
         with _progress.showing(method, metric) as show:
@@ -412,9 +415,9 @@ def _groups(texts: "list[str] | tuple[()]") -> "tuple[Group, ...]":
         try:
             clip, noise, *more = [*map(float, numbers), *[1.0] * (2 - len(numbers))]
         except ValueError:
-            raise ValueError(f"--group must be PATTERN[:CLIP[:NOISE]], got {text!r:.60}") from None
+            raise OptionError(f"--group must be PATTERN[:CLIP[:NOISE]], got {text!r:.60}") from None
         if more:
-            raise ValueError(f"--group must be PATTERN[:CLIP[:NOISE]], got {text!r:.60}")
+            raise OptionError(f"--group must be PATTERN[:CLIP[:NOISE]], got {text!r:.60}")
         found.append(Group(pattern, clip, noise))
     return tuple(found)
 

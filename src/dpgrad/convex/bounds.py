@@ -43,6 +43,7 @@ import numpy as np
 
 from dpgrad import _validate
 from dpgrad.convex.solvers import gd, sgd
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.schedules import Schedule
 
@@ -56,7 +57,7 @@ class Problem:
 
     >>> Problem(100, 5, lipschitz=1.0, smoothness=0.25, curvature=0.5, distance=1.0)
     Traceback (most recent call last):
-    ValueError: curvature must be at most smoothness = 0.25, got 0.5: no direction curves more than the steepest
+    dpgrad.errors.OptionError: curvature must be at most smoothness = 0.25, got 0.5: no direction curves more ...
     """
 
     examples: int
@@ -73,7 +74,7 @@ class Problem:
         if self.smoothness != math.inf:
             _validate.positive(smoothness=self.smoothness)
         if self.curvature > self.smoothness:
-            raise ValueError(
+            raise OptionError(
                 f"curvature must be at most smoothness = {self.smoothness!r}, got {self.curvature!r}: "
                 "no direction curves more than the steepest"
             )
@@ -309,7 +310,7 @@ def _check_rate(problem: Problem, learning_rate: float) -> None:
     _validate.positive(smoothness=problem.smoothness, learning_rate=learning_rate)
     if learning_rate * problem.smoothness > 1 + 1e-12:
         most = 1 / problem.smoothness
-        raise ValueError(f"learning_rate must be at most 1/smoothness = {most:g}, got {learning_rate!r}")
+        raise OptionError(f"learning_rate must be at most 1/smoothness = {most:g}, got {learning_rate!r}")
 
 
 class Order(NamedTuple):

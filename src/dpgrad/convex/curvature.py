@@ -39,6 +39,7 @@ from dpgrad.convex import bounds
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Softmax, Squared, Targets
 from dpgrad.data import Dataset
+from dpgrad.errors import OptionError
 
 _DENSE = 2000  # the largest dimension whose Hessian is formed
 _BLOCK = 1 << 22  # numbers held at once while a Hessian is formed
@@ -84,7 +85,7 @@ class Objective:
     def __post_init__(self) -> None:
         _validate.non_negative(l2=self.l2)
         if not self.loss.smooth:
-            raise ValueError(f"curvature needs a smooth loss, got {self.loss!r}: use HuberSvm in place of Hinge")
+            raise OptionError(f"curvature needs a smooth loss, got {self.loss!r}: use HuberSvm in place of Hinge")
         object.__setattr__(self, "targets", self.loss.checked(self.targets, self.design.rows))
 
     @property
@@ -274,7 +275,7 @@ def _square(coefficients: Array, best: Array, std: float) -> float:
     _validate.non_negative(std=std)
     found = float(np.sum((coefficients - best) ** 2)) + coefficients.size * std**2
     if found == 0:
-        raise ValueError("expected curvature is not defined at the minimiser without noise: give a positive std")
+        raise OptionError("expected curvature is not defined at the minimiser without noise: give a positive std")
     return found
 
 
@@ -330,7 +331,7 @@ def minimiser(objective: Objective, start: Array | None = None) -> Array:
             length /= 2
         x = x + length * direction
         value, gradient = objective.value(x), objective.gradient(x)
-    raise ValueError(
+    raise OptionError(
         f"no minimiser was found in {_NEWTON_STEPS} Newton steps: the objective has none (separable rows) or is flat; "
         "give l2 > 0"
     )
@@ -355,7 +356,7 @@ def _checked(objective: Objective, found: Array) -> Array:
     if objective.l2 == 0 and not isinstance(objective.loss, Softmax):
         flat = int((objective.loss.curvatures(objective.design.scores(found), objective.targets) == 0).sum())
         if flat:
-            raise ValueError(f"the loss is flat at {flat:,} rows: its nearest minimiser is not known; give l2 > 0")
+            raise OptionError(f"the loss is flat at {flat:,} rows: its nearest minimiser is not known; give l2 > 0")
     return found
 
 
@@ -374,7 +375,7 @@ def excess_risk(objective: Objective, outputs: Iterable[Array], best: Array) -> 
 def _mean(draws: Iterable[float]) -> Estimate:
     found = np.fromiter(draws, np.float64)
     if len(found) < 2:
-        raise ValueError(f"draws must be at least 2, got {len(found)}: an error needs a spread")
+        raise OptionError(f"draws must be at least 2, got {len(found)}: an error needs a spread")
     return Estimate(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(len(found)))
 
 

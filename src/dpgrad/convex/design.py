@@ -24,6 +24,7 @@ from scipy import sparse
 
 from dpgrad import _validate
 from dpgrad.convex.losses import Array
+from dpgrad.errors import DataError, OptionError
 
 Rule: TypeAlias = Literal["clip", "normalise"]
 Matrix: TypeAlias = Any  # a dense array or a scipy CSR array: scipy has no types
@@ -79,7 +80,7 @@ class Design:
 
     >>> Design([[3.0, 4.0]])
     Traceback (most recent call last):
-    ValueError: radius is required: a bound on the norm of every row, chosen without looking at the data
+    dpgrad.errors.OptionError: radius is required: a bound on the norm of every row, chosen without looking at the data
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class Design:
         linear_map: ArrayLike | None = None,
     ) -> None:
         if radius is None:
-            raise ValueError("radius is required: a bound on the norm of every row, chosen without looking at the data")
+            raise OptionError(
+                "radius is required: a bound on the norm of every row, chosen without looking at the data"
+            )
         _validate.positive(radius=radius)
         _validate.non_negative(intercept=intercept)
         if rule not in get_args(Rule):
-            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {_validate.shown(rule)}")
+            raise OptionError(f"rule must be one of {', '.join(get_args(Rule))}, got {_validate.shown(rule)}")
         self._matrix, lengths = shortened(_matrix(rows))
         self._dtype = self._matrix.dtype  # of products
         columns = self._matrix.shape[1]
@@ -178,7 +181,7 @@ class Design:
         [[1.0], [1.0]]
         """
         if residuals.ndim != 2 or len(residuals) != self.rows:
-            raise ValueError(f"residuals must have shape ({self.rows}, outputs), got {residuals.shape}")
+            raise OptionError(f"residuals must have shape ({self.rows}, outputs), got {residuals.shape}")
         return self._sum(residuals.shape[1], ((p, block, residuals[p]) for p, block in self._blocks))
 
     @_on_one_thread
@@ -210,7 +213,7 @@ class Design:
     def _unfolded(self, coefficients: Array) -> tuple[NDArray[Any], Array]:
         """What the raw columns are multiplied with, and what is added to every score."""
         if coefficients.ndim != 2 or len(coefficients) != self.features:
-            raise ValueError(f"coefficients must have shape ({self.features}, outputs), got {coefficients.shape}")
+            raise OptionError(f"coefficients must have shape ({self.features}, outputs), got {coefficients.shape}")
         weights, last = (coefficients[:-1], coefficients[-1]) if self.intercept else (coefficients, 0.0)
         weights = weights if self._map is None else self._map @ weights
         shift = self.intercept * np.asarray(last) - (0.0 if self._centre is None else self._centre @ weights)
@@ -280,11 +283,11 @@ def _matrix(rows: ArrayLike | Matrix) -> Matrix:
     """The rows as a dense array or as a CSR array that shares their memory; refused where they are anything else."""
     found = _csr(rows) if sparse.issparse(rows) else _dense(rows)
     if found.ndim != 2:
-        raise ValueError(f"rows must have two dimensions, got shape {found.shape}: one row is rows.reshape(1, -1)")
+        raise DataError(f"rows must have two dimensions, got shape {found.shape}: one row is rows.reshape(1, -1)")
     if 0 in found.shape:
-        raise ValueError(f"rows must hold at least one row and one column, got shape {found.shape}")
+        raise DataError(f"rows must hold at least one row and one column, got shape {found.shape}")
     if found.dtype not in (np.float32, np.float64):
-        raise ValueError(f"rows must be float32 or float64, got {found.dtype}: convert them, rows.astype(np.float32)")
+        raise DataError(f"rows must be float32 or float64, got {found.dtype}: convert them, rows.astype(np.float32)")
     return found
 
 
@@ -295,20 +298,20 @@ def _dense(rows: ArrayLike) -> NDArray[Any]:
     try:
         return np.asarray(rows, np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError("rows must be an array of numbers, or rows of numbers, all of one length") from None
+        raise DataError("rows must be an array of numbers, or rows of numbers, all of one length") from None
 
 
 def _csr(rows: Matrix) -> Matrix:
     if rows.format != "csr":
-        raise ValueError(f"sparse rows must be in CSR format, got {rows.format}: convert them, rows.tocsr()")
+        raise DataError(f"sparse rows must be in CSR format, got {rows.format}: convert them, rows.tocsr()")
     try:
         # a new array, since the caller's may hold a flag that is no longer true; it shares the memory
         found = sparse.csr_array((rows.data, rows.indices, rows.indptr), shape=rows.shape)
         found.check_format(full_check=True)
     except ValueError as error:
-        raise ValueError(f"sparse rows are not a valid CSR matrix: {error}") from None
+        raise DataError(f"sparse rows are not a valid CSR matrix: {error}") from None
     if not found.has_canonical_format:
-        raise ValueError("sparse rows hold duplicate or unsorted entries: call rows.sum_duplicates() first")
+        raise DataError("sparse rows hold duplicate or unsorted entries: call rows.sum_duplicates() first")
     return found
 
 
@@ -318,9 +321,9 @@ def _finite(name: str, values: ArrayLike, shape: tuple[int | None, ...]) -> Arra
     right = len(shape) == found.ndim and all(a and b in (a, None) for a, b in zip(found.shape, shape, strict=True))
     if not right:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise ValueError(f"{name} must have shape ({wanted}), got {found.shape}")
+        raise DataError(f"{name} must have shape ({wanted}), got {found.shape}")
     if not np.isfinite(found).all():
-        raise ValueError(f"{name} must hold finite numbers only")
+        raise DataError(f"{name} must hold finite numbers only")
     return found
 
 
@@ -381,7 +384,7 @@ def _shorten(block: Matrix, target: Matrix, long: NDArray[np.bool_]) -> None:
     starts = ends - counts[long]
     largest = np.maximum.reduceat(np.abs(values), starts)
     if not np.isfinite(largest).all():
-        raise ValueError("rows must hold finite numbers only")
+        raise DataError("rows must hold finite numbers only")
     values = np.ldexp(values, np.repeat(-np.frexp(largest)[1], counts[long]))
     lengths = np.sqrt(np.add.reduceat(values**2, starts))
     values *= np.repeat(_MOST / lengths, counts[long])

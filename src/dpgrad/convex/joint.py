@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from dpgrad import _validate
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Softmax, Targets
+from dpgrad.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Joint:
 
     def residuals(self, scores: Array, targets: Targets) -> Array:
         if scores.shape != (len(targets), self.classes):
-            raise ValueError(f"scores must have shape ({len(targets)}, {self.classes}), got {scores.shape}")
+            raise OptionError(f"scores must have shape ({len(targets)}, {self.classes}), got {scores.shape}")
         found = np.empty_like(scores)
         for k in range(self.classes):
             found[:, [k]] = self.loss.residuals(scores[:, [k]], self._signs(targets, k))

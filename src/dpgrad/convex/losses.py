@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logsumexp, softmax
 
 from dpgrad import _validate
+from dpgrad.errors import DataError, OptionError
 
 Array = NDArray[np.float64]
 Targets = NDArray[Any]
@@ -77,7 +78,7 @@ class Logistic:
     def __post_init__(self) -> None:
         _validate.positive(slope=self.slope)
         if self.slope > 1:
-            raise ValueError(f"slope must be at most 1, that of the plain logistic loss, got {self.slope!r}")
+            raise OptionError(f"slope must be at most 1, that of the plain logistic loss, got {self.slope!r}")
 
     @property
     def _corner(self) -> float:
@@ -205,7 +206,7 @@ class Softmax:
         found = _column(targets, rows)
         bad = ~((found >= 0) & (found < self.classes) & (np.floor(found) == found))  # so that NaN is bad
         if bad.any():
-            raise ValueError(
+            raise DataError(
                 f"targets must be class indices from 0 to {self.classes - 1}: number the classes in an order that "
                 "does not come from the data"
             )
@@ -258,7 +259,7 @@ class Squared:
     def checked(self, targets: ArrayLike, rows: int) -> Targets:
         found = _column(targets, rows)
         if not np.isfinite(found).all():
-            raise ValueError("targets must be finite numbers")
+            raise DataError("targets must be finite numbers")
         return found.astype(np.float64)
 
     def values(self, scores: Array, targets: Targets) -> Array:
@@ -280,7 +281,7 @@ class Squared:
 
     def lipschitz(self, radius: float) -> float:
         if self.bound == math.inf:
-            raise ValueError(
+            raise OptionError(
                 "bound is infinite: the plain squared loss has no Lipschitz constant; give a bound on errors"
             )
         return self.bound * _radius(radius)
@@ -297,7 +298,7 @@ def _radius(radius: float) -> float:
 def _scored(scores: Array, targets: Targets, outputs: int) -> Array:
     """The scores, refused where their shape is not (n, outputs): a wrong one would broadcast silently."""
     if scores.shape != (len(targets), outputs):
-        raise ValueError(f"scores must have shape ({len(targets)}, {outputs}), got {scores.shape}")
+        raise OptionError(f"scores must have shape ({len(targets)}, {outputs}), got {scores.shape}")
     return scores
 
 
@@ -309,14 +310,14 @@ def _column(targets: ArrayLike, rows: int) -> Targets:
     """One real number for each row."""
     found = np.asarray(targets)
     if found.shape != (rows,):
-        raise ValueError(f"targets must have one value for each of {rows:,} rows, got shape {found.shape}")
+        raise DataError(f"targets must have one value for each of {rows:,} rows, got shape {found.shape}")
     if found.dtype.kind not in "iufb":
-        raise ValueError(f"targets must be numbers, got dtype {found.dtype}")
+        raise DataError(f"targets must be numbers, got dtype {found.dtype}")
     return found
 
 
 def _signs(targets: ArrayLike, rows: int) -> Targets:
     found = _column(targets, rows)
     if found.dtype.kind == "b" or (np.abs(found.astype(np.float64)) != 1).any():
-        raise ValueError("targets must be -1 or +1: write 2*y - 1 for y in 0, 1")
+        raise DataError("targets must be -1 or +1: write 2*y - 1 for y in 0, 1")
     return found.astype(np.float64)

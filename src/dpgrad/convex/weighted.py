@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Softmax, Targets
+from dpgrad.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Weighted:
 
     >>> Weighted(Softmax(3), weights=(1.0, 2.0, 1.0))
     Traceback (most recent call last):
-    ValueError: weights must be relative to the largest, which is 1, got 2.0 as the largest
+    dpgrad.errors.OptionError: weights must be relative to the largest, which is 1, got 2.0 as the largest
     """
 
     loss: Logistic | HuberSvm | Softmax | Joint
@@ -42,9 +43,9 @@ class Weighted:
             _validate.non_negative(weight=weight)
         classes = max(2, self.loss.outputs)
         if len(self.weights) != classes:
-            raise ValueError(f"weights must have one value for each of {classes} classes, got {len(self.weights)}")
+            raise OptionError(f"weights must have one value for each of {classes} classes, got {len(self.weights)}")
         if not math.isclose(largest := max(self.weights), 1):
-            raise ValueError(f"weights must be relative to the largest, which is 1, got {largest!r} as the largest")
+            raise OptionError(f"weights must be relative to the largest, which is 1, got {largest!r} as the largest")
 
     @property
     def outputs(self) -> int:

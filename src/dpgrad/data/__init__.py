@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
-from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, DataError, Dataset, MissingFileError
+from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.data._source import Source, read_all
+from dpgrad.errors import DataError, MissingFileError
 
 __all__ = [
     "OUTSIDE",
@@ -55,7 +56,7 @@ def load(
     Dataset('digits', train=(1437, 1, 8, 8), test=(360, 1, 8, 8), classes=10, preprocessing='default')
     >>> load("digit")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: dataset must be one of the known names, got 'digit': did you mean 'digits'?
+    dpgrad.errors.DataError: dataset must be one of the known names, got 'digit': did you mean 'digits'?
     """
     dataset = _module(name).load(
         None if root is None else Path(root), preprocessing=preprocessing or "default", download=download

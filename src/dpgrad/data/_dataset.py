@@ -1,10 +1,12 @@
-"""What a loader returns, and the two errors it may raise."""
+"""What a loader returns."""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpgrad.errors import DataError
 
 OUTSIDE = "outside the guarantee: "
 ROW_COUNTS = "the number of rows"
@@ -16,23 +18,6 @@ CHOSEN_BOUNDS = (
 
 # A numpy array, or a scipy CSR array for Reuters; `| Any` keeps scipy out of this module's imports.
 Rows: TypeAlias = NDArray[Any] | Any
-
-
-class DataError(ValueError):
-    """A data file or a request for one that is refused, in one line that quotes no row.
-
-    >>> raise DataError("mnist/labels: 3 bytes, at least 8 expected")
-    Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: mnist/labels: 3 bytes, at least 8 expected
-    """
-
-
-class MissingFileError(DataError):
-    """A data file that is not there: names it, its checksum, where it is published and where to put it.
-
-    >>> issubclass(MissingFileError, DataError)
-    True
-    """
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from http.client import HTTPException, HTTPResponse, responses
 from pathlib import Path
 from typing import IO
 
-from dpgrad.data._dataset import DataError
+from dpgrad.errors import DataError
 
 CHUNK = 1 << 16
 TIMEOUT_SECONDS = 30.0
@@ -28,7 +28,7 @@ def fetch(url: str, target: Path, *, size: int, verify: Callable[[Path], None]) 
 
     >>> fetch("ftp://example.org/a", Path("a"), size=1, verify=print)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: ftp://example.org/a is refused: only https addresses are fetched
+    dpgrad.errors.DataError: ftp://example.org/a is refused: only https addresses are fetched
     """
     _refuse_insecure(url)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"

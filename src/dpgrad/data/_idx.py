@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import DataError
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import gunzip
+from dpgrad.errors import DataError
 
 UNSIGNED_BYTE = 0x08
 SIDE = 28
@@ -24,7 +24,7 @@ def parse(blob: bytes, name: str, *, shape: tuple[int, ...]) -> NDArray[np.uint8
     array([5, 7], dtype=uint8)
     >>> parse(bytes([0, 0, 8, 1, 255, 255, 255, 255, 5]), "labels", shape=(2,))
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: labels: header announces shape (4294967295,), (2,) expected
+    dpgrad.errors.DataError: labels: header announces shape (4294967295,), (2,) expected
     """
     start = 4 + 4 * len(shape)
     if len(blob) < start:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import DataError
+from dpgrad.errors import DataError
 
 
 def decode(blob: bytes | memoryview, name: str, *, kind: str, width: int, height: int) -> NDArray[np.uint8]:
@@ -16,7 +16,7 @@ def decode(blob: bytes | memoryview, name: str, *, kind: str, width: int, height
 
     >>> decode(b"no image", "a.png", kind="PNG", width=8, height=8)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: a.png is not a valid PNG image: damaged, fetch it again
+    dpgrad.errors.DataError: a.png is not a valid PNG image: damaged, fetch it again
     """
     try:
         from PIL import Image

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import DataError, Rows
+from dpgrad.data._dataset import Rows
+from dpgrad.errors import DataError
 
 
 def parse(blob: bytes, name: str, *, rows: int, columns: int) -> tuple[Rows, NDArray[np.int64]]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpgrad.data._dataset import DataError, MissingFileError
 from dpgrad.data._fetch import fetch
+from dpgrad.errors import DataError, MissingFileError
 
 UNKNOWN_SIZE = 1 << 30  # the most that is read of a file whose size is not known
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpgrad.data._dataset import DataError
+from dpgrad.errors import DataError
 
 
 def parse(
@@ -27,7 +27,7 @@ def parse(
            [3., 4.]])
     >>> parse(b"1,2\\n3,nan\\n", "toy", rows=2, columns=2)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: toy: line 2, column 2 is not a finite number
+    dpgrad.errors.DataError: toy: line 2, column 2 is not a finite number
     """
     if not blob.isascii() or b"\0" in blob:
         raise DataError(f"{name}: not a text table, it has bytes that are not ASCII text")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from dpgrad.data._dataset import DataError
+from dpgrad.errors import DataError
 
 
 class _Stream(Protocol):
@@ -45,7 +45,7 @@ def gunzip(blob: bytes, name: str, *, limit: int) -> bytes:
     b'xxxxxxxxx'
     >>> gunzip(gzip.compress(b"x" * 10), "a.gz", limit=9)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: a.gz expands beyond the 9 bytes this dataset can hold: refused as a bomb
+    dpgrad.errors.DataError: a.gz expands beyond the 9 bytes this dataset can hold: refused as a bomb
     """
     return _expand(_Gzip(), blob, name, limit)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import OFFICIAL, SPLIT_80_20, split_80_20, to_unit
 from dpgrad.data._source import Source, read_all
+from dpgrad.errors import DataError
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 
@@ -77,7 +78,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of adult must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of adult must be one of default, yu2020, got 'raw'
     """
     check_preprocessing("adult", preprocessing, PREPROCESSINGS)
     blobs = read_all("adult", SOURCES, root, download=download)
@@ -123,7 +124,7 @@ def parse(blob: bytes, name: str, *, rows: int) -> People:
 
     >>> parse(b"1, 2", "toy", rows=1)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: toy: line 1 has 2 columns, 15 expected
+    dpgrad.errors.DataError: toy: line 1 has 2 columns, 15 expected
     """
     lines = [
         (number, line)

@@ -51,7 +51,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of boston-housing must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of boston-housing must be one of default, yu2020, got 'raw'
     """
     name = "boston-housing"
     check_preprocessing(name, preprocessing, PREPROCESSINGS)

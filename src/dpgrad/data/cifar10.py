@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import ROW_COUNTS, DataError, Dataset, MissingFileError, check_preprocessing
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._images import decode
 from dpgrad.data._prepare import OFFICIAL, pixels_to_unit
 from dpgrad.data._source import Source, data_folder, present, read_all
 from dpgrad.data._unpack import gunzip, tar_files
+from dpgrad.errors import DataError, MissingFileError
 
 ROWS, PIXELS = 10000, 3072
 BATCH_BYTES = ROWS * (1 + PIXELS)
@@ -64,7 +65,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="simclr")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of cifar10 must be one of default, raw, got 'simclr'
+    dpgrad.errors.DataError: preprocessing of cifar10 must be one of default, raw, got 'simclr'
     """
     check_preprocessing("cifar10", preprocessing, PREPROCESSINGS)
     folder = data_folder(root)
@@ -145,7 +146,7 @@ def parse(blob: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     (1, 3, 32, 32)
     >>> parse(bytes(3072), "toy")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: toy: 3072 bytes, a multiple of 3073 expected
+    dpgrad.errors.DataError: toy: 3072 bytes, a multiple of 3073 expected
     """
     if not blob or len(blob) % (1 + PIXELS):
         raise DataError(f"{name}: {len(blob)} bytes, a multiple of {1 + PIXELS} expected")

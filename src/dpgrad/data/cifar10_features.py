@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpgrad.data._dataset import ROW_COUNTS, DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import OFFICIAL
 from dpgrad.data._source import Source, read_all
+from dpgrad.errors import DataError
 
 SOURCES = (
     Source(
@@ -43,7 +44,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="simclr")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of cifar10-features must be one of default, unit-norm, got 'simclr'
+    dpgrad.errors.DataError: preprocessing of cifar10-features must be one of default, unit-norm, got 'simclr'
     """
     name = "cifar10-features"
     check_preprocessing(name, preprocessing, PREPROCESSINGS)

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad.data import _table
-from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import SPLIT_80_20, split_80_20, to_unit
 from dpgrad.data._source import Content, Source, read_all
 from dpgrad.data._unpack import gunzip
+from dpgrad.errors import DataError
 
 ROWS, COLUMNS = 581012, 54
 TEXT_BYTES = 75169317
@@ -60,7 +61,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of covertype must be one of default, uci-split, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of covertype must be one of default, uci-split, yu2020, got 'raw'
     """
     check_preprocessing("covertype", preprocessing, PREPROCESSINGS)
     (text,) = read_all("covertype", SOURCES, root, download=download)
@@ -84,7 +85,7 @@ def parse(text: bytes, name: str, *, rows: int = ROWS) -> tuple[NDArray[np.int32
 
     >>> parse(b"1," * 54 + b"9", "toy", rows=1)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: toy: line 1, column 55 is not a class from 1 to 7
+    dpgrad.errors.DataError: toy: line 1, column 55 is not a class from 1 to 7
     """
     table = _table.parse(text, name, rows=rows, columns=COLUMNS + 1, dtype=np.int32)
     labels = table[:, COLUMNS]

@@ -36,7 +36,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="small")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of fashion-mnist must be one of default, raw, huang2024, got 'small'
+    dpgrad.errors.DataError: preprocessing of fashion-mnist must be one of default, raw, huang2024, got 'small'
     """
     name = "fashion-mnist"
     check_preprocessing(name, preprocessing, PREPROCESSINGS)

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from dpgrad.data import _table
-from dpgrad.data._dataset import ROW_COUNTS, DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import SPLIT_80_20, split_80_20
 from dpgrad.data._source import Source, read_all
+from dpgrad.errors import DataError
 
 ROWS, COLUMNS = 6000, 5000
 MOST = 999  # the documented range of a column is 0..999
@@ -27,7 +28,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of gisette must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of gisette must be one of default, yu2020, got 'raw'
     """
     check_preprocessing("gisette", preprocessing, PREPROCESSINGS)
     text, labels = read_all("gisette", SOURCES, root, download=download)

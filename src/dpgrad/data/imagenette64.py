@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import ROW_COUNTS, DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._images import decode
 from dpgrad.data._prepare import OFFICIAL, pixels_to_unit
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import tar_files
+from dpgrad.errors import DataError
 
 SIDE = 64
 COUNTS = {"train": 9469, "val": 3925}
@@ -50,7 +51,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="small")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of imagenette64 must be one of default, raw, huang2024, got 'small'
+    dpgrad.errors.DataError: preprocessing of imagenette64 must be one of default, raw, huang2024, got 'small'
     """
     check_preprocessing("imagenette64", preprocessing, PREPROCESSINGS)
     (blob,) = read_all("imagenette64", SOURCES, root, download=download)

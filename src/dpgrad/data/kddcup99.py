@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad.data import _table
-from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import SEED, SPLIT_80_20, cut_80_20, split_80_20, to_unit
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import gunzip
+from dpgrad.errors import DataError
 
 ROWS, DRAWN = 494_021, 70_000
 TEXT_BYTES = 1 << 28  # the text is not at hand: a bound on what is unpacked
@@ -60,7 +61,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of kddcup99 must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of kddcup99 must be one of default, yu2020, got 'raw'
     """
     check_preprocessing("kddcup99", preprocessing, PREPROCESSINGS)
     (blob,) = read_all("kddcup99", SOURCES, root, download=download)

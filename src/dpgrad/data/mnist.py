@@ -36,7 +36,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="yu2019")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of mnist must be one of default, raw, abadi2016, yu2018, huang2024, \
+    dpgrad.errors.DataError: preprocessing of mnist must be one of default, raw, abadi2016, yu2018, huang2024, \
 yu2020, got 'yu2019'
     """
     check_preprocessing("mnist", preprocessing, PREPROCESSINGS)

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad.data import _libsvm
-from dpgrad.data._dataset import ROW_COUNTS, DataError, Dataset, Rows, check_preprocessing
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, Rows, check_preprocessing
 from dpgrad.data._prepare import cut_80_20, fixed_permutation
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import gunzip
+from dpgrad.errors import DataError
 
 WORDS = 47236
 STORIES, TAKEN = 500_000, 50_000  # those that are shuffled, and how many of them are kept
@@ -53,7 +54,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of rcv1 must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of rcv1 must be one of default, yu2020, got 'raw'
     """
     check_preprocessing("rcv1", preprocessing, PREPROCESSINGS)
     *vectors, topics = read_all("rcv1", SOURCES, root, download=download)

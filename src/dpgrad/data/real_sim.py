@@ -32,7 +32,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of real-sim must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of real-sim must be one of default, yu2020, got 'raw'
     """
     check_preprocessing("real-sim", preprocessing, PREPROCESSINGS)
     (blob,) = read_all("real-sim", SOURCES, root, download=download)

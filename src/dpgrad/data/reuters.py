@@ -41,7 +41,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="scramble")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of reuters must be one of default, shuffled, legacy-scramble, \
+    dpgrad.errors.DataError: preprocessing of reuters must be one of default, shuffled, legacy-scramble, \
 got 'scramble'
     """
     check_preprocessing("reuters", preprocessing, PREPROCESSINGS)

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad.data import _table
-from dpgrad.data._dataset import DataError, Dataset, check_preprocessing
+from dpgrad.data._dataset import Dataset, check_preprocessing
 from dpgrad.data._regression import prepare
 from dpgrad.data._source import Content, Source, read_all
+from dpgrad.errors import DataError
 
 ROWS, BANDS = 208, 60
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/undocumented/connectionist-bench/sonar/sonar.all-data"
@@ -35,7 +36,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of sonar must be one of default, yu2020, got 'raw'
+    dpgrad.errors.DataError: preprocessing of sonar must be one of default, yu2020, got 'raw'
     """
     check_preprocessing("sonar", preprocessing, PREPROCESSINGS)
     (text,) = read_all("sonar", SOURCES, root, download=download)
@@ -51,7 +52,7 @@ def parse(text: bytes, name: str, *, rows: int = ROWS) -> tuple[NDArray[np.float
 
     >>> parse(b"0.5," * 60 + b"X", "toy", rows=1)
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: toy: line 1, column 61 is neither R nor M
+    dpgrad.errors.DataError: toy: line 1, column 61 is neither R nor M
     """
     labels: list[int] = []
     numbers: list[bytes] = []

@@ -43,7 +43,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
 
     >>> load(preprocessing="raw")
     Traceback (most recent call last):
-    dpgrad.data._dataset.DataError: preprocessing of swedish-motor-insurance must be one of default, yu2020, \
+    dpgrad.errors.DataError: preprocessing of swedish-motor-insurance must be one of default, yu2020, \
 yu2020-with-target, got 'raw'
     """
     name = "swedish-motor-insurance"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpgrad import _validate
+from dpgrad.errors import DataError, OptionError
 from dpgrad.grads import single, vmap, ways
 from dpgrad.grads.batch import as_rows, leaves, on_device_of, part, size
 from dpgrad.grads.clip import PerExample
@@ -88,7 +89,7 @@ def _without_padding(batch: Batch, weights: Tensor) -> Batch:
 def _refuse_groups(groups: Groups, names: Collection[str]) -> None:
     unknown, missing = sorted(groups.keys() - set(names)), sorted(set(names) - groups.keys())
     if unknown or missing:
-        raise ValueError(
+        raise OptionError(
             f"groups must name every trainable parameter and no other, got unknown {unknown} and missing {missing}"
         )
     for name, group in groups.items():
@@ -101,7 +102,7 @@ def row_weights(model: nn.Module, batch: Batch, mask: Tensor | None, several_row
     if several_rows:
         shapes = {tuple(leaf.shape[:2]) for leaf in leaves(batch)}
         if len(shapes) > 1 or first.ndim < 2 or not first.shape[1]:
-            raise ValueError(
+            raise DataError(
                 "with several rows per example every tensor must begin with (examples, rows), one row or more, got "
                 f"{sorted(shapes)}"
             )
@@ -113,7 +114,7 @@ def row_weights(model: nn.Module, batch: Batch, mask: Tensor | None, several_row
     fits = isinstance(given, Tensor) and given.shape in {first.shape[:1], torch.Size(shape)}
     if not fits or mask.dtype != torch.bool:
         got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(given, Tensor) else _validate.shown(given)
-        raise ValueError(f"mask must be boolean with one entry per example or row, {tuple(shape)}, got {got}")
+        raise DataError(f"mask must be boolean with one entry per example or row, {tuple(shape)}, got {got}")
     counted = mask.to(first.device).view(len(first), -1).expand(shape).to(dtype)
     return counted / counted.sum(1, keepdim=True).clamp(min=1)
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpgrad._validate import shown
+from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
 
 _TYPES = re.compile(
@@ -14,7 +15,7 @@ _TYPES = re.compile(
 )  # in torch's messages
 
 
-class LossShapeError(ValueError):
+class LossShapeError(UnsupportedModelError):
     """A loss that does not return one value per row."""
 
 
@@ -22,11 +23,11 @@ def leaves(batch: Batch) -> list[Tensor]:
     """The tensors of a batch; anything else in it is refused."""
     found = pytree.tree_leaves(batch)
     if not all(isinstance(leaf, Tensor) for leaf in found):
-        raise ValueError(_strange(batch))
+        raise DataError(_strange(batch))
     if not all(leaf.ndim for leaf in found):
-        raise ValueError("batch must hold tensors with a first dimension of examples, got a 0-dimensional tensor")
+        raise DataError("batch must hold tensors with a first dimension of examples, got a 0-dimensional tensor")
     if not found:
-        raise ValueError(f"batch must hold a tensor, got {shown(batch)}")
+        raise DataError(f"batch must hold a tensor, got {shown(batch)}")
     return found
 
 
@@ -49,7 +50,7 @@ def size(batch: Batch) -> int:
     """
     lengths = [len(leaf) for leaf in leaves(batch)]
     if len(set(lengths)) > 1:
-        raise ValueError(f"batch must hold tensors with one first dimension, got {lengths}: one entry per example")
+        raise DataError(f"batch must hold tensors with one first dimension, got {lengths}: one entry per example")
     return lengths[0]
 
 
@@ -71,7 +72,7 @@ def on_device_of(model: nn.Module, batch: Batch) -> None:
         devices = {parameter.device for parameter in model.parameters()}
         if devices:
             where = ", ".join(sorted(map(str, devices)))
-            raise ValueError(f"batch lies on {leaf.device} and the model on {where}: move one with .to(device)")
+            raise DataError(f"batch lies on {leaf.device} and the model on {where}: move one with .to(device)")
 
 
 def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
@@ -81,22 +82,22 @@ def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
         found: object = loss(model, batch)
     except RuntimeError as error:
         if _TYPES.search(str(error)):
-            raise ValueError(_mismatch(model, batch, str(error))) from error
+            raise UnsupportedModelError(_mismatch(model, batch, str(error))) from error
         raise
     if torch.initial_seed() != seed:
-        raise ValueError(
+        raise UnsupportedModelError(
             "the model or the loss seeds torch's random numbers, so that examples get them by their place in the "
             "batch: take torch.manual_seed out"
         )
     if not isinstance(found, Tensor):
-        raise ValueError(f"loss must return a tensor with one value per example, got {shown(found)}")
+        raise UnsupportedModelError(f"loss must return a tensor with one value per example, got {shown(found)}")
     if tuple(found.shape) != (rows,):
         hint = "use reduction='none'" if not found.ndim else "sum or average over every dimension but the first"
         raise LossShapeError(
             f"loss must return one value per example, shape ({rows},), got shape {tuple(found.shape)}: {hint}"
         )
     if not found.is_floating_point():
-        raise ValueError(f"loss must return floating-point values, got {found.dtype}")
+        raise UnsupportedModelError(f"loss must return floating-point values, got {found.dtype}")
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout, Periods, same_for_rows
 
 Place = Layout | Periods
@@ -15,11 +16,11 @@ class MixedError(Exception):
     """An operation whose effect on the examples depends on values, lets examples meet, or is not known."""
 
 
-class UnfollowedError(ValueError):
+class UnfollowedError(UnsupportedModelError):
     """A use of a parameter whose gradients cannot be told apart by example in this way of computing them."""
 
 
-class KeptError(ValueError):
+class KeptError(UnsupportedModelError):
     """A model that uses what it kept of an earlier batch, which no way of running it would make private."""
 
     def __init__(self) -> None:

@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad._validate import warn
+from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.grads.accumulate import ENGINES, Engine, row_weights
 from dpgrad.grads.batch import LossShapeError, as_rows, leaves, on_device_of, part, row_losses, size
 from dpgrad.grads.following import own_functions
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
-from dpgrad.grads.swap import swapped, unwrapped, without_dropout
+from dpgrad.grads.swap import refuse_modules, swapped, unwrapped, without_dropout
 from dpgrad.grads.ways import Attributed, Way, gradients
 
 _STRETCH = 1e3  # how much larger than the examples their companions are made
@@ -64,7 +63,7 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: BatchNorm '1' lets examples act on each other: replace it by GroupNorm with ...
+    dpgrad.errors.UnsupportedModelError: BatchNorm '1' lets examples act on each other: replace it by GroupNorm with ...
     >>> model[1] = nn.GroupNorm(1, 3)
     >>> print(check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2)))
     batched (no operation depends on values)
@@ -78,11 +77,11 @@ def prepared(
     """The engine to use for a model that passes `check`, and the way that it takes."""
     model = unwrapped(model)
     if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-    _refuse_modules(model)
+        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    refuse_modules(model)
     on_device_of(model, batch)
     if not size(batch):
-        raise ValueError("batch must hold an example to check the model on, got none")
+        raise DataError("batch must hold an example to check the model on, got none")
     rows = row_weights(model, batch, None, several_rows).shape[1]
     compute: Engine = Attributed() if ENGINES[engine] is gradients else ENGINES[engine]
     wide = _spread(batch, PROBED)
@@ -104,7 +103,9 @@ def prepared(
             elif unused:
                 warn(f"no loss of the few examples that were tried depends on {', '.join(unused[:5])}")
             if way.name != "batched" and not takes_one:
-                raise ValueError("the loss fails with one example, though not with several: let it take any number")
+                raise UnsupportedModelError(
+                    "the loss fails with one example, though not with several: let it take any number"
+                )
             if way.name != "batched":
                 _refuse_statistics(_Probe(model, loss, wide, rows, probe.eps))
     if tf32_is_allowed(leaves(batch)[0].device):  # the engine takes other ways then
@@ -154,31 +155,6 @@ def _spread(batch: Batch, most: int) -> Batch:
         return batch
     places = torch.linspace(0, count - 1, most, dtype=torch.float64).round().long()
     return pytree.tree_map(lambda leaf: leaf[places.to(leaf.device)], batch)
-
-
-def _refuse_modules(model: nn.Module) -> None:
-    """What is known to be wrong without a pass."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise ValueError(f"{name} has no shape yet: run the lazy module once, on public data, or give its sizes")
-    if not trainable(model):
-        raise ValueError("model must have a parameter to train, got none with requires_grad")
-    kinds = {sum_dtype(parameter.dtype) for parameter in trainable(model).values()}
-    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        found = ", ".join(sorted({str(parameter.dtype) for parameter in trainable(model).values()}))
-        raise ValueError(f"parameters that are trained must have one floating-point type, got {found}: convert them")
-    for name, module in model.named_modules():
-        # Without running statistics those of the batch are used in eval mode too.
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            raise ValueError(
-                f"BatchNorm {name or 'itself'!r} lets examples act on each other: replace it by GroupNorm with "
-                "dpgrad.grads.convert(model), or, with statistics that are public, put it in eval mode"
-            )
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise ValueError(
-                f"embedding {name or 'itself'!r} shortens the rows that a batch looks up, without noise: "
-                "give max_norm=None"
-            )
 
 
 class _Own(NamedTuple):
@@ -267,12 +243,14 @@ class _Probe:
             self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), self.example(0), altered)
             self._some_finite()
         if not self._vary():
-            raise ValueError("batch must hold examples that differ, to see whether they act on each other: give others")
+            raise DataError("batch must hold examples that differ, to see whether they act on each other: give others")
 
     def _some_finite(self) -> None:
         self.keep_finite()
         if not self.count:
-            raise ValueError("no example that was tried has a finite gradient: look for NaN and inf in model and loss")
+            raise UnsupportedModelError(
+                "no example that was tried has a finite gradient: look for NaN and inf in model and loss"
+            )
 
     def keep_finite(self) -> None:
         """Keep the examples with a finite gradient."""
@@ -354,7 +332,9 @@ class _Probe:
             if not _equal(tensor.detach(), before):
                 what = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
                 tensor.data = before
-                raise ValueError(f"the forward pass changes {what} {name} in place, without noise: take that out")
+                raise UnsupportedModelError(
+                    f"the forward pass changes {what} {name} in place, without noise: take that out"
+                )
         left = {
             name: buffer
             for name, buffer in self.model.named_buffers()
@@ -363,7 +343,7 @@ class _Probe:
         first = self.left = left if self.left is None else self.left
         for name in sorted(left.keys() | first.keys()):
             if name not in left or name not in first or not _equal(left[name], first[name]):
-                raise ValueError(
+                raise UnsupportedModelError(
                     f"the forward pass writes values of the batch to buffer {name}, which would be released without "
                     "noise: put its module in eval mode, or turn its running statistics off (for normalization "
                     "layers dpgrad.grads.convert(model) does)"
@@ -378,7 +358,7 @@ def _refuse_company(probe: _Probe) -> list[str]:
         other = probe.own(probe.copies(i), i)  # in the same place of a batch of the same shape: the same dropout
         what = _difference(own, other, probe.eps) or (None if i else _difference_far(probe, own, i))
         if what is not None:
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"examples act on each other: {what} of one changes with the others in its batch: let each output "
                 "depend on its own row alone, and draw random numbers from torch's default generators"
             )
@@ -389,7 +369,7 @@ def _refuse_company(probe: _Probe) -> list[str]:
 def _refuse_reentrant(losses: Tensor) -> None:
     """Refuse a checkpoint that runs a backward pass of its own: what it adds to .grad nobody sees, or clips."""
     if "CheckpointFunction" in own_functions(losses):
-        raise ValueError(
+        raise UnsupportedModelError(
             "torch.utils.checkpoint with use_reentrant=True writes gradients to .grad without clipping or noise: give "
             "use_reentrant=False"
         )
@@ -399,7 +379,7 @@ def _refuse_unused(names: Sequence[str]) -> None:
     """Refuse parameters that no loss depends on. Where paths depend on values, other examples may need them."""
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise ValueError(
+        raise UnsupportedModelError(
             f"the loss does not depend on {shown}: freeze what is not used with requires_grad_(False), or use it"
         )
 
@@ -461,7 +441,7 @@ def _refuse_statistics(probe: _Probe) -> None:
         off = (found[: len(wanted)] - wanted).abs()
         typical = wanted.abs().nan_to_num(posinf=0).mean()
         if bool((off > bound * (wanted.abs() + typical)).any()):
-            raise ValueError(
+            raise UnsupportedModelError(
                 "examples act on each other: the loss of one changes with the others in its batch, or with their "
                 "number: let each output depend on its own row alone, not on a statistic of the batch or its size"
             )
@@ -487,7 +467,7 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine) -> None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         remedy = "look at the model" if engine == "single" else "use engine='single', which passes one at a time"
-        raise ValueError(f"engine {engine!r} cannot take this model or loss ({reason}): {remedy}") from error
+        raise UnsupportedModelError(f"engine {engine!r} cannot take this model or loss ({reason}): {remedy}") from error
     with torch.no_grad(), own_products():
         norms = {name: use.measured()[0] for name, use in found.uses.items()}
     # The engine and a pass over one example round differently, and units at the bend of an activation fall on different
@@ -505,7 +485,7 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine) -> None:
                 gradient = found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype))
             short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < _length(wanted)
             if short or not _close(gradient, wanted, own.norm, bound, probe.eps):
-                raise ValueError(_fault(probe, engine, name, i, bound))
+                raise UnsupportedModelError(_fault(probe, engine, name, i, bound))
 
 
 def _fault(probe: _Probe, engine: str, name: str, i: int, bound: float) -> str:

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.swap import unwrapped
 
 _MOST_GROUPS = 32  # as Wu and He (2018) chose
@@ -28,7 +29,7 @@ def convert(model: nn.Module) -> nn.Module:
     model = unwrapped(model)
     for name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin):
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"module {name or 'itself'!r} is lazy: run the model once, on public data, to give it sizes"
             )
     root = nn.Sequential(copy.deepcopy(model))

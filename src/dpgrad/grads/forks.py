@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.uses import Use, one_by_one, wide
 
@@ -75,7 +76,7 @@ class Questions:
     def answer(self, who: str, values: Tensor) -> Tensor:
         """What every example answers, from their ``values``, (examples, ...); raises `Fork` where they differ."""
         if values.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"the model reads a value of the batch in Python ({who}), which a captured step cannot do: turn "
                 "capture off, or compute with tensors instead of an if, .item() or range()"
             )

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError, RunError, UnsupportedModelError
 from dpgrad.grads.accumulate import Engine
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.memory import available, shown_bytes
@@ -64,7 +65,7 @@ class InnerMomentum:
         _validate.unit_interval(gamma=self.gamma)
         _validate.whole(length=self.length)
         if self.inner not in ("current", "past"):
-            raise ValueError(f"inner must be 'current' or 'past', got {self.inner!r}")
+            raise OptionError(f"inner must be 'current' or 'past', got {self.inner!r}")
 
     def weights(self, terms: int) -> list[float]:
         """γ₀^j for each of the iterates, the latest first."""
@@ -137,18 +138,18 @@ class Average:
 
         >>> Average.for_model(nn.Linear(10, 10), examples=1000, gamma=0.1, limit=1000)
         Traceback (most recent call last):
-        ValueError: the averages of 1,000 examples take 440.0 KB, more than the 1.0 KB there are: use InnerMomentum, ...
+        dpgrad.errors.OptionError: the averages of 1,000 examples take 440.0 KB, more than the 1.0 KB there ...
         """
         _validate.unit_interval(gamma=gamma)
         _validate.whole(least=1, examples=examples)
         parameters = trainable(model)
         if not parameters:
-            raise ValueError("model has no trainable parameter: set requires_grad on what is to be trained")
+            raise UnsupportedModelError("model has no trainable parameter: set requires_grad on what is to be trained")
         device = next(iter(parameters.values())).device
         needed = sum(p.numel() * sum_dtype(p.dtype).itemsize for p in parameters.values()) * examples
         room = available(device) if limit is None else limit
         if needed > room:
-            raise ValueError(
+            raise OptionError(
                 f"the averages of {examples:,} examples take {shown_bytes(needed)}, more than the {shown_bytes(room)} "
                 "there are: use InnerMomentum, which keeps nothing about examples, or fewer parameters"
             )
@@ -181,7 +182,7 @@ def _averaged(
     index = index.view(-1, rows)[:, 0]
     done = state.updates[index]
     if bool(((done != step) & (done != step + 1)).any()):
-        raise ValueError(f"every example must be averaged at every step, step {step} finds some that were not")
+        raise RunError(f"every example must be averaged at every step, step {step} finds some that were not")
     found = engine(model, loss, inner, weights, rows)
     with torch.no_grad(), own_products():
         for name, use in found.uses.items():

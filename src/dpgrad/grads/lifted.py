@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.bookkeeping import finished, watched
@@ -78,7 +79,7 @@ class CannotLiftError(Exception):
     """The model does something that cannot be said of one example alone inside vmap. The message says what."""
 
 
-class _RefusedError(ValueError):
+class _RefusedError(UnsupportedModelError):
     """The model does something that no way of running it would make private."""
 
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 from dpgrad.grads.accumulate import Engine, clipped_sum
 from dpgrad.grads.batch import part, size
 from dpgrad.grads.sums import Batch, Loss
@@ -93,7 +94,7 @@ def fitting(model: nn.Module, loss: Loss, batch: Batch, limit: int, engine: Engi
         takes.append(peak.most)
     each = max(takes[1] - takes[0], 1)
     if takes[0] > limit:
-        raise ValueError(
+        raise OptionError(
             f"memory limit must be at least {shown_bytes(takes[0])}, what one example takes, got {shown_bytes(limit)}"
         )
     return 1 + int((limit - takes[0]) // each)

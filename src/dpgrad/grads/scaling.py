@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from dpgrad import _triton, _validate
+from dpgrad.errors import OptionError
 
 # A norm is the root of a sum of squares: a coordinate below 1.1e-19, the root of the least normal float32, may be lost.
 # All that 10^12 such coordinates can hide stays below this r. So a gradient that is measured as zero, and that Auto-S
@@ -120,21 +121,21 @@ def _bound(norms: Tensor, clip: float | Tensor) -> Tensor:
     """The clip bound in float64, with the arguments of a rule checked as far as can be without reading a device."""
     given: object = norms  # a caller may ignore types
     if not isinstance(given, Tensor) or not given.is_floating_point():
-        raise ValueError(f"norms must be a tensor of floats, got {_kind(given)}")
+        raise OptionError(f"norms must be a tensor of floats, got {_kind(given)}")
     if not isinstance(clip, Tensor):
         _validate.positive(clip=clip)
         # a tensor on its device: clip / norms, with a number clip, would be computed as clip times the reciprocal
         return norms.new_full((), float(clip), dtype=torch.float64)
     if not clip.is_floating_point():
-        raise ValueError(f"clip must be a number or a tensor of floats, got {_kind(clip)}")
+        raise OptionError(f"clip must be a number or a tensor of floats, got {_kind(clip)}")
     pairs = zip(reversed(clip.shape), reversed(norms.shape), strict=False)
     if clip.dim() > norms.dim() or any(c not in (1, n) for c, n in pairs):
-        raise ValueError(
+        raise OptionError(
             f"clip must broadcast to the shape of norms, {tuple(norms.shape)}, got {tuple(clip.shape)}: "
             "give one clip, or (groups, 1) for norms (groups, examples)"
         )
     if clip.device != norms.device:  # also for a single number: a captured graph would keep the value it has now
-        raise ValueError(f"clip must be on the device of norms, {norms.device}, got {clip.device}: move it there")
+        raise OptionError(f"clip must be on the device of norms, {norms.device}, got {clip.device}: move it there")
     return clip.double()
 
 
@@ -145,7 +146,7 @@ def _kind(value: object) -> str:
 def _checked_r(r: float) -> float:
     _validate.positive(r=r)
     if r < LEAST_R:
-        raise ValueError(f"r must be at least {LEAST_R}, got {_validate.shown(r)}: smaller norms are lost to rounding")
+        raise OptionError(f"r must be at least {LEAST_R}, got {_validate.shown(r)}: smaller norms are lost to rounding")
     return float(r)
 
 
@@ -312,7 +313,7 @@ def _each_alone(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
         found: Any = rule(own, bound)  # a caller may ignore types
         factors = found if isinstance(found, Tensor) else torch.as_tensor(found, dtype=norms.dtype, device=norms.device)
         if factors.is_complex() or not (factors.shape == asked or factors.numel() == 1):
-            raise ValueError(
+            raise OptionError(
                 f"rule must return one real factor per norm, {tuple(asked)} for one example, got "
                 f"{tuple(factors.shape)} of {factors.dtype}"
             )
@@ -323,7 +324,7 @@ def _each_alone(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
     except (ValueError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the rule raises
-        raise ValueError(
+        raise OptionError(
             "rule must act on each norm alone, in torch operations such as torch.where and clamp, without branches on "
             f"values and without random numbers; {type(error).__name__}: {str(error).partition(chr(10))[0]:.120}"
         ) from error
@@ -356,7 +357,7 @@ def fault(rule: ScaleRule, clips: Sequence[float | Tensor], device: torch.device
     'rule gives a norm of 2e-09 the factor 3e+09 at clip 2, more than clip/norm'
     >>> fault(lambda norms, clip: clip / norms.max(), [2.0])
     Traceback (most recent call last):
-    ValueError: rule must act on each norm alone, but the factor of an example changes with the norms of others: ...
+    dpgrad.errors.OptionError: rule must act on each norm alone, but the factor of an example changes with ...
     """
     if type(rule) in RULES:
         return ""
@@ -371,11 +372,11 @@ def _fault_at(rule: ScaleRule, clip: float | Tensor, device: torch.device | str)
     factors = _each_alone(rule, norms, clip)
     _each_alone(rule, norms[:, : _PROBES // 2] * 3, clip)
     if not _alike(factors, _each_alone(rule, norms, clip)):
-        raise ValueError(
+        raise OptionError(
             "rule must be a function of its arguments, but the same norms got other factors: keep no state"
         )
     if not _alike(factors, _all_at_once(rule, norms, clip)):
-        raise ValueError(
+        raise OptionError(
             "rule must act on each norm alone, but the factor of an example changes with the norms of others: one "
             "example would then change the share of all, which no clip bound covers"
         )

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpgrad.errors import OptionError
+
 Batch = Any  # a tensor, or any pytree of tensors with a common first dimension
 Loss = Callable[[nn.Module, Batch], Tensor]  # one value per row
 Scale = Callable[[Tensor], Tensor]  # norms (groups, examples) -> factors of the same shape
@@ -52,7 +54,7 @@ class ClippedSum:
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
         if self.sums.keys() != other.sums.keys():
-            raise ValueError(f"sums of different parameters do not add: {set(self.sums) ^ set(other.sums)}")
+            raise OptionError(f"sums of different parameters do not add: {set(self.sums) ^ set(other.sums)}")
         return ClippedSum({name: total + other.sums[name] for name, total in self.sums.items()})
 
     @classmethod

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dpgrad._validate import shown
-from dpgrad.grads.sums import trainable
+from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads.sums import sum_dtype, trainable
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -24,17 +27,48 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     given: object = model  # a caller may ignore types
     if not isinstance(given, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, got {shown(given)}")
+        raise UnsupportedModelError(f"model must be a torch.nn.Module, got {shown(given)}")
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
         return unwrapped(model._orig_mod)
     _refuse_spread(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(f"module {name or 'itself'!r} is a TorchScript one: give the module it was made from")
+            raise UnsupportedModelError(
+                f"module {name or 'itself'!r} is a TorchScript one: give the module it was made from"
+            )
         inner = name and isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
         if inner or module._compiled_call_impl is not None:
-            raise ValueError(f"module {name or 'itself'!r} of the model is compiled: give it uncompiled")
+            raise UnsupportedModelError(f"module {name or 'itself'!r} of the model is compiled: give it uncompiled")
     return model
+
+
+def refuse_modules(model: nn.Module) -> None:
+    """Refuse a model whose modules or parameters alone show that it cannot be trained, before any pass."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UnsupportedModelError(
+                f"{name} has no shape yet: run the lazy module once, on public data, or give its sizes"
+            )
+    if not trainable(model):
+        raise UnsupportedModelError("model must have a parameter to train, got none with requires_grad")
+    kinds = {sum_dtype(parameter.dtype) for parameter in trainable(model).values()}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        found = ", ".join(sorted({str(parameter.dtype) for parameter in trainable(model).values()}))
+        raise UnsupportedModelError(
+            f"parameters that are trained must have one floating-point type, got {found}: convert them"
+        )
+    for name, module in model.named_modules():
+        # Without running statistics those of the batch are used in eval mode too.
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise UnsupportedModelError(
+                f"BatchNorm {name or 'itself'!r} lets examples act on each other: replace it by GroupNorm with "
+                "dpgrad.grads.convert(model), or, with statistics that are public, put it in eval mode"
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UnsupportedModelError(
+                f"embedding {name or 'itself'!r} shortens the rows that a batch looks up, without noise: "
+                "give max_norm=None"
+            )
 
 
 def _refuse_spread(model: nn.Module) -> None:
@@ -42,18 +76,20 @@ def _refuse_spread(model: nn.Module) -> None:
     of_processes = [nn.parallel.DistributedDataParallel, *_kinds("torch.distributed.fsdp", _FSDP)]
     for name, module in model.named_modules():
         if isinstance(module, tuple(of_processes)):
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"module {name or 'itself'!r} of the model is made for several processes "
                 f"({type(module).__name__}), which are not supported yet (dpgrad.distributed): each would release a "
                 "model of its own. Run in one process, with the plain module"
             )
         if isinstance(module, nn.DataParallel):
             what = f"module {name!r}" if name else "model"
-            raise ValueError(f"{what} must be the module itself, got DataParallel: give its .module, on one device")
+            raise UnsupportedModelError(
+                f"{what} must be the module itself, got DataParallel: give its .module, on one device"
+            )
     sharded = tuple(_kinds("torch.distributed.tensor", ("DTensor",)))
     for name, parameter in model.named_parameters():
         if sharded and isinstance(parameter, sharded):
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"parameter {name} is a DTensor, spread over several processes, which are not supported yet "
                 "(dpgrad.distributed): run in one process, with a plain module"
             )

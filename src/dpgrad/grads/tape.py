@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.calls import UnfollowedError
 from dpgrad.grads.following import Following
@@ -291,7 +292,7 @@ class Tape:
 
         def uses(g: Tensor) -> list[Use]:
             if noted.untyped_storage() is data.untyped_storage() and data._version != version:
-                raise ValueError(
+                raise UnsupportedModelError(
                     f"the input of {_name(func)} with parameter {parameters[next(iter(parameters))].names[0]} was "
                     "changed in place after it was used: use the function that is not in place"
                 )
@@ -368,7 +369,7 @@ class Tape:
             raise self._fixed(func)
         return result
 
-    def _fixed(self, func: Callable[..., Any]) -> ValueError:
+    def _fixed(self, func: Callable[..., Any]) -> UnfollowedError:
         return UnfollowedError(
             f"{_name(func)} changes in place a tensor that has no rows of the batch: use the function that is not in "
             "place"

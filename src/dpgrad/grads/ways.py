@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgrad._validate import warn
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads import bookkeeping, certified, lifted
 from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.calls import MixedError, UnfollowedError
@@ -136,7 +137,7 @@ class Attributed:
                 else:
                     found = self._lifted(model, loss, batch, weights, rows, masks=name == "forked")
             except certified.MetError as met:
-                raise ValueError(
+                raise UnsupportedModelError(
                     f"{met}: let each output depend on its own row alone, not on a statistic of the batch or its size"
                 ) from None
             except (lifted.CannotLiftError, certified.RefusedError, UnfollowedError) as error:
@@ -151,7 +152,7 @@ class Attributed:
                         )
                 return found
         why = "; ".join([*self._mixed.values()][:1] + reasons)
-        raise ValueError(
+        raise UnsupportedModelError(
             f"gradients cannot be told apart by example ({why}): let each output depend on its own row alone, or use "
             "engine='single', which passes one example at a time"
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import SupportsIndex, TypeAlias
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 
 SIZE = 32  # bytes
 
@@ -71,7 +72,7 @@ class Key:
                 return key
             case bytes():
                 if not key:
-                    raise ValueError("key must not be empty, got b'': use Key.fresh()")
+                    raise OptionError("key must not be empty, got b'': use Key.fresh()")
                 return cls(_digest(b"dpgrad bytes", key), reproducible=True)
             case _:
                 return cls.from_seed(_whole("key", key))
@@ -101,23 +102,23 @@ AnyKey: TypeAlias = Key | int | bytes
 def _check_secret(secret: object) -> None:
     if not isinstance(secret, bytes) or len(secret) != SIZE:
         given = f"{len(secret)} of them" if isinstance(secret, bytes) else f"a {type(secret).__name__}"
-        raise ValueError(f"secret must be {SIZE} bytes, got {given}: use Key.fresh() or Key.from_seed(seed)")
+        raise OptionError(f"secret must be {SIZE} bytes, got {given}: use Key.fresh() or Key.from_seed(seed)")
 
 
 def _whole(name: str, value: object) -> int:
     """The whole number; unlike other checks, a refusal does not repeat what may be a secret."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         remedy = "" if name == "seed" else ", bytes or a Key"
-        raise ValueError(f"{name} must be a whole number{remedy}, got a {type(value).__name__}")
+        raise OptionError(f"{name} must be a whole number{remedy}, got a {type(value).__name__}")
     number = operator.index(value)
     if number < 0:
-        raise ValueError(f"{name} must be a whole number of at least 0, got a negative one")
+        raise OptionError(f"{name} must be a whole number of at least 0, got a negative one")
     return number
 
 
 def _text(word: object) -> bytes:
     if not isinstance(word, str):
-        raise ValueError(f"name must be text, got {_validate.shown(word)}")
+        raise OptionError(f"name must be text, got {_validate.shown(word)}")
     return word.encode()
 
 

@@ -22,6 +22,7 @@ from dpgrad import _validate
 from dpgrad.accounting import account, calibrate
 from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Relation, Repeat, group_multiplier
 from dpgrad.accounting.guarantee import Guarantee, Profile
+from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.sampling import Sampler
 from dpgrad.mechanism.schedules import Array, Schedule
@@ -49,7 +50,7 @@ class Group:
     def __post_init__(self) -> None:
         pattern: object = self.pattern  # a caller may ignore types
         if not isinstance(pattern, str) or not pattern:
-            raise ValueError(f"pattern must be a non-empty string that matches parameter names, got {self.pattern!r}")
+            raise OptionError(f"pattern must be a non-empty string that matches parameter names, got {self.pattern!r}")
         _validate.positive(**{"clip of a group": self.clip, "noise_multiplier of a group": self.noise_multiplier})
 
 
@@ -87,16 +88,16 @@ class Mechanism:
         _validate.step_count(steps=self.steps)
         _validate.positive(noise_multiplier=self.noise_multiplier)
         if not isinstance(self.hold_noise, bool):
-            raise ValueError(f"hold_noise must be True or False, got {self.hold_noise!r}")
+            raise OptionError(f"hold_noise must be True or False, got {self.hold_noise!r}")
         self._set(
             steps=int(self.steps), noise_multiplier=float(self.noise_multiplier), relation=_relation(self.relation)
         )
         if not isinstance(self.sampler, sampling.KINDS):
-            raise ValueError(
+            raise OptionError(
                 f"sampler must be one of dpgrad.sampling, such as sampling.Poisson(0.01), got {self.sampler!r:.80}"
             )
         if self.relation not in self.sampler.relations:
-            raise ValueError(
+            raise AccountingError(
                 f"{self.sampler.name} sampling has no price under {self.relation}: "
                 f"use relation {' or '.join(self.sampler.relations)}, or the Poisson sampler"
             )
@@ -112,10 +113,10 @@ class Mechanism:
         groups = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)
         for group in groups:
             if not isinstance(group, Group):
-                raise ValueError(f"groups must hold Group values, got {group!r:.80}")
+                raise OptionError(f"groups must hold Group values, got {group!r:.80}")
         patterns = [group.pattern for group in groups]
         if len(set(patterns)) < len(patterns):
-            raise ValueError(f"groups must have different patterns, got {patterns}")
+            raise OptionError(f"groups must have different patterns, got {patterns}")
         self._set(groups=groups)
 
     def _check_schedules(self) -> None:
@@ -203,22 +204,22 @@ class Mechanism:
 
     def _check_steps(self, steps: range) -> None:
         if steps.step != 1 or not steps:
-            raise ValueError(f"steps must be a range of one step after another, got {steps!r}")
+            raise OptionError(f"steps must be a range of one step after another, got {steps!r}")
         self._check_step(steps.start)
         self._check_step(steps.stop - 1)
 
     def _check_step(self, step: int) -> None:
         _validate.whole(step=step)
         if step >= self.steps:
-            raise ValueError(
+            raise OptionError(
                 f"step must be below steps = {self.steps:,}, got {step:,}: it is not part of what is accounted"
             )
 
     def _chosen(self, group: Group | None) -> Group | None:
         if group is None and self.groups:
-            raise ValueError(f"group is required: this mechanism clips {len(self.groups)} groups, each by itself")
+            raise OptionError(f"group is required: this mechanism clips {len(self.groups)} groups, each by itself")
         if group is not None and group not in self.groups:
-            raise ValueError(f"group must be one of this mechanism's {len(self.groups)}, got {group!r}")
+            raise OptionError(f"group must be one of this mechanism's {len(self.groups)}, got {group!r}")
         return group
 
     def group_of(self, parameter: str) -> Group:
@@ -231,7 +232,7 @@ class Mechanism:
         found = [group for group in self.groups if fnmatchcase(parameter, group.pattern)]
         if len(found) != 1:
             seen = "no group" if not found else "groups " + ", ".join(repr(group.pattern) for group in found)
-            raise ValueError(f"parameter {parameter!r} must match one group, it matches {seen}: change the patterns")
+            raise OptionError(f"parameter {parameter!r} must match one group, it matches {seen}: change the patterns")
         return found[0]
 
     @property
@@ -242,7 +243,7 @@ class Mechanism:
         50.0
         """
         if self.batch_size is None:
-            raise ValueError(
+            raise OptionError(
                 f"batch_size is required to train with {self.sampler.name} sampling: declare the public "
                 "number that divides the noisy sum; never the realised size of a batch"
             )
@@ -302,7 +303,7 @@ class Mechanism:
             yield from runs
             distinct += len(runs)
             if distinct > _MOST_DISTINCT:
-                raise ValueError(
+                raise AccountingError(
                     f"the schedules change more than {_MOST_DISTINCT:,} times: hold values longer, "
                     "for example with schedules.piecewise"
                 )
@@ -374,7 +375,7 @@ class Mechanism:
         """Refuse a budget of which nothing is left."""
         _validate.positive(epsilon=epsilon)
         if beside != NOTHING and (cost := account(beside, self.relation, accountant).epsilon(delta)) >= epsilon:
-            raise ValueError(
+            raise BudgetSpentError(
                 f"beside alone costs epsilon {cost:.6g} at delta {delta:g}, of {epsilon:g} in all: nothing is left for "
                 "the run; give it more noise or allow a larger epsilon"
             )
@@ -459,11 +460,11 @@ class Mechanism:
         """The mechanism that `to_dict` wrote; a missing or an unknown field is refused."""
         fields = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(data, Mapping) or set(data) != fields:
-            raise ValueError(f"not a mechanism: {data!r:.80}; expected an object with fields {sorted(fields)}")
+            raise OptionError(f"not a mechanism: {data!r:.80}; expected an object with fields {sorted(fields)}")
         groups = data["groups"]
         wanted = {field.name for field in dataclasses.fields(Group)}
         if not isinstance(groups, list) or not all(isinstance(g, Mapping) and set(g) == wanted for g in groups):
-            raise ValueError(f"groups must be a list of objects with fields {sorted(wanted)}, got {groups!r:.80}")
+            raise OptionError(f"groups must be a list of objects with fields {sorted(wanted)}, got {groups!r:.80}")
         return cls(
             **{
                 **data,
@@ -480,7 +481,7 @@ def _relation(value: object) -> Relation:
         return Relation(value)  # type: ignore[arg-type]
     except ValueError:
         names = ", ".join(relation.value for relation in Relation)
-        raise ValueError(f"unknown relation {value!r:.80}: choose one of {names}") from None
+        raise OptionError(f"unknown relation {value!r:.80}: choose one of {names}") from None
 
 
 def _together(beside: Event, event: Event) -> Event:

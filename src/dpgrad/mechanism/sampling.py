@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dpgrad import _validate
 from dpgrad.accounting import events
 from dpgrad.accounting.events import Relation
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.schedules import Array, Schedule
@@ -156,7 +157,7 @@ class Poisson:
     @property
     def steps_per_epoch(self) -> float:
         if not self.steady:
-            raise ValueError(
+            raise OptionError(
                 "steps_per_epoch is not defined where sampling_rate is a schedule: give the number of steps"
             )
         rate = self.sampling_rate_at(0)
@@ -172,7 +173,7 @@ class Poisson:
         rates = schedules.values(self.sampling_rate, steps, start, "sampling_rate", zero=True)
         if not (rates <= 1).all():
             first = int(np.argmax(rates > 1))
-            raise ValueError(f"sampling_rate at step {start + first} must lie in [0, 1], got {float(rates[first])!r}")
+            raise OptionError(f"sampling_rate at step {start + first} must lie in [0, 1], got {float(rates[first])!r}")
         return rates
 
     def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
@@ -299,7 +300,7 @@ class Shuffle:
     def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Shuffle, int]]:
         """One event an epoch, from the first step of one; see the class for what an epoch costs."""
         if start % self.span:
-            raise ValueError(f"start must be the first step of an epoch of {self.span} batches, got {start}")
+            raise OptionError(f"start must be the first step of an epoch of {self.span} batches, got {start}")
         checked = _checked(multipliers, start)
         least = np.minimum.reduceat(checked, np.arange(0, len(checked), self.span)) if len(checked) else checked
         for i, count in _runs(least):
@@ -309,13 +310,13 @@ class Shuffle:
 def _sizes(dataset_size: int, batch_size: int) -> None:
     _validate.whole(least=1, dataset_size=dataset_size, batch_size=batch_size)
     if batch_size > dataset_size:
-        raise ValueError(f"batch_size must be at most dataset_size = {dataset_size:,}, got {batch_size:,}")
+        raise OptionError(f"batch_size must be at most dataset_size = {dataset_size:,}, got {batch_size:,}")
 
 
 def _same_rows(rows: int, dataset_size: int) -> None:
     _validate.whole(rows=rows)
     if rows != dataset_size:
-        raise ValueError(f"rows must equal the declared dataset_size = {dataset_size:,}, got {rows:,}")
+        raise OptionError(f"rows must equal the declared dataset_size = {dataset_size:,}, got {rows:,}")
 
 
 def _chosen(random: np.random.Generator, rows: int, count: int) -> Indices:
@@ -337,7 +338,7 @@ def _checked(multipliers: Array, start: int) -> Array:
     if not good.all():
         first = int(np.argmin(good))
         value = float(multipliers[first])
-        raise ValueError(f"noise_multiplier at step {start + first} must be positive and finite, got {value!r}")
+        raise OptionError(f"noise_multiplier at step {start + first} must be positive and finite, got {value!r}")
     return multipliers
 
 
@@ -380,7 +381,7 @@ def to_dict(sampler: Sampler) -> dict[str, Any]:
         case FullBatch():
             return {"sampler": sampler.name}
         case _:
-            raise ValueError(f"unknown sampler {sampler!r}: expected one of {', '.join(_NAMES)}")
+            raise OptionError(f"unknown sampler {sampler!r}: expected one of {', '.join(_NAMES)}")
 
 
 def from_dict(data: object) -> Poisson | FixedSize | FullBatch | Shuffle:
@@ -390,7 +391,9 @@ def from_dict(data: object) -> Poisson | FixedSize | FullBatch | Shuffle:
     FullBatch()
     """
     if not isinstance(data, Mapping) or str(data.get("sampler")) not in _NAMES:
-        raise ValueError(f"not a sampler: {data!r:.80}; expected an object whose sampler is one of {', '.join(_NAMES)}")
+        raise OptionError(
+            f"not a sampler: {data!r:.80}; expected an object whose sampler is one of {', '.join(_NAMES)}"
+        )
     fields = {name: value for name, value in data.items() if name != "sampler"}
     if "sampling_rate" in fields:
         fields["sampling_rate"] = schedules.from_plain(fields["sampling_rate"])
@@ -398,5 +401,5 @@ def from_dict(data: object) -> Poisson | FixedSize | FullBatch | Shuffle:
     try:
         made: Poisson | FixedSize | FullBatch | Shuffle = kind(**fields)
     except TypeError:
-        raise ValueError(f"sampler {data['sampler']} cannot be made of fields {sorted(map(str, fields))}") from None
+        raise OptionError(f"sampler {data['sampler']} cannot be made of fields {sorted(map(str, fields))}") from None
     return made

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 
 Array = NDArray[np.float64]
 Schedule: TypeAlias = Callable[[int], float]
@@ -49,7 +50,7 @@ class Formula:
     def __call__(self, step: int | NDArray[Any]) -> float | Array:
         if isinstance(step, np.ndarray):
             if step.size and not step.min() >= 0:
-                raise ValueError(f"step must be a whole number of at least 0, got {step.min()!r}")
+                raise OptionError(f"step must be a whole number of at least 0, got {step.min()!r}")
             return self.function(step.astype(np.float64), **dict(self.parameters))
         _validate.whole(step=step)
         return float(self.function(np.array([step], np.float64), **dict(self.parameters))[0])
@@ -71,7 +72,9 @@ def _plain(value: _Parameter, name: str) -> object:
     if isinstance(value, Formula):
         return value.to_dict()
     if callable(value):
-        raise ValueError(f"{name} is a plain function and cannot be written as JSON: use a formula of dpgrad.schedules")
+        raise OptionError(
+            f"{name} is a plain function and cannot be written as JSON: use a formula of dpgrad.schedules"
+        )
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -82,15 +85,15 @@ def from_dict(data: object) -> Formula:
     constant(value=2.0)
     """
     if not isinstance(data, Mapping) or not isinstance(name := data.get("schedule"), str):
-        raise ValueError(f"not a schedule: {data!r:.80}; expected an object with a field named schedule")
+        raise OptionError(f"not a schedule: {data!r:.80}; expected an object with a field named schedule")
     # a public function `linear` has its formula beside it as `_linear`: what has none is no schedule
     if name.startswith("_") or f"_{name}" not in globals() or name not in globals():
-        raise ValueError(f"unknown schedule {name!r:.80}: expected the name of a formula of dpgrad.schedules")
+        raise OptionError(f"unknown schedule {name!r:.80}: expected the name of a formula of dpgrad.schedules")
     given = {f: from_plain(v) if f == "of" else v for f, v in data.items() if f != "schedule"}
     try:
         made: Formula = globals()[name](**given)
     except TypeError:
-        raise ValueError(f"schedule {name} cannot be made of fields {sorted(map(str, given))} as given") from None
+        raise OptionError(f"schedule {name} cannot be made of fields {sorted(map(str, given))} as given") from None
     return made
 
 
@@ -195,7 +198,7 @@ def _arithmetic(t: Array, start: float, decrement: float, floor: float) -> Array
 def _falling(start: float, floor: float) -> None:
     _validate.positive(start=start, floor=floor)
     if floor > start:
-        raise ValueError(f"floor must be at most start = {start!r}, got {floor!r}")
+        raise OptionError(f"floor must be at most start = {start!r}, got {floor!r}")
 
 
 def decay_then_hold(start: float, end: float, steps: int) -> Formula:
@@ -255,11 +258,11 @@ def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Formula:
     """
     starts, held = tuple(boundaries), tuple(values)
     if len(held) != len(starts) + 1:
-        raise ValueError(f"values must be one more than the {len(starts)} boundaries, got {len(held)}")
+        raise OptionError(f"values must be one more than the {len(starts)} boundaries, got {len(held)}")
     for i, (start, before) in enumerate(zip(starts, (0, *starts), strict=False)):
         _validate.whole(least=1, **{f"boundaries[{i}]": start})
         if not start > before:
-            raise ValueError(f"boundaries must rise, got {start} after {before}")
+            raise OptionError(f"boundaries must rise, got {start} after {before}")
     for i, value in enumerate(held):
         _validate.non_negative(**{f"values[{i}]": value})
     return Formula(
@@ -282,7 +285,7 @@ def as_schedule(value: float | Schedule, name: str = "schedule") -> Schedule:
     try:
         _validate.positive(**{name: value})
     except ValueError as error:
-        raise ValueError(f"{error}; give a number or a function of the step") from None
+        raise OptionError(f"{error}; give a number or a function of the step") from None
     return constant(value)
 
 
@@ -304,7 +307,7 @@ def values(schedule: float | Schedule, steps: int, start: int = 0, name: str = "
     [1.0, 0.5, 0.3333333333333333]
     >>> values(lambda t: 1.0 - t, 3, name="clip")
     Traceback (most recent call last):
-    ValueError: clip at step 1 must be positive and finite, got 0.0
+    dpgrad.errors.OptionError: clip at step 1 must be positive and finite, got 0.0
     """
     _validate.whole(steps=steps, start=start)
     known = as_schedule(schedule, name)
@@ -315,7 +318,7 @@ def values(schedule: float | Schedule, steps: int, start: int = 0, name: str = "
     if not good.all():
         first = int(np.argmin(good))
         bound = "zero or more and finite" if zero else "positive and finite"
-        raise ValueError(f"{name} at step {start + first} must be {bound}, got {float(found[first])!r}")
+        raise OptionError(f"{name} at step {start + first} must be {bound}, got {float(found[first])!r}")
     return found
 
 
@@ -331,7 +334,7 @@ def _at(schedule: Schedule, t: Array, name: str = "schedule") -> Array:
                 raise TypeError
             found[i] = float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} at step {step} must be a number, got {value!r:.80}") from None
+            raise OptionError(f"{name} at step {step} must be a number, got {value!r:.80}") from None
     return found
 
 
@@ -348,14 +351,14 @@ def parse_clip(text: str, start: float, steps: int) -> Formula:
     match name:
         case "linear" | "affine":
             if colon:
-                raise ValueError(f"clip schedule {name} takes no rate, got {text!r}: write {name}")
+                raise OptionError(f"clip schedule {name} takes no rate, got {text!r}: write {name}")
             return (linear if name == "linear" else affine)(start, steps)
         case "geometric" | "arithmetic":
             try:
                 r = float(rate)
             except ValueError:
                 got = repr(text) if colon else f"{text!r} without one"
-                raise ValueError(
+                raise OptionError(
                     f"clip schedule {name} needs a rate R between 0 and 1, got {got}: write {name}:0.001"
                 ) from None
             _validate.open_unit(**{f"rate of clip schedule {name}": r})
@@ -364,4 +367,4 @@ def parse_clip(text: str, start: float, steps: int) -> Formula:
                 geometric(start, 1 - r, start / 2) if name == "geometric" else arithmetic(start, r * start, start / 2)
             )
         case _:
-            raise ValueError(f"unknown clip schedule {text!r:.80}: choose linear, affine, geometric:R or arithmetic:R")
+            raise OptionError(f"unknown clip schedule {text!r:.80}: choose linear, affine, geometric:R or arithmetic:R")

@@ -38,6 +38,7 @@ from dpgrad.convex.design import Design, Matrix
 from dpgrad.convex.losses import Array, Logistic, Softmax, Targets
 from dpgrad.convex.solvers import amp, auto, gd, objective, output, sgd
 from dpgrad.convex.solvers.perturbed import Perturbation
+from dpgrad.errors import OptionError
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import Poisson
 from dpgrad.papers import sources
@@ -151,7 +152,7 @@ def task(name: str, root: Path | str | None = None) -> Task:
     if source != name:
         y_train, y_test, classes = (y_train == 1).astype(int), (y_test == 1).astype(int), 2
     if classes < 2:
-        raise ValueError(f"{name} has no classes: the tables compare classifiers")
+        raise OptionError(f"{name} has no classes: the tables compare classifiers")
     loss = Logistic() if classes == 2 else Softmax(classes)
     targets = 2 * y_train - 1 if classes == 2 else y_train
     return Task(
@@ -319,7 +320,7 @@ def _rows(task: Task, trial: Trial) -> Design:
 
 def _epsilon(trial: Trial) -> float:
     if trial.epsilon is None:
-        raise ValueError(f"{trial.solver} needs an epsilon")
+        raise OptionError(f"{trial.solver} needs an epsilon")
     return trial.epsilon
 
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from dpgrad.errors import OptionError
+
 PACKAGE = Path(__file__).resolve().parents[1]
 _DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -32,7 +34,7 @@ def closure(module: str) -> set[str]:
     True
     """
     if _file(module) is None:
-        raise ValueError(f"there is no module {module} of dpgrad or benchmarks")
+        raise OptionError(f"there is no module {module} of dpgrad or benchmarks")
     found, left = set[str](), [module]
     while left:
         name = left.pop()

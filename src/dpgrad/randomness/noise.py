@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import device_noise
 
@@ -51,7 +52,7 @@ def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tenso
     torch.float32
     >>> gaussian(torch.zeros(3), std=0.0, key=7, step=0, name="bias")
     Traceback (most recent call last):
-    ValueError: std must be positive and finite, got 0.0
+    dpgrad.errors.OptionError: std must be positive and finite, got 0.0
     """
     return gaussians({name: like}, {name: std}, key, step)[name]
 
@@ -96,7 +97,7 @@ def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> N
     _validate.whole(most=_validate.MOST_STEPS, step=step)
     for name, like in likes.items():
         if not like.is_floating_point():
-            raise ValueError(f"like must hold real floating-point values, got {like.dtype}")
+            raise OptionError(f"like must hold real floating-point values, got {like.dtype}")
         _check_std(stds[name], _drawn_type(like))
 
 
@@ -184,11 +185,11 @@ def _check_std(std: Std, dtype: torch.dtype) -> None:
     """Refuse what is no standard deviation, or one so small that noise of ``dtype`` would round to nothing."""
     if isinstance(std, Tensor):
         if std.ndim or not std.is_floating_point():
-            raise ValueError(f"std must be a number or a 0-d tensor of one, got {tuple(std.shape)} of {std.dtype}")
+            raise OptionError(f"std must be a number or a 0-d tensor of one, got {tuple(std.shape)} of {std.dtype}")
         if std.is_cuda:
             return
         std = float(std)
     _validate.positive(std=std)
     least = torch.finfo(dtype).tiny
     if std < least:
-        raise ValueError(f"std must be at least {least:.3g} for noise of {dtype}, got {std!r}: rescale the loss")
+        raise OptionError(f"std must be at least {least:.3g} for noise of {dtype}, got {std!r}: rescale the loss")

@@ -22,6 +22,7 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.accounting.guarantee import down, up
 from dpgrad.accounting.pld import PldProfile
+from dpgrad.errors import AccountingError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -75,7 +76,7 @@ def figure(event: Event, relation: Relation, accountant: str, delta: float, chos
             return Figure(accountant, float(found.upper), True, float(found.lower), float(found.estimate), chosen)
         return Figure(accountant, float(profile.epsilon(delta)), profile.guarantee, chosen=chosen)
     except ArithmeticError:
-        raise ValueError(
+        raise AccountingError(
             f"accountant {accountant} cannot price this event: its numbers leave the range of floating point; choose a "
             "noise multiplier nearer to 1 or fewer steps"
         ) from None

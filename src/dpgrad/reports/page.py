@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpgrad import __version__
 from dpgrad.accounting.guarantee import up
+from dpgrad.errors import OptionError, ReportError
 from dpgrad.reports import strict_json
 from dpgrad.reports.chart import Chart, Line
 from dpgrad.reports.report import Report, facts, shown
@@ -42,7 +43,7 @@ class Beside:
             found = strict_json.read(path)
             return cls(str(found["metric"]), float(found["held_out"]))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} is damaged: remove it to have the page without it") from None
+            raise ReportError(f"{path} is damaged: remove it to have the page without it") from None
 
 
 FILE = "report.html"
@@ -51,7 +52,7 @@ FILE = "report.html"
 def page(runs: Mapping[str, Report], beside: Beside | None = None, together: str | None = None) -> str:
     """The page; ``runs`` are reports by a short name, ``together`` says what all of them cost."""
     if not runs:
-        raise ValueError("a page needs at least one run")
+        raise OptionError("a page needs at least one run")
     charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in _charts(runs, beside))
     sections = "".join(_section(name, report) for name, report in runs.items())
     embedded = json.dumps(dict(runs), allow_nan=False).replace("<", "\\u003c")

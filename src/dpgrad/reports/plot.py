@@ -10,6 +10,7 @@ import numpy as np
 from dpgrad.accounting import ACCOUNTANTS, account, pld
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import up
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.reports import compare
@@ -86,7 +87,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
 
     found = lines(run, delta, known)
     if not found:
-        raise ValueError("--plot has nothing to draw: no accountant gives a finite epsilon above 0")
+        raise OptionError("--plot has nothing to draw: no accountant gives a finite epsilon above 0")
     with matplotlib.rc_context(
         {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
     ):
@@ -130,7 +131,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
     try:
         Path(path).write_bytes(buffer.getvalue())
     except OSError as error:
-        raise ValueError(f"--plot cannot write {path}: {error.strerror}") from None
+        raise OptionError(f"--plot cannot write {path}: {error.strerror}") from None
 
 
 def _title(run: Mechanism) -> str:

@@ -17,6 +17,7 @@ from dpgrad import __version__, _validate
 from dpgrad.accounting import events
 from dpgrad.accounting.guarantee import Guarantee, down, up
 from dpgrad.data import OUTSIDE, ROW_COUNTS, Dataset
+from dpgrad.errors import ReportError
 from dpgrad.reports import compare, strict_json
 from dpgrad.reports.schema import faults
 
@@ -110,7 +111,7 @@ def _of_estimator(fitted: object, outside: Sequence[str]) -> Report:
     """The report of a fitted estimator; None but these have ``privacy_``."""
     told = getattr(fitted, "privacy_", None)
     if told is None:
-        raise ValueError(
+        raise ReportError(
             f"a report needs what dpgrad.fit returned or a fitted estimator of dpgrad.convex, got "
             f"{_validate.shown(fitted)}: an estimator has one after fit, unless it releases nothing"
         )
@@ -189,10 +190,10 @@ def check(report: object, name: str = "report") -> None:
 
     >>> check({"format": "dpgrad privacy report 2"})
     Traceback (most recent call last):
-    ValueError: report.dpgrad is missing: not a dpgrad privacy report 2
+    dpgrad.errors.ReportError: report.dpgrad is missing: not a dpgrad privacy report 2
     """
     for fault in faults(_current(report), SCHEMA, name):
-        raise ValueError(f"{fault}: not a {FORMAT}")
+        raise ReportError(f"{fault}: not a {FORMAT}")
 
 
 def _current(report: Any) -> Any:
@@ -208,14 +209,14 @@ def _current(report: Any) -> Any:
 def released(run: Path) -> Path:
     """The folder with what may be shared of a run: ``release`` in the folder of the run, or the one given itself."""
     if not run.is_dir():
-        raise ValueError(f"{run}: there is no such folder: give that of a finished run, or what was shared of one")
+        raise ReportError(f"{run}: there is no such folder: give that of a finished run, or what was shared of one")
     for folder in (run / "release", run):
         if (folder / FILE).is_file():
             return folder
     if within := sorted(other.parent.parent.name for other in run.glob(f"*/release/{FILE}")):
-        raise ValueError(f"{run} holds several runs: choose {' or '.join(str(run / name) for name in within)}")
+        raise ReportError(f"{run} holds several runs: choose {' or '.join(str(run / name) for name in within)}")
     missing = run / "release" / FILE
-    raise ValueError(f"{run} holds no finished run: {missing} is missing; finish it with dpgrad train --resume")
+    raise ReportError(f"{run} holds no finished run: {missing} is missing; finish it with dpgrad train --resume")
 
 
 def load(run: Path) -> Report:

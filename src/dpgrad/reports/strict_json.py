@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from dpgrad.errors import ReportError
+
 _DIGITS = 19  # of a whole number: counts of rows and steps have fewer, and no more fit 64 bits
 
 
@@ -13,13 +15,13 @@ def read(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"), parse_constant=_refused, parse_float=_finite, parse_int=_whole)
     except RecursionError:
-        raise ValueError(f"{path} is nested too deeply: it was damaged or edited") from None
+        raise ReportError(f"{path} is nested too deeply: it was damaged or edited") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): it was damaged or edited") from None
+        raise ReportError(f"{path} is not JSON ({error}): it was damaged or edited") from None
 
 
 def _refused(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ReportError(f"{text} is no number of JSON")
 
 
 def _finite(text: str) -> float:

@@ -31,6 +31,7 @@ from typing import Any
 
 from dpgrad import _files, _validate
 from dpgrad.accounting.events import NOTHING, Event
+from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.runs.replay import Identity
@@ -147,9 +148,9 @@ class Run:
         folder = Path(folder)
         with _files.told(folder, "opened"):
             if folder.exists() and not folder.is_dir():
-                raise ValueError(f"{folder} is a file: choose a folder for the run")
+                raise RunError(f"{folder} is a file: choose a folder for the run")
             if resume and not folder.exists():
-                raise ValueError(f"there is no run in {folder}, which is missing: leave out resume to begin one")
+                raise ResumeError(f"there is no run in {folder}, which is missing: leave out resume to begin one")
             _files.make_folder(folder)
             _refuse_links(folder)
         locks = _files.lock_folder(folder)
@@ -225,11 +226,11 @@ class Run:
         """
         self._refuse_closed()
         if step != self._next:
-            raise ValueError(
+            raise RunError(
                 f"step must be {self._next:,}, the next of this run, got {step:,}: a step is taken once under one key"
             )
         if step >= self.due:
-            raise ValueError(
+            raise RunError(
                 f"save({step}, state) comes before this step: what cannot be replayed must not begin, and at most "
                 f"save_every = {self._save_every:,} steps are taken from one to the next"
             )
@@ -244,7 +245,7 @@ class Run:
         """
         self._refuse_closed()
         if step != self._next:
-            raise ValueError(f"step must be {self._next:,}, the steps taken so far, got {step:,}")
+            raise RunError(f"step must be {self._next:,}, the steps taken so far, got {step:,}")
         if not self._tried:
             refuse_unreadable(state)
             self._tried = True
@@ -277,7 +278,7 @@ class Run:
         """
         self._refuse_closed()
         if self._unbegun:
-            raise ValueError("save(0, state) comes before the end of a run: without it there is nothing to go on from")
+            raise RunError("save(0, state) comes before the end of a run: without it there is nothing to go on from")
         _refuse_links(self.folder)
         partial = self.folder / f"release{_files.PARTIAL}"
         _files.remove(partial)
@@ -310,7 +311,7 @@ class Run:
 
     def _refuse_closed(self) -> None:
         if not self._open:
-            raise ValueError(f"the run in {self.folder} is closed: open it again with resume=True")
+            raise RunError(f"the run in {self.folder} is closed: open it again with resume=True")
 
     def __repr__(self) -> str:
         return f"Run({self.folder}, step {self._next} of {self.last}, attempt {self.attempt}, {self.key.label})"
@@ -360,13 +361,13 @@ def _known_ledger(folder: Path, resume: bool) -> WriteAhead | None:
             names = {entry.name for entry in folder.iterdir() if not entry.name.endswith(_files.PARTIAL)}
             lost = _checkpoint(folder).exists() and not (folder / _UNBEGUN).exists()
             if lost or names - {"lock", "private"}:
-                raise ValueError(f"{folder} holds files and no ledger of a run: choose a new or empty folder")
+                raise RunError(f"{folder} holds files and no ledger of a run: choose a new or empty folder")
             return None
     ledger = WriteAhead.read(path)
     if _ended(folder, ledger):
-        raise ValueError(f"the run in {folder} is finished, see {folder / 'release'}: choose another folder")
+        raise ResumeError(f"the run in {folder} is finished, see {folder / 'release'}: choose another folder")
     if not resume:
-        raise ValueError(f"{folder} holds a run that is not finished: resume it, or choose another folder")
+        raise RunError(f"{folder} holds a run that is not finished: resume it, or choose another folder")
     return ledger
 
 
@@ -388,7 +389,7 @@ def _refuse_links(folder: Path) -> None:
     own = (_LEDGER, _UNBEGUN, "lock", "private", "private/checkpoint.pt", "release")
     for path in (folder / name for name in own):
         if path.is_symlink():
-            raise ValueError(
+            raise RunError(
                 f"{path} is a symbolic link: a run keeps its files in its own folder; put the file or folder itself "
                 "there, or make the whole run folder a link"
             )
@@ -398,23 +399,23 @@ def _found(folder: Path, ledger: WriteAhead) -> Snapshot:
     """The checkpoint in the folder, refused where there is none or it does not belong to the ledger."""
     path = _checkpoint(folder)
     if not path.exists():
-        raise ValueError(
+        raise ResumeError(
             f"{folder / 'private'} has no checkpoint: without it the run cannot go on; begin in another folder, and "
             "count the run's whole plan as spent unless it surely took no step"
         )
     found, now = Snapshot.read(path), ledger.present
     if found.run != ledger.identifier:
-        raise ValueError(f"{path} belongs to another run than the ledger beside it: {REMEDY}")
+        raise ResumeError(f"{path} belongs to another run than the ledger beside it: {REMEDY}")
     if found.attempt > now.number:
-        raise ValueError(f"{path} is of attempt {found.attempt} and the ledger ends with {now.number}: {REMEDY}")
+        raise ResumeError(f"{path} is of attempt {found.attempt} and the ledger ends with {now.number}: {REMEDY}")
     if found.attempt < now.number and now.until > now.began:
-        raise ValueError(
+        raise ResumeError(
             f"{path} is of attempt {found.attempt}, but attempt {now.number} has spent steps and had saved its own: "
             f"{REMEDY}"
         )
     own = ledger.attempts[found.attempt - 1]
     if not own.began <= found.step <= own.until:
-        raise ValueError(
+        raise ResumeError(
             f"{path} is at step {found.step:,} and the ledger has steps {own.began:,} to {own.until:,} of its attempt: "
             f"lines of the ledger are missing; {REMEDY}"
         )
@@ -430,16 +431,16 @@ def _refuse_other_plan(ledger: WriteAhead, mechanism: Mechanism, delta: float, a
         ("relation", plan.relation.value, mechanism.relation.value),
     ):
         if planned != given:
-            raise ValueError(f"the run was planned with {name} {planned}, got {given}: resume it with the same")
+            raise ResumeError(f"the run was planned with {name} {planned}, got {given}: resume it with the same")
     ours, theirs = plan.to_dict(), Mechanism.from_dict(mechanism.to_dict()).to_dict()
     if ours != theirs:
         differing = ", ".join(sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)))
-        raise ValueError(
+        raise ResumeError(
             f"the run was planned with another mechanism, which differs in {differing}: resume it with the same, or "
             "begin another run in another folder and add both up in a ledger"
         )
     if beside != ledger.beside:
-        raise ValueError(
+        raise ResumeError(
             "beside is not what the run was planned with: its budget is for both, so resume it with the same; what was "
             "released since goes to a ledger"
         )
@@ -449,7 +450,7 @@ def _identity(identity_of: Callable[[Key], Identity], key: Key, mechanism: Mecha
     """The identity under ``key``, which must be that of a run of ``mechanism``."""
     found = identity_of(key)
     if found.mechanism != dataclasses.replace(found, mechanism=mechanism.to_dict()).mechanism:
-        raise ValueError("identity_of must return an Identity with this mechanism: give mechanism.to_dict()")
+        raise OptionError("identity_of must return an Identity with this mechanism: give mechanism.to_dict()")
     return found
 
 

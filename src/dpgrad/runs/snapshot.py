@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dpgrad import _files, _validate
+from dpgrad.errors import OptionError, ResumeError
 from dpgrad.mechanism.keys import Key
 from dpgrad.runs.replay import Identity
 
@@ -64,12 +65,12 @@ class Snapshot:
         with _files.told(path, "read"):
             head, _, body = path.read_bytes().partition(b"\n")
         if not head.startswith(_MAGIC):
-            raise ValueError(f"{path} is not a checkpoint of dpgrad: {REMEDY}")
+            raise ResumeError(f"{path} is not a checkpoint of dpgrad: {REMEDY}")
         if head != _MAGIC + _checksum(body):
-            raise ValueError(f"{path} is incomplete or was edited, its checksum does not match: {REMEDY}")
+            raise ResumeError(f"{path} is incomplete or was edited, its checksum does not match: {REMEDY}")
         found = _loaded(path, body)
         if not isinstance(found, dict) or set(found) != _FIELDS:
-            raise ValueError(f"{path} does not have the fields of a checkpoint: {REMEDY}")
+            raise ResumeError(f"{path} does not have the fields of a checkpoint: {REMEDY}")
         key = Key(bytes.fromhex(found["key"]), found["seeded"])
         identity = Identity.from_json(found["identity"])
         return cls(found["run"], found["attempt"], found["step"], found["due"], key, identity, found["state"])
@@ -84,7 +85,7 @@ def _loaded(path: Path, body: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
     except Exception as error:  # torch names no kind
-        raise ValueError(
+        raise ResumeError(
             f"{path} holds more than tensors and plain values ({type(error).__name__}): {REMEDY}"
         ) from None
 
@@ -94,17 +95,17 @@ def refuse_unreadable(state: object) -> None:
 
     >>> refuse_unreadable({"model": torch.nn.Linear(1, 1)})
     Traceback (most recent call last):
-    ValueError: state must hold tensors and plain values only, got what torch does not load safely: ...
+    dpgrad.errors.OptionError: state must hold tensors and plain values only, got what torch does not load safely: ...
     """
     if not isinstance(state, dict):
-        raise ValueError(f"state must be a dict, got {_validate.shown(state)}")
+        raise OptionError(f"state must be a dict, got {_validate.shown(state)}")
     held = io.BytesIO()
     try:
         torch.save(state, held)
         held.seek(0)
         torch.load(held, weights_only=True)
     except Exception as error:  # torch names no kind
-        raise ValueError(
+        raise OptionError(
             "state must hold tensors and plain values only, got what torch does not load safely: "
             f"{_validate.shown(str(error))}"
         ) from None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpgrad import _files
+from dpgrad.errors import UnsupportedModelError
 
 
 class Weights:
@@ -24,7 +25,7 @@ class Weights:
     >>> _ = model(torch.rand(8, 2))
     >>> before.state()
     Traceback (most recent call last):
-    ValueError: running_mean of the model changed during the run, and is not trained: ...
+    dpgrad.errors.UnsupportedModelError: running_mean of the model changed during the run, and is not trained: ...
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,7 +52,7 @@ class Weights:
         state = self._state()
         for name, value in self._fixed.items():
             if name not in state or not _same(state[name], value):
-                raise ValueError(
+                raise UnsupportedModelError(
                     f"{name} of the model changed during the run, and is not trained: values of the rows may have been "
                     "written to it without noise; put its module in evaluation mode, or leave it out of the model"
                 )
@@ -64,7 +65,7 @@ class Weights:
         state = model.state_dict()
         for name, value in state.items():
             if name not in known or not isinstance(value, Tensor):
-                raise ValueError(
+                raise UnsupportedModelError(
                     f"the state of the model has {name}, neither a parameter nor a buffer, which would be released as "
                     "it is: leave out get_extra_state, or train without folder"
                 )

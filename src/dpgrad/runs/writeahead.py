@@ -35,6 +35,7 @@ from dpgrad import _validate
 from dpgrad._files import Lines
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Repeat, from_dict, grouped, to_dict
+from dpgrad.errors import BudgetSpentError, ResumeError
 from dpgrad.mechanism.mechanism import Mechanism
 
 FORMAT = "dpgrad run 1"
@@ -108,7 +109,7 @@ class WriteAhead:
             for number, record in enumerate(lines.records):
                 self._take(number, record)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{lines.path} is not the ledger of a run: {error}; choose another folder") from None
+            raise ResumeError(f"{lines.path} is not the ledger of a run: {error}; choose another folder") from None
 
     @classmethod
     def create(
@@ -135,7 +136,7 @@ class WriteAhead:
         lines = Lines.read(path)
         found = cls(lines)
         if not found.attempts:
-            raise ValueError(
+            raise ResumeError(
                 f"{path} ends before its first attempt: lines are missing, and what they said is not known; count the "
                 "whole plan as spent and begin in another folder"
             )
@@ -150,12 +151,12 @@ class WriteAhead:
         """Follow one line."""
         if number == 0:
             if record.get("format") != FORMAT:
-                raise ValueError(f"its first line is not that of {FORMAT!r}")
+                raise ResumeError(f"its first line is not that of {FORMAT!r}")
             self.identifier, self.delta = record["identifier"], record["delta"]
             self.accountant, self.beside = record["accountant"], from_dict(record["beside"])
         elif "attempt" in record:
             if record["attempt"] != len(self.attempts) + 1 or self.finished:
-                raise ValueError(f"line {number + 1} begins an attempt out of turn")
+                raise ResumeError(f"line {number + 1} begins an attempt out of turn")
             self.attempts.append(
                 Attempt(
                     record["attempt"], record["began"], record["last"], record["reserve"], record["seeded"],
@@ -165,7 +166,7 @@ class WriteAhead:
         elif "until" in record:
             least = self.present.began if "settled" in record else self.present.until
             if not least <= record["until"] <= self.present.last:
-                raise ValueError(f"line {number + 1} reserves steps out of turn")
+                raise ResumeError(f"line {number + 1} reserves steps out of turn")
             self.attempts[-1] = dataclasses.replace(self.present, until=record["until"])
         else:
             self.finished, self.kept = bool(record["finished"]), bool(record["kept"])
@@ -247,7 +248,7 @@ class WriteAhead:
         """Spend ``step`` and those of its block, where it is not spent yet; on the disk when this returns."""
         now = self.present
         if step >= now.last:
-            raise ValueError(
+            raise BudgetSpentError(
                 f"step {step + 1:,} would exceed what is planned: this attempt may go to step {now.last:,}; stop here"
             )
         if step >= now.until:

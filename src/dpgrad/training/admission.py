@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import ScaleRule, fault
 from dpgrad.grads.sums import trainable
@@ -19,37 +20,39 @@ _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bou
 def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:
     """Refuse at once what would fail after a step was charged."""
     if not callable(loss) or isinstance(loss, nn.modules.loss._Loss | torch.optim.Optimizer):
-        raise ValueError(
+        raise OptionError(
             f"loss must be a function of (model, batch) that returns one value per example, got {_validate.shown(loss)}"
         )
     if not isinstance(mechanism, Mechanism):
-        raise ValueError(
+        raise OptionError(
             f"mechanism must be a Mechanism, got {_validate.shown(mechanism)}: for a budget use "
             "Mechanism(...).calibrated(epsilon=..., delta=...)"
         )
     if rule is not None and (not callable(rule) or isinstance(rule, type)):
-        raise ValueError(
+        raise OptionError(
             "rule must be a rule of dpgrad.scaling such as Hard(), or a function rule(norms, clip) that returns the "
             f"factors, got {_validate.shown(rule)}"
         )
     if inner_momentum is not None and not isinstance(inner_momentum, InnerMomentum):
-        raise ValueError(
+        raise OptionError(
             f"inner_momentum must be an InnerMomentum(gamma, length), got {_validate.shown(inner_momentum)}"
         )
     if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.sampling_rate_at(0):
-        raise ValueError("sampling_rate must be above 0, got 0: no example would ever be drawn")
+        raise OptionError("sampling_rate must be above 0, got 0: no example would ever be drawn")
 
 
 def refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
     """Refuse a model that has nothing to train, has no values yet, or lacks the parameters of a group."""
     if not trainable(model):
-        raise ValueError("model must have a parameter to train, got none with requires_grad")
+        raise UnsupportedModelError("model must have a parameter to train, got none with requires_grad")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise ValueError(f"parameter {name} is on the meta device, without values: load or initialise it first")
+            raise UnsupportedModelError(
+                f"parameter {name} is on the meta device, without values: load or initialise it first"
+            )
     for group in mechanism.groups:
         if not any(fnmatchcase(name, group.pattern) for name, _ in model.named_parameters()):
-            raise ValueError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
+            raise OptionError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
 
 
 def rule_fault(rule: ScaleRule, clip_at: Callable[[int], float | Tensor], steps: int, device: torch.device) -> str:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import AnyKey, Key
@@ -53,7 +54,7 @@ def probed(augment: Augment, probe: Batch, key: AnyKey) -> Batch:
 
     >>> probed(lambda batch, generator: torch.rand_like(batch)[:, None], torch.zeros(3), key=7)
     Traceback (most recent call last):
-    ValueError: augment must make an example's rows from that example and the generator alone: ...
+    dpgrad.errors.OptionError: augment must make an example's rows from that example and the generator alone: ...
     """
     examples = torch.arange(len(leaves(probe)[0]))
     rows = augmented(augment, probe, examples, key, 0)
@@ -61,7 +62,7 @@ def probed(augment: Augment, probe: Batch, key: AnyKey) -> Batch:
     for one, other in zip(leaves(rows), leaves(backwards), strict=True):
         again = other.flip(0)
         if not ((one == again) | (one != one) & (again != again)).all():
-            raise ValueError(
+            raise OptionError(
                 "augment must make an example's rows from that example and the generator alone: called again, in "
                 "another order, it made others (it draws randomness from elsewhere, or remembers examples)"
             )
@@ -98,7 +99,7 @@ class Shifts:
         """The images by their ``shifts``, (examples, 2, count), each with the label of its example."""
         images, labels = batch
         if images.ndim != 4:
-            raise ValueError(f"Shifts is for images, got rows of shape {tuple(images.shape[1:])}: leave out augment")
+            raise OptionError(f"Shifts is for images, got rows of shape {tuple(images.shape[1:])}: leave out augment")
         height, width = images.shape[-2:]
         padded, (down, right) = F.pad(images, (1, 1, 1, 1)), shifts.to(images.device).movedim(1, 0)
         rows = torch.arange(height, device=images.device) + down[..., None]  # (examples, K, height)
@@ -121,9 +122,9 @@ def _refuse_shape(made: Batch, first: Batch) -> None:
     found = leaves(made)
     if len({leaf.shape[:2] for leaf in found}) != 1 or found[0].ndim < 2 or len(found[0]) != 1 or not found[0].shape[1]:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in found)
-        raise ValueError(
+        raise OptionError(
             "augment is given a batch of one example and must return tensors that begin with (1, K), K the number of "
             f"rows, got {shapes}"
         )
     if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves(first)]:
-        raise ValueError("augment must make rows of the same number and shape of every example")
+        raise OptionError("augment must make rows of the same number and shape of every example")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 from dpgrad.grads.sums import trainable
 
 
@@ -75,7 +76,7 @@ def parse(text: str, steps: int) -> Ema | Tail:
                 _validate.open_unit(**{"share of averaging tail": value})
             return Tail(steps - max(1, round(value * steps)))
         case _:
-            raise ValueError(f"unknown averaging {_validate.shown(text)}: write ema:0.99 or tail:0.5")
+            raise OptionError(f"unknown averaging {_validate.shown(text)}: write ema:0.99 or tail:0.5")
 
 
 class Averaged:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event
+from dpgrad.errors import DataError
 from dpgrad.grads.batch import row_losses
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.sampling import Indices
@@ -147,7 +148,7 @@ def evaluate(model: nn.Module, metric: Metric, held_out: Any, collate: source.Co
             try:
                 total += row_losses(metric.values, model, batch, min(_JUDGED, rows - start)).double().sum()
             except ValueError as error:
-                raise ValueError(f"metric {metric.name} on held_out: {error}") from error
+                raise DataError(f"metric {metric.name} on held_out: {error}") from error
     return float(total) / rows
 
 
@@ -160,12 +161,12 @@ def refuse_held_out(held_out: Any, data: Any) -> None:
     >>> rows = torch.zeros(3, 2), torch.zeros(3)
     >>> refuse_held_out(rows, rows)
     Traceback (most recent call last):
-    ValueError: held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart
+    dpgrad.errors.DataError: held_out are rows of the training data: a figure on them would be shown without ...
     """
     if not source.rows(held_out):
-        raise ValueError("held_out must hold at least one row, got none: leave it out to train without evaluation")
+        raise DataError("held_out must hold at least one row, got none: leave it out to train without evaluation")
     if _share_rows(held_out, data):
-        raise ValueError(
+        raise DataError(
             "held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart"
         )
     if isinstance(held_out, Dataset):
@@ -173,7 +174,7 @@ def refuse_held_out(held_out: Any, data: Any) -> None:
     for path, leaf in pytree.tree_flatten_with_path(held_out)[0]:
         for few in source.blocks(leaf, 1 << 16):
             if few.is_floating_point() and not bool(few.isfinite().all()):
-                raise ValueError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
+                raise DataError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
 
 
 def _share_rows(one: Any, other: Any) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from dpgrad import _files, _validate
+from dpgrad.errors import OptionError, ResumeError
 from dpgrad.grads import ENGINES, clipped_sum
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.training import source
@@ -53,7 +54,7 @@ class Diagnostics:
 
     >>> Diagnostics(last_epochs=0)
     Traceback (most recent call last):
-    ValueError: last_epochs must be positive and finite, got 0: or math.inf for the whole run
+    dpgrad.errors.OptionError: last_epochs must be positive and finite, got 0: or math.inf for the whole run
     """
 
     last_epochs: float = 10
@@ -65,7 +66,7 @@ class Diagnostics:
             try:
                 _validate.positive(last_epochs=self.last_epochs)
             except ValueError as error:
-                raise ValueError(f"{error}: or math.inf for the whole run") from None
+                raise OptionError(f"{error}: or math.inf for the whole run") from None
         _validate.whole(least=1, bins=self.bins)
         _validate.whole(least=2, probe=self.probe)
 
@@ -200,7 +201,7 @@ class Recorder:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         if set(state["columns"]) != set(self._columns):
-            raise ValueError("the recorded diagnostics are of another version: start them anew")
+            raise ResumeError("the recorded diagnostics are of another version: start them anew")
         self._columns = {name: list(values) for name, values in state["columns"].items()}
         self._norms, self._weights = [state["norms"]], state["weights"].clone()
         before = state["before"]

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from dpgrad import _validate
 from dpgrad.data import Source, read_all
+from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.training import source
 
 Rows = Tensor | np.ndarray[Any, Any]
@@ -74,9 +75,9 @@ class Extractor:
         given: object = rows  # a caller may ignore types
         if not isinstance(given, Tensor | np.ndarray) or given.ndim < 2:
             shown = f"shape {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else type(given).__name__
-            raise ValueError(f"rows must be an array or tensor of shape (rows, ...), got {shown}")
+            raise DataError(f"rows must be an array or tensor of shape (rows, ...), got {shown}")
         if self.shape is not None and tuple(rows.shape[1:]) != self.shape:
-            raise ValueError(f"each row must have the shape {self.shape}, got {tuple(rows.shape[1:])}")
+            raise DataError(f"each row must have the shape {self.shape}, got {tuple(rows.shape[1:])}")
         place = rows.device if isinstance(rows, Tensor) else torch.device("cpu")
         with torch.no_grad():
             self._refuse_company(tuple(rows.shape[1:]))
@@ -89,7 +90,9 @@ class Extractor:
     def _features(self, rows: Tensor) -> Tensor:
         found: Tensor = self.module(_like(self.module, rows)).flatten(1)
         if len(found) != len(rows):
-            raise ValueError(f"the module must return one entry per row, got {len(found)} for {len(rows)} rows")
+            raise UnsupportedModelError(
+                f"the module must return one entry per row, got {len(found)} for {len(rows)} rows"
+            )
         if not self.unit_norm:
             return found
         norms = found.double().norm(dim=1, keepdim=True)
@@ -100,11 +103,11 @@ class Extractor:
         """Refuse a module that lets rows act on each other; tried on random numbers, not on the rows."""
         for name, module in self.module.named_modules():
             if module.training:
-                raise ValueError(f"module {name or 'itself'!r} is in training mode: call eval() on it first")
+                raise UnsupportedModelError(f"module {name or 'itself'!r} is in training mode: call eval() on it first")
         rows = torch.rand((3, *shape), generator=torch.Generator().manual_seed(0))
         one, other = (self._features(torch.cat([rows[:1], company]))[0] for company in (rows[1:2], _COMPANY * rows[1:]))
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()), equal_nan=True):
-            raise ValueError(
+            raise UnsupportedModelError(
                 "the module gives a row other features beside other rows: a normalization over the batch, or random "
                 "numbers; use fixed statistics, or one over each row alone"
             )
@@ -115,7 +118,7 @@ def _pixels(rows: Tensor) -> Tensor:
     if rows.dtype == torch.uint8:
         return rows.float() / 255
     if not rows.is_floating_point():
-        raise ValueError(f"rows must hold uint8 or floating-point values, got {rows.dtype}: convert them")
+        raise DataError(f"rows must hold uint8 or floating-point values, got {rows.dtype}: convert them")
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
@@ -142,7 +145,7 @@ def pretrained(
     >>> layer = nn.Linear(2, 1)
     >>> pretrained(layer, {"weight": torch.ones(1, 2)}, "features: a sum")
     Traceback (most recent call last):
-    ValueError: the state does not fit the module: missing bias
+    dpgrad.errors.OptionError: the state does not fit the module: missing bias
     >>> pretrained(layer, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, "features: a sum")(torch.ones(1, 2))
     tensor([[2.]])
     """
@@ -158,11 +161,11 @@ def _state(file: str | os.PathLike[str] | io.BytesIO) -> Mapping[str, Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ValueError(f"there is no file {name}: give the path of a state dict") from None
+        raise DataError(f"there is no file {name}: give the path of a state dict") from None
     except (UnpicklingError, RuntimeError, EOFError, KeyError, OSError):
-        raise ValueError(f"{name} is not a file of tensors alone: damaged, or it holds other objects") from None
+        raise DataError(f"{name} is not a file of tensors alone: damaged, or it holds other objects") from None
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"{name} must hold a state dict, names of tensors, got a {type(found).__name__}")
+        raise DataError(f"{name} must hold a state dict, names of tensors, got a {type(found).__name__}")
     return found
 
 
@@ -181,7 +184,7 @@ def _refuse_misfit(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         if names
     ]
     if parts:
-        raise ValueError(f"the state does not fit the module: {'; '.join(parts)}")
+        raise OptionError(f"the state does not fit the module: {'; '.join(parts)}")
 
 
 MOBILENET_V2 = Source(
@@ -222,7 +225,7 @@ class _Resized(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"each row must be an image (3, height, width), got {tuple(images.shape[1:])}")
+            raise DataError(f"each row must be an image (3, height, width), got {tuple(images.shape[1:])}")
         large = F.interpolate(images, (self.size, self.size), mode="bilinear", align_corners=False)
         return (large - self.mean) / self.deviation
 
@@ -316,7 +319,7 @@ class _Convolutions(nn.Module):
 def _image(shape: tuple[int, int, int]) -> tuple[int, int, int]:
     given: object = shape
     if not isinstance(given, tuple | list) or len(given) != 3:
-        raise ValueError(f"shape must be (channels, height, width), got {_validate.shown(given)}")
+        raise OptionError(f"shape must be (channels, height, width), got {_validate.shown(given)}")
     _validate.whole(least=1, **{"channels of shape": given[0], "height of shape": given[1], "width of shape": given[2]})
     return given[0], given[1], given[2]
 
@@ -348,7 +351,7 @@ def scattering(
     _validate.whole(least=1, scales=scales, angles=angles)
     step = 2**scales
     if height % step or width % step or min(height, width) <= step:
-        raise ValueError(
+        raise OptionError(
             f"height and width must be multiples of {step} = 2^scales and larger, got {height} and {width}: "
             "pad or crop the images, or use fewer scales"
         )
@@ -356,7 +359,7 @@ def scattering(
     if groups is not None:
         _validate.whole(least=1, groups=groups)
         if channels * maps % groups:
-            raise ValueError(f"groups must divide the {channels * maps} maps, got {groups}")
+            raise OptionError(f"groups must divide the {channels * maps} maps, got {groups}")
     public = f"features: scattering of order 2, {scales} scales, {angles} angles (fixed wavelets)"
     module = _Scattering((height + 2 * step, width + 2 * step), scales, angles, groups)
     return Extractor(module.eval(), public, unit_norm, batch, (channels, height, width))

@@ -31,6 +31,7 @@ from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
+from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
@@ -44,7 +45,7 @@ from dpgrad.training import source
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.curves import Point, Progress, Watch, evaluate, refuse_held_out
 from dpgrad.training.diagnostics import Diagnostics, Recorder
-from dpgrad.training.graph import CannotCaptureError, elsewhere, refusal
+from dpgrad.training.graph import elsewhere, refusal
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, loss_named, metric_named
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder
@@ -104,7 +105,7 @@ class Fitted:
         """
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(f"{path} is not an empty folder: choose another one")
+            raise RunError(f"{path} is not an empty folder: choose another one")
         path.mkdir(parents=True, exist_ok=True)
         _write(self, None, Weights(unwrapped(self.model)), path)
 
@@ -198,16 +199,16 @@ class _Task:
             rows = Rows.of(dataset)
             data, held_out = rows.train, rows.held_out if held_out is None else held_out
         if not source.rows(data):
-            raise ValueError("data must hold at least one row, got none")
+            raise DataError("data must hold at least one row, got none")
         judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
         every = callbacks if isinstance(callbacks, Sequence) else (callbacks,)
         recorders = [callback for callback in every if isinstance(callback, Diagnostics)]
         if len(recorders) > 1:
-            raise ValueError(f"callbacks must hold at most one Diagnostics, got {len(recorders)}")
+            raise OptionError(f"callbacks must hold at most one Diagnostics, got {len(recorders)}")
         watching = [callback for callback in every if not isinstance(callback, Diagnostics)]
         for callback in watching:
             if not callable(callback):
-                raise ValueError(f"callbacks must be functions of a Progress, got {_validate.shown(callback)}")
+                raise OptionError(f"callbacks must be functions of a Progress, got {_validate.shown(callback)}")
         if judged is not None and judged.rows is not None:
             refuse_held_out(judged.rows, data)
         goal = loss_named(loss)
@@ -247,7 +248,7 @@ class _Task:
         if folder is not None:
             Weights(self.core)  # a model of which not everything may be released
         if self.computing.capture and self.diagnostics is not None:
-            raise ValueError("a captured step is not observed: leave out capture, or diagnostics")
+            raise OptionError("a captured step is not observed: leave out capture, or diagnostics")
         if self.computing.capture and self.device.type != "cuda":
             raise CannotCaptureError(elsewhere(self.device))
 
@@ -270,10 +271,10 @@ def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> 
 
 def _refuse(task: _Task, ledger: object, folder: RunFolder | None) -> None:
     if ledger is not None and not isinstance(ledger, Ledger):
-        raise ValueError(f"ledger must be a dpgrad Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
+        raise OptionError(f"ledger must be a dpgrad Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
     for name, value, kind in (("privacy", task.privacy, Privacy), ("computing", task.computing, Computing)):
         if not isinstance(value, kind):
-            raise ValueError(f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}")
+            raise OptionError(f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}")
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
+from dpgrad.errors import CannotCaptureError, RunError
 from dpgrad.grads import lanes
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.precision import precision_settings
@@ -49,15 +50,6 @@ _BEGINS: dict[type[torch.optim.Optimizer], dict[str, float]] = {
 Rates = tuple[float, ...]  # the learning rate of each of the optimizer's groups of parameters
 
 
-class CannotCaptureError(ValueError):
-    """The step of this run cannot be captured; the message says why.
-
-    >>> raise CannotCaptureError("the model is on cpu")
-    Traceback (most recent call last):
-    dpgrad.training.graph.CannotCaptureError: the model is on cpu
-    """
-
-
 class CapturedStep:
     """`PrivateGradient.step` and the optimizer's, captured and replayed; call `settle` before looking at the model.
 
@@ -74,7 +66,7 @@ class CapturedStep:
     >>> private = PrivateGradient(nn.Linear(1, 1), lambda model, x: model(x)[:, 0], plan)
     >>> CapturedStep(private, torch.ones(3, 1), torch.optim.SGD(private.model.parameters(), lr=0.1))
     Traceback (most recent call last):
-    dpgrad.training.graph.CannotCaptureError: the model is on cpu: a step is captured on a CUDA device
+    dpgrad.errors.CannotCaptureError: the model is on cpu: a step is captured on a CUDA device
     """
 
     def __init__(self, private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -212,7 +204,7 @@ class CapturedStep:
     def _refuse_changed(self) -> None:
         for (what, now), before in zip(self._conditions().items(), self._captured.values(), strict=True):
             if now != before:
-                raise ValueError(f"{what} changed since the step was captured: put it back, or capture the step anew")
+                raise RunError(f"{what} changed since the step was captured: put it back, or capture the step anew")
 
     def _make_state(self) -> None:
         """What the graphs read and write, at addresses that stay."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgrad import _validate
+from dpgrad.errors import DataError, OptionError
 from dpgrad.grads.sums import Batch, Loss
 
 PerRow = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per row
@@ -28,21 +29,21 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     >>> cross_entropy(torch.zeros(1, 2), torch.tensor([2]))
     Traceback (most recent call last):
-    ValueError: targets must be class indices from 0 to 1: the model has 2 outputs; give it one for each class
+    dpgrad.errors.DataError: targets must be class indices from 0 to 1: the model has 2 outputs; give it one ...
     """
     classes = outputs.shape[-1]
     if outputs.ndim != 2 or targets.shape != outputs.shape[:1]:
-        raise ValueError(
+        raise DataError(
             f"cross-entropy needs outputs (rows, classes) and targets (rows,), got outputs {_shape(outputs)} and "
             f"targets {_shape(targets)}: use a loss of your own for other shapes"
         )
     if targets.is_floating_point():
-        raise ValueError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
+        raise DataError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
     try:
         # torch skips targets of ignore_index, -100 unless told otherwise: a label that is wrong is not to be skipped
         return F.cross_entropy(outputs, targets.long(), reduction="none", ignore_index=_NO_CLASS)
     except IndexError:  # its message repeats the label, which is private
-        raise ValueError(_wrong_class(classes)) from None
+        raise DataError(_wrong_class(classes)) from None
 
 
 _NO_CLASS = -(1 << 40)
@@ -84,7 +85,7 @@ LOSSES: dict[str, PerRow] = {"cross-entropy": cross_entropy, "bce": bce, "square
 def _paired(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets as (rows, entries), the targets in the type of the outputs."""
     if len(outputs) != len(targets) or outputs.numel() != targets.numel():
-        raise ValueError(
+        raise DataError(
             f"{name} needs as many targets as outputs, got outputs {_shape(outputs)} and targets {_shape(targets)}"
         )
     rows = len(outputs)
@@ -122,11 +123,11 @@ def pair(batch: Batch) -> tuple[Tensor, Tensor]:
 
     >>> pair(torch.zeros(3))
     Traceback (most recent call last):
-    ValueError: a loss by name needs data as a pair (inputs, targets), got Tensor: give a loss of your own, ...
+    dpgrad.errors.DataError: a loss by name needs data as a pair (inputs, targets), got Tensor: give a loss ...
     """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         kind = f"{len(batch)} parts" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise ValueError(
+        raise DataError(
             f"a loss by name needs data as a pair (inputs, targets), got {kind}: give a loss of your own, "
             "a function of (model, batch) that returns one value per example"
         )
@@ -138,17 +139,17 @@ def loss_named(loss: str | Loss) -> Loss:
 
     >>> loss_named("crossentropy")
     Traceback (most recent call last):
-    ValueError: unknown loss 'crossentropy': did you mean cross-entropy? The losses are cross-entropy, bce, ...
+    dpgrad.errors.OptionError: unknown loss 'crossentropy': did you mean cross-entropy? The losses are ...
     """
     if str(getattr(loss, "__module__", "")).startswith("torch."):
-        raise ValueError(
+        raise OptionError(
             f"loss must be a name ({', '.join(LOSSES)}) or a function of (model, batch) with one value per example, "
             f"got {_validate.shown(loss)}, which is one of outputs and targets"
         )
     if not isinstance(loss, str):
         return loss
     if loss not in LOSSES:
-        raise ValueError(_unknown("loss", loss, LOSSES))
+        raise OptionError(_unknown("loss", loss, LOSSES))
     return NamedLoss(loss)
 
 
@@ -201,7 +202,7 @@ def metric_named(metric: str | PerRow | None, loss: Loss) -> Metric:
         return Metric("loss", loss)
     if isinstance(metric, str):
         if metric not in METRICS:
-            raise ValueError(_unknown("metric", metric, METRICS))
+            raise OptionError(_unknown("metric", metric, METRICS))
         name, values = metric, METRICS[metric]
     else:
         name, values = getattr(metric, "__name__", type(metric).__name__), metric
@@ -220,10 +221,10 @@ def refuse_targets(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
 
     >>> refuse_targets(NamedLoss("cross-entropy"), torch.zeros(1, 3), torch.tensor([0, 3]))
     Traceback (most recent call last):
-    ValueError: targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class
+    dpgrad.errors.DataError: targets must be class indices from 0 to 2: the model has 3 outputs; give it one ...
     """
     if loss != NamedLoss("cross-entropy") or not targets.numel() or targets.is_floating_point():
         return
     low, high = torch.aminmax(targets)
     if int(low) < 0 or int(high) >= outputs.shape[-1]:
-        raise ValueError(_wrong_class(outputs.shape[-1]))
+        raise DataError(_wrong_class(outputs.shape[-1]))

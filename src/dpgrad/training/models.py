@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 
 
 class OrientedGradients(nn.Module):
@@ -86,7 +87,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 def _image(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < 4:
-        raise ValueError(
+        raise OptionError(
             f"model {name} is for images of (channels, height, width) with sides of at least 4, got rows of shape "
             f"{tuple(shape)}: choose linear or mlp"
         )
@@ -98,11 +99,11 @@ def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
 
     >>> build("conn", (1, 8, 8), 10)
     Traceback (most recent call last):
-    ValueError: unknown model 'conn': did you mean cnn? The models are linear, mlp, cnn, oriented-gradients
+    dpgrad.errors.OptionError: unknown model 'conn': did you mean cnn? The models are linear, mlp, cnn, ...
     """
     if name not in MODELS:
         close = get_close_matches(str(name).lower(), MODELS, n=1)
         guess = f"did you mean {close[0]}? The" if close else "the"
-        raise ValueError(f"unknown model {_validate.shown(name)}: {guess} models are {', '.join(MODELS)}")
+        raise OptionError(f"unknown model {_validate.shown(name)}: {guess} models are {', '.join(MODELS)}")
     _validate.whole(least=1, outputs=outputs)
     return MODELS[name](shape, outputs)

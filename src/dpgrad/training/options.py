@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
+from dpgrad.errors import OptionError
 
 __all__ = ["Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted"]
 
@@ -55,7 +56,7 @@ def check(record: Any) -> None:
         CHECKS[kind](**{field.name: value})
         choices = field.metadata["choices"]
         if choices and value not in choices:
-            raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {_validate.shown(value)}")
+            raise OptionError(f"{field.name} must be one of {', '.join(choices)}, got {_validate.shown(value)}")
 
 
 def given(kind: type[T], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def parted(options: Mapping[str, Any]) -> "tuple[Budget, Privacy, dict[str, Any]
 def _flag(**named: object) -> None:
     for name, value in named.items():
         if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {_validate.shown(value)}")
+            raise OptionError(f"{name} must be True or False, got {_validate.shown(value)}")
 
 
 @runtime_checkable
@@ -181,7 +182,7 @@ class Computing:
 
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
-    ValueError: microbatch must be a whole number of at least 1, got 0
+    dpgrad.errors.OptionError: microbatch must be a whole number of at least 1, got 0
     """
 
     engine: str = option("bookkeeping", "bookkeeping, vmap or single.", kind="text", metavar="NAME")

@@ -30,6 +30,7 @@ from dpgrad.accounting import account, calibrate
 from dpgrad.accounting.events import Gaussian, Relation
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.errors import DataError
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
@@ -76,7 +77,7 @@ class Projection:
         """
         features = self.components.shape[1]
         if _features(rows) != features:
-            raise ValueError(f"rows must have {features} features, as the projection was made for, got {_shape(rows)}")
+            raise DataError(f"rows must have {features} features, as the projection was made for, got {_shape(rows)}")
         wide = self.components.double()
         kept = torch.float64 if str(rows.dtype).endswith("float64") else torch.float32
         coordinates = [(few @ wide.to(few.device).T).to(kept) for few in _double(rows, max(1, _HELD // features))]
@@ -191,7 +192,7 @@ def _double(rows: Rows, held: int) -> Iterator[Tensor]:
         found = few.flatten(1).double()
         whole = isinstance(rows, Tensor) and not few.is_floating_point()
         if whole and bool((found.abs() > _WHOLE).any()):
-            raise ValueError(
+            raise DataError(
                 "rows must hold whole numbers of at most 2^24, which every type holds: convert all of them to one type "
                 "that you choose, such as rows.double()"
             )
@@ -217,10 +218,10 @@ def _features(rows: Rows) -> int:
     """The number of values in a row; what does not hold rows of real numbers is refused."""
     given: object = rows  # a caller may ignore types
     if not isinstance(given, Tensor | np.ndarray) or given.ndim < 2 or not math.prod(given.shape[1:]):
-        raise ValueError(f"rows must be an array or tensor of shape (rows, features), got {_shape(given)}")
+        raise DataError(f"rows must be an array or tensor of shape (rows, features), got {_shape(given)}")
     real = not given.is_complex() if isinstance(given, Tensor) else given.dtype.kind in "fiub"
     if not real:
-        raise ValueError(f"rows must hold real numbers, got {given.dtype}")
+        raise DataError(f"rows must hold real numbers, got {given.dtype}")
     if isinstance(given, np.ndarray):
         source.refuse_type("rows", given.dtype)
     return math.prod(given.shape[1:])

@@ -16,6 +16,7 @@ from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
 from dpgrad.accounting.guarantee import Guarantee, up
+from dpgrad.errors import BudgetSpentError, DataError, OptionError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
@@ -261,7 +262,7 @@ def accumulated_noise(momentum: float, steps: int) -> float:
     (1.0, 5.26)
     """
     if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must lie in [0, 1), got {_validate.shown(momentum)}")
+        raise OptionError(f"momentum must lie in [0, 1), got {_validate.shown(momentum)}")
     _validate.whole(least=1, steps=steps)
     return (1 - momentum ** (2 * steps)) / (1 - momentum**2)
 
@@ -358,7 +359,7 @@ def planned(
     declared = privacy.dataset_size is not None
     size = privacy.dataset_size if privacy.dataset_size is not None else rows
     if not size:
-        raise ValueError("data must hold at least one row, got none")
+        raise DataError("data must hold at least one row, got none")
     delta = _checked(budget, privacy, size)
     batch_size = _batch_size(method, budget, size)
     count = _steps(size, batch_size, budget.epochs, budget.steps)
@@ -372,7 +373,7 @@ def planned(
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
     guarantee = mechanism.guarantee(delta, privacy.accountant, beside=other)
     if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
-        raise ValueError(
+        raise BudgetSpentError(
             f"noise_multiplier = {privacy.noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
             f"{up(guarantee.epsilon)}, above the budget {budget.epsilon:g}: leave out noise_multiplier to have it "
             "found, leave out epochs to stop in time, or allow more"
@@ -390,24 +391,24 @@ def planned(
 def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
     """δ, after everything a budget needs has been seen to be there."""
     if budget.epsilon is None and privacy.noise_multiplier is None:
-        raise ValueError("a budget is required: give epsilon and delta, or noise_multiplier and delta")
+        raise OptionError("a budget is required: give epsilon and delta, or noise_multiplier and delta")
     if budget.delta is None:
-        raise ValueError(
+        raise OptionError(
             "delta is required: the probability that the ε bound fails; choose it well below 1/n = "
             f"{1 / size:.2g}, e.g. 1e-5"
         )
     if budget.delta >= 1 / size:
-        raise ValueError(
+        raise OptionError(
             f"delta must be below 1/n = {1 / size:.4g}, got {budget.delta:g}: a mechanism that publishes one row at "
             "random has delta 1/n"
         )
     if budget.epochs is not None and budget.steps is not None:
-        raise ValueError("epochs and steps both say how long to train: give one of them")
+        raise OptionError("epochs and steps both say how long to train: give one of them")
     both = budget.epsilon is not None and privacy.noise_multiplier is not None
     if budget.epochs is None and budget.steps is None and not both:
-        raise ValueError("epochs or steps is required: how long to train (or both epsilon and noise_multiplier)")
+        raise OptionError("epochs or steps is required: how long to train (or both epsilon and noise_multiplier)")
     if privacy.reading is not None and budget.epsilon is None:
-        raise ValueError("reading says how a budget is used: give epsilon, or leave reading out")
+        raise OptionError("reading says how a budget is used: give epsilon, or leave reading out")
     return float(budget.delta)
 
 
@@ -415,15 +416,15 @@ def _batch_size(method: Recipe, budget: Budget, size: int) -> float:
     given, epochs, steps = budget.batch_size, budget.epochs, budget.steps
     if method.full_batch:
         if given not in (None, size):
-            raise ValueError(f"method {method.name} takes all {size:,} rows at every step: leave batch_size out")
+            raise OptionError(f"method {method.name} takes all {size:,} rows at every step: leave batch_size out")
         return float(size)
     if given is None:
         batches = epochs if epochs is not None else math.sqrt(steps) if steps is not None else None
         if batches is None:
-            raise ValueError("batch_size is required: the expected number of rows in a step; or give epochs")
+            raise OptionError("batch_size is required: the expected number of rows in a step; or give epochs")
         given = max(1, round(size / max(1, batches)))
     if given > size:
-        raise ValueError(f"batch_size must be at most the number of rows, {size:,}, got {given:g}")
+        raise OptionError(f"batch_size must be at most the number of rows, {size:,}, got {given:g}")
     return float(given)
 
 
@@ -434,7 +435,7 @@ def _steps(dataset_size: int, batch_size: float, epochs: float | None, steps: in
         min(epochs * dataset_size / batch_size, 2 * _validate.MOST_STEPS)
     )  # beyond which a mechanism refuses it
     if not count:
-        raise ValueError(
+        raise OptionError(
             f"epochs = {epochs:g} of {dataset_size:,} rows in batches of {batch_size:g} make no step: train longer"
         )
     return count
@@ -444,10 +445,10 @@ def _clock(method: Recipe, steps: int | None) -> int:
     """Over how many steps the clip bound shrinks."""
     if method.schedule_steps is not None:
         if method.clip_schedule is None:
-            raise ValueError(f"schedule_steps is for a clip_schedule, and {method.name} has none: leave it out")
+            raise OptionError(f"schedule_steps is for a clip_schedule, and {method.name} has none: leave it out")
         return method.schedule_steps
     if steps is None and method.clip_schedule is not None:
-        raise ValueError("schedule_steps is required: over how many steps the clip bound shrinks; or give epochs")
+        raise OptionError("schedule_steps is required: over how many steps the clip bound shrinks; or give epochs")
     return steps or 1
 
 
@@ -455,7 +456,7 @@ def _relation(relation: str | Relation | None, declared: bool) -> Relation:
     if relation is None:
         return Relation.ADD_REMOVE if declared else Relation.ZERO_OUT
     if relation == Relation.ADD_REMOVE and not declared:
-        raise ValueError(
+        raise OptionError(
             "relation add-remove needs a declared dataset_size: rate, steps and divisor must not be read from the "
             "data; give dataset_size as a constant, or use relation zero-out or replace-one"
         )

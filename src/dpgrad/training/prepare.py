@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.memory import available
 from dpgrad.grads.sums import Loss, trainable
@@ -33,7 +34,9 @@ def device_of(model: nn.Module) -> torch.device:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
         where = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"model must lie on one device, its parameters lie on {where}: move it with .to(device)")
+        raise UnsupportedModelError(
+            f"model must lie on one device, its parameters lie on {where}: move it with .to(device)"
+        )
     return next(iter(devices), torch.device("cpu"))
 
 
@@ -73,26 +76,26 @@ def optimizer_named(
         # One kernel for all parameters, which a captured step can hold; on the CPU it gains nothing.
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
     if momentum:
-        raise ValueError(
+        raise OptionError(
             f"momentum = {momentum:g} is that of SGD, and another optimizer was chosen: leave out optimizer, or give "
             "method dpsgd or momentum 0 and set the optimizer's own"
         )
     given: object = choice  # a caller may ignore types
     if isinstance(given, torch.optim.Optimizer):
         kind = type(given).__name__
-        raise ValueError(
+        raise OptionError(
             f"optimizer must be a name or a function that makes one of the parameters, got {kind} itself: give "
             f"lambda parameters: {kind}(parameters, ...)"
         )
     if not isinstance(choice, str):
         made: object = choice(parameters)
         if not isinstance(made, torch.optim.Optimizer):
-            raise ValueError(f"optimizer must make a torch.optim.Optimizer, it made {_validate.shown(made)}")
+            raise OptionError(f"optimizer must make a torch.optim.Optimizer, it made {_validate.shown(made)}")
         return made
     kinds = _optimizers()
     if choice.lower() not in kinds:
         close = get_close_matches(choice.lower(), kinds, n=1, cutoff=0.0)[0]
-        raise ValueError(
+        raise OptionError(
             f"unknown optimizer {_validate.shown(choice)}: did you mean {close}? Known are {', '.join(kinds)}; or give "
             "a function of the parameters"
         )

@@ -33,6 +33,7 @@ from dpgrad import _processes, _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.errors import BudgetSpentError, DataError, OptionError, ResumeError, RunError, UnsupportedModelError
 from dpgrad.grads import ENGINES, ClippedSum, Engine, Way, clipped_sum
 from dpgrad.grads.again import Again
 from dpgrad.grads.check import PROBED, compare, prepared
@@ -134,19 +135,19 @@ class PrivateGradient:
         self.mechanism = mechanism
         self.rule = Hard() if rule is None else rule
         if engine not in ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+            raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if average is not None and (
             inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
         ):
-            raise ValueError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
+            raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
         if microbatch is not None:
             _validate.whole(least=1, microbatch=microbatch)
         if memory_limit is not None:
             _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
         if augment is not None and several_rows:
-            raise ValueError("augment makes the rows of an example: give it, or several_rows with data that have them")
+            raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
         if seed is not None and key is not None:
-            raise ValueError("give seed or key, not both: a seed stands for a key")
+            raise OptionError("give seed or key, not both: a seed stands for a key")
         _validate.whole(most=mechanism.steps, start=start)
         _ = mechanism.divisor  # refused here, not at the first step
         refuse_model(self.model, mechanism)
@@ -180,7 +181,7 @@ class PrivateGradient:
 
     def __reduce_ex__(self, protocol: object) -> str:
         """Copies and pickles are refused: a second object with this key would add the same noise to another sum."""
-        raise ValueError(
+        raise RunError(
             "a PrivateGradient cannot be copied or pickled: two results with the same noise reveal their difference; "
             "make a new one, and charge its steps too"
         )
@@ -226,10 +227,10 @@ class PrivateGradient:
         _processes.refuse_several()
         rows = self._same_rows(data)
         if torch.is_inference_mode_enabled():
-            raise ValueError("a step needs gradients: call it outside torch.inference_mode")
+            raise RunError("a step needs gradients: call it outside torch.inference_mode")
         step = self._step
         if step >= self.mechanism.steps:
-            raise ValueError(
+            raise BudgetSpentError(
                 f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
             )
         self._try_rule()
@@ -254,7 +255,7 @@ class PrivateGradient:
         _processes.refuse_several()
         rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
         if step not in self._owed:
-            raise ValueError(
+            raise RunError(
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
             )
         self._owed.discard(step)
@@ -310,22 +311,22 @@ class PrivateGradient:
         spent. The averages of single examples then begin anew: they are vectors of the rows there were.
         """
         if set(state) | {"key"} != {"key", "step", "start", "ledger", "microbatch", "iterates", "average"}:
-            raise ValueError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
+            raise ResumeError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
         if self._step != self._start or self._charged:
-            raise ValueError("restore a state before the first step, not after")
+            raise ResumeError("restore a state before the first step, not after")
         step, same = state["step"], state.get("key") == self.key.derive("state").hex()
         if same and state["start"] != self._start:
-            raise ValueError(f"start must be {state['start']:,}, as when the state was taken, got {self._start:,}")
+            raise ResumeError(f"start must be {state['start']:,}, as when the state was taken, got {self._start:,}")
         _validate.whole(least=self._start, most=self.mechanism.steps, **{"step of the state": step})
         if not same and step != self._start:
-            raise ValueError(
+            raise ResumeError(
                 f"the state was taken under another key, at step {step:,}: give that key; or, for a new one, "
                 f"start={step} and before, what was spent so far"
             )
         if not same and leaves(from_json(state["ledger"])) - leaves(self._before):
-            raise ValueError("before must hold what the state spent under its own key: a new key adds to it")
+            raise ResumeError("before must hold what the state spent under its own key: a new key adds to it")
         if len(state["iterates"]) and self._inner_momentum is None:
-            raise ValueError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
+            raise ResumeError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
         parameters = trainable(self.model)
         self._iterates = tuple(
             {name: value.to(parameters[name].device) for name, value in iterate.items()}
@@ -339,7 +340,7 @@ class PrivateGradient:
             self._microbatch, self._memory_limit = state["microbatch"], None  # what was found then
         if (kept := state["average"]) is not None:
             if self._average is None:
-                raise ValueError("the state has averages of examples: give the average it was taken with")
+                raise ResumeError("the state has averages of examples: give the average it was taken with")
             device = self._device()
             momenta = {name: value.to(device) for name, value in kept["momenta"].items()}
             self._state = Average(self._average, momenta, kept["updates"].to(device))
@@ -356,7 +357,7 @@ class PrivateGradient:
         if self._data is None:
             self._data = source.Remembered.of(data, self.key)
         elif rows != self._rows or not self._data.holds(data):
-            raise ValueError(
+            raise DataError(
                 "data must be the whole dataset, with the same rows at every step, and these are others than at the "
                 "first: the mechanism draws the batches itself. Give the dataset of a loader, not its batches, and "
                 "random changes of the rows as augment"
@@ -374,7 +375,9 @@ class PrivateGradient:
         if now == self._checked or not rows:
             return
         if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
-            raise ValueError("average keeps a vector for each parameter: train the same parameters at every step")
+            raise UnsupportedModelError(
+                "average keeps a vector for each parameter: train the same parameters at every step"
+            )
         probe = self._probe(data, self._from_all_over(rows))
         self._engine, self.way = prepared(self.model, self._loss, probe, self._engine_name, self._several_rows)
         if self._memory_limit is not None:
@@ -512,7 +515,7 @@ class PrivateGradient:
         """
         shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
         if shapes != self._shapes.setdefault(made_by, shapes):
-            raise ValueError(
+            raise DataError(
                 f"{made_by} gives examples of other shapes than before: pad all examples to one fixed length, not to "
                 "the longest of a batch, which one example decides"
             )

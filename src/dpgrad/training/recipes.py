@@ -18,6 +18,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.mechanism.schedules import Schedule
@@ -103,7 +104,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check(self)
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {_validate.shown(self.momentum)}")
+            raise OptionError(f"momentum must lie in [0, 1), got {_validate.shown(self.momentum)}")
         self.scaling()
         _ = self.inner_momentum
         if self.gamma is not None:
@@ -128,7 +129,7 @@ class Recipe:
                 return scaling.Psasc(s=_given(self.s), r=_given(self.r))
         given: object = self.rule  # a caller may ignore types
         if not callable(given) or isinstance(given, type):
-            raise ValueError(
+            raise OptionError(
                 "rule must be hard, automatic, psac, psasc, or a function rule(norms, clip) that returns the factors, "
                 f"got {_validate.shown(given)}"
             )
@@ -180,27 +181,27 @@ class Recipe:
 
         >>> RECIPES["dpsgd"].with_options(s=0.5)
         Traceback (most recent call last):
-        ValueError: method dpsgd has no s: leave it out, or choose psasc, psasc-momentum, psasc-gd
+        dpgrad.errors.OptionError: method dpsgd has no s: leave it out, or choose psasc, psasc-momentum, psasc-gd
         """
         changed = {name: value for name, value in given.items() if value is not None}
         fields = [field.name for field in dataclasses.fields(self)]
         for name in changed:
             if name not in fields:
                 close = get_close_matches(name, fields, n=1, cutoff=0.0)[0]
-                raise ValueError(f"unknown option {name!r:.40} of a recipe: did you mean {close}?")
+                raise OptionError(f"unknown option {name!r:.40} of a recipe: did you mean {close}?")
         for name in changed:
             if name in _OWN and getattr(self, name) is None:
                 others = ", ".join(other.name for other in _all().values() if getattr(other, name) is not None)
-                raise ValueError(f"method {self.name} has no {name}: leave it out, or choose {others}")
+                raise OptionError(f"method {self.name} has no {name}: leave it out, or choose {others}")
             if name == "clip_schedule" and self.clip is None:
-                raise ValueError(f"method {self.name} has no clip bound that could follow clip_schedule: leave it out")
+                raise OptionError(f"method {self.name} has no clip bound that could follow clip_schedule: leave it out")
         if "clip_schedule" in changed and callable(changed.get("clip")):
-            raise ValueError("clip is a schedule already: give clip_schedule with a number as clip, or leave it out")
+            raise OptionError("clip is a schedule already: give clip_schedule with a number as clip, or leave it out")
         if callable(changed.get("clip")) and self.clip_schedule is not None:
             changed["clip_schedule"] = None
         if callable(changed.get("learning_rate")):
             if "learning_rate_schedule" in changed:
-                raise ValueError(
+                raise OptionError(
                     "learning_rate is a schedule already: give a number with learning_rate_schedule, or leave it out"
                 )
             changed["learning_rate_schedule"] = None
@@ -259,7 +260,7 @@ def optimizer_name(optimizer: "OptimizerChoice | None") -> str:
 
 def _given(value: float | None) -> float:
     if value is None:  # a recipe of one's own, short of a constant of its rule
-        raise ValueError(
+        raise OptionError(
             "a recipe must give every constant of its rule: r, and s for psasc, gamma where there is length"
         )
     return value
@@ -343,14 +344,14 @@ def recipe(method: str | Recipe) -> Recipe:
 
     >>> recipe("psaac")
     Traceback (most recent call last):
-    ValueError: unknown method 'psaac': did you mean psac? The methods are dpsgd, ...
+    dpgrad.errors.OptionError: unknown method 'psaac': did you mean psac? The methods are dpsgd, ...
     """
     if isinstance(method, Recipe):
         return method
     recipes = _all()
     if method not in recipes:
         close = get_close_matches(str(method).lower(), recipes, n=1, cutoff=0.0)[0]
-        raise ValueError(
+        raise OptionError(
             f"unknown method {_validate.shown(method)}: did you mean {close}? The methods are {', '.join(recipes)}"
         )
     return recipes[method]
@@ -377,7 +378,7 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
     try:
         values = [float(number) for number in numbers]
     except ValueError:
-        raise ValueError(
+        raise OptionError(
             f"learning_rate_schedule {text!r:.80} has a part that is not a number: write {_SPELT}"
         ) from None
     match name, values:
@@ -396,7 +397,7 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
             _validate.positive(**{"epochs of decay-then-hold": epochs})
             over = max(1, round(min(epochs * steps_per_epoch, 2 * _validate.MOST_STEPS)))  # beyond which it is refused
             return schedules.decay_then_hold(start, start * _share(given[:1], name), over)
-    raise ValueError(f"unknown learning_rate_schedule {text!r:.80}: write {_SPELT}")
+    raise OptionError(f"unknown learning_rate_schedule {text!r:.80}: write {_SPELT}")
 
 
 _SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or one warmup:STEPS+ before one of them"

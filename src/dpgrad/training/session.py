@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpgrad.errors import CannotCaptureError, ResumeError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism.keys import Key
 from dpgrad.runs import replay
@@ -18,7 +19,7 @@ from dpgrad.training import source
 from dpgrad.training.averaging import Averaged, Ema, Tail
 from dpgrad.training.curves import Watch, evaluate
 from dpgrad.training.diagnostics import Recorder
-from dpgrad.training.graph import CannotCaptureError, CapturedStep
+from dpgrad.training.graph import CapturedStep
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
@@ -142,7 +143,7 @@ class Session:
         if not self.run.replayed:
             self.save(self.run)
         elif self.run.state is not None and self.run.state["captured"] != self.form:
-            raise ValueError(
+            raise ResumeError(
                 f"the steps of this run were taken as {self.run.state['captured']}, and would now be as {self.form}, "
                 f"which rounds otherwise: resume it as it was, with as much free memory, or give capture={other} to go "
                 "on with a new key"
@@ -156,7 +157,7 @@ class Session:
     def _load_model(self, state: Mapping[str, Tensor]) -> None:
         own = {name: value.shape for name, value in self.private.model.state_dict().items()}
         if own != {name: value.shape for name, value in state.items()}:
-            raise ValueError(
+            raise ResumeError(
                 "model has other parameters or shapes than the run in the folder: resume it with the same model"
             )
         self.private.model.load_state_dict(state)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
@@ -29,7 +30,7 @@ def rows(data: Any) -> int:
     """
     passed_by = isinstance(data, IterableDataset | DataLoader | Iterator)
     if passed_by or (isinstance(data, Dataset) and not isinstance(data, Sized)):
-        raise ValueError(
+        raise DataError(
             f"data must be tensors or a map-style Dataset with a length, got {type(data).__name__}: the mechanism "
             "draws the batches, so it needs every example by its index; give the whole dataset itself"
         )
@@ -38,7 +39,7 @@ def rows(data: Any) -> int:
     named = pytree.tree_flatten_with_path(data)[0]
     for path, leaf in named:
         if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
-            raise ValueError(
+            raise DataError(
                 f"data{pytree.keystr(path)} must be a tensor or an array with one entry per example, got a "
                 f"{type(leaf).__name__}: wrap a list of examples in a map-style Dataset"
             )
@@ -47,7 +48,7 @@ def rows(data: Any) -> int:
     lengths = {f"data{pytree.keystr(path)}": len(leaf) for path, leaf in named}
     if len(set(lengths.values())) != 1:
         shown = ", ".join(f"{name} has {length:,}" for name, length in [*lengths.items()][:4]) or "nothing"
-        raise ValueError(
+        raise DataError(
             f"data must hold tensors with one entry per example, but {shown}: a tuple, list or dict holds columns; "
             "wrap a list of examples in a map-style Dataset"
         )
@@ -59,7 +60,7 @@ def refuse_type(name: str, dtype: np.dtype[Any]) -> None:
     try:
         torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
     except TypeError:
-        raise ValueError(
+        raise DataError(
             f"{name} must hold numbers of a type that torch has, got {dtype}: convert all of it to one type that you "
             "choose, such as .astype(np.float32), and labels to class indices 0, 1, ..., in an order fixed without "
             "looking at the data"
@@ -83,13 +84,13 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
     try:
         batch = collate(list(examples))
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
+        raise DataError(
             "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
             "or give collate"
         ) from error
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         if not isinstance(leaf, Tensor):
-            raise ValueError(
+            raise DataError(
                 f"an example of data must hold tensors or numbers, {pytree.keystr(path) or 'it'} is a "
                 f"{type(leaf).__name__}: leave it out, or give collate"
             )
@@ -216,7 +217,7 @@ def _refuse_mixed(examples: Sequence[Any]) -> None:
     for example in examples:
         for one, other in zip(first, types(example), strict=False):  # other structures are for collate to refuse
             if one != other:
-                raise ValueError(
+                raise DataError(
                     f"the examples of data must hold values of one type, got {one} and {other}: let the Dataset "
                     "convert every example, such as torch.as_tensor(x, dtype=torch.float32)"
                 )

@@ -36,6 +36,7 @@ from dpgrad.accounting.events import (
 from dpgrad.accounting.pairs import Kind, Pair, TooLittleNoise
 from dpgrad.accounting.pld import contour, single
 from dpgrad.accounting.pld.certify import PRECISION, Lower, Upper, bounds, epsilon_at
+from dpgrad.errors import OptionError
 
 NAME = "pld"
 _COARSE = 1e-2
@@ -168,7 +169,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE, precision: f
     relation = Relation(relation)
     _validate.positive(precision=precision)
     if not 1e-9 <= precision <= 0.1:
-        raise ValueError(f"precision must lie between 1e-09 and 0.1, got {precision!r}")
+        raise OptionError(f"precision must lie between 1e-09 and 0.1, got {precision!r}")
     _sides(exact.apart(event, relation)[0], relation)  # both refuse what has no price
     return PldProfile(event, relation, precision)
 
@@ -182,7 +183,7 @@ class EpsilonAt:
     def __post_init__(self) -> None:
         _validate.open_unit(delta=self.delta)
         if self.delta < _LEAST_DELTA:
-            raise ValueError(f"delta must be at least {_LEAST_DELTA:g} for accountant pld, got {self.delta!r}")
+            raise OptionError(f"delta must be at least {_LEAST_DELTA:g} for accountant pld, got {self.delta!r}")
 
 
 @dataclass(frozen=True)

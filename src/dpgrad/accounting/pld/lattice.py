@@ -25,6 +25,7 @@ from scipy.special import gammaln
 
 from dpgrad.accounting.pairs import Array
 from dpgrad.accounting.pld.cumulants import Complex
+from dpgrad.errors import AccountingError
 
 _EPS = float(np.finfo(float).eps)
 _FFT = 8 * _EPS  # times log₂N and the mass: error of each coefficient; docs/proofs/accounting.md, section 4
@@ -354,7 +355,9 @@ def compose(factors: Sequence[Factor]) -> Measure:
     low, high = _window(factors)
     size = fft.next_fast_len(max(high - low + 1, 16), real=True)
     if size > MOST_POINTS:
-        raise ValueError(f"the composition needs a lattice of {size:,} points: its loss spreads too widely to certify")
+        raise AccountingError(
+            f"the composition needs a lattice of {size:,} points: its loss spreads too widely to certify"
+        )
     waves, absolute, relative = np.ones(size // 2 + 1, np.complex128), 0.0, _FFT * math.log2(size)
     for factor in factors:
         wave, rough, scaled = factor.transform(size)

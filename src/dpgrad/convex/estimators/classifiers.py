@@ -30,6 +30,7 @@ from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.solvers import auto
 from dpgrad.convex.weighted import Weighted
+from dpgrad.errors import DataError, OptionError
 
 _LARGEST_LABEL = 2**53
 
@@ -244,13 +245,13 @@ def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], 
     if classes is None:
         present, places = _ordered(y, "y holds labels that cannot be put in order: use text or numbers alone")
         if len(present) < 2:
-            raise ValueError("y holds one class: at least 2 are needed; name all that could occur, classes=[...]")
+            raise DataError("y holds one class: at least 2 are needed; name all that could occur, classes=[...]")
         _refuse_large(present, "y holds labels")
         return present, places
     refused = f"classes must be a list of at least 2 different labels, text or numbers, got {_validate.shown(classes)}"
     known, _ = _ordered(np.asarray(classes), refused)
     if np.ndim(classes) != 1 or len(known) != np.size(classes) or len(known) < 2:
-        raise ValueError(refused)
+        raise DataError(refused)
     _refuse_large(known, "classes holds numbers")
     numbers = {label: number for number, label in enumerate(known.tolist())}
     if y.dtype == object:  # labels of several kinds have no order
@@ -259,14 +260,14 @@ def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], 
         present, places = np.unique(y, return_inverse=True)
         found = np.array([numbers.get(label, -1) for label in present.tolist()])[places]
     if (found < 0).any():
-        raise ValueError(f"y holds labels that are not among the {len(known)} classes: name all that could occur")
+        raise DataError(f"y holds labels that are not among the {len(known)} classes: name all that could occur")
     return known, found
 
 
 def _refuse_large(labels: NDArray[Any], told: str) -> None:
     """Refuse numbers that floats cannot tell from their neighbours."""
     if any(isinstance(label, int | float) and abs(label) >= _LARGEST_LABEL for label in labels.tolist()):
-        raise ValueError(f"{told} of 2^53 or more, which floats cannot tell apart: use text, str(label)")
+        raise DataError(f"{told} of 2^53 or more, which floats cannot tell apart: use text, str(label)")
 
 
 def _ordered(labels: NDArray[Any], refused: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -274,7 +275,7 @@ def _ordered(labels: NDArray[Any], refused: str) -> tuple[NDArray[Any], NDArray[
     try:
         return np.unique(labels, return_inverse=True)
     except TypeError:
-        raise ValueError(refused) from None
+        raise DataError(refused) from None
 
 
 def _weighted(
@@ -284,16 +285,16 @@ def _weighted(
     if class_weight is None:
         return loss
     if not isinstance(class_weight, Mapping):
-        raise ValueError(
+        raise OptionError(
             f"class_weight must be a dict of public weights, got {_validate.shown(class_weight)}: how often a class "
             "occurs is private"
         )
     known: list[Hashable] = labels.tolist()
     if unknown := [label for label in class_weight if label not in known]:
-        raise ValueError(f"class_weight names {_validate.shown(unknown[0])}, which is not among the classes")
+        raise OptionError(f"class_weight names {_validate.shown(unknown[0])}, which is not among the classes")
     for weight in class_weight.values():
         _validate.non_negative(**{"class_weight": weight})
     weights = [float(class_weight.get(label, 1.0)) for label in known]
     if not (largest := max(weights)):
-        raise ValueError("class_weight must have a positive weight, got 0 for every class")
+        raise OptionError("class_weight must have a positive weight, got 0 for every class")
     return Weighted(loss, tuple(weight / largest for weight in weights))

@@ -20,6 +20,7 @@ from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guara
 from dpgrad.convex.losses import Array
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
+from dpgrad.errors import BudgetSpentError, DataError, OptionError
 
 RULES: dict[str, Rule] = {"normalize": "normalise", "clip": "clip"}
 _ROUNDING = 1e-9  # μ stays below its bound by this much
@@ -58,7 +59,7 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
     def _check(self) -> None:
         rows.norm_checked(norm=self.norm)
         if self.rule not in list(RULES):  # a list, since what is given may have no hash
-            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {_validate.shown(self.rule)}")
+            raise OptionError(f"rule must be one of {', '.join(RULES)}, got {_validate.shown(self.rule)}")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -122,7 +123,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         """
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
         if not any([rows.flag_checked(with_mean=self.with_mean), rows.flag_checked(with_std=self.with_std)]):
-            raise ValueError("with_mean or with_std must be True: otherwise there is nothing to scale by")
+            raise OptionError("with_mean or with_std must be True: otherwise there is nothing to scale by")
         X = rows.canonical(rows.validated(self, X))
         count, columns = X.shape
         low, high = rows.pair_of("bounds", self.bounds, columns)
@@ -135,7 +136,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         event, std = Gaussian(multiplier), multiplier * math.sqrt(columns)
         price = guarantee(event, relation, delta)
         if price.epsilon > epsilon:
-            raise ValueError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
+            raise BudgetSpentError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
         charging(self.ledger, relation, type(self).__name__)(event)
         noisy = (1 - _SLACK) * moment_sums(X, low, high) + gd.gaussian(key, 0, (2, columns), std)
 
@@ -189,9 +190,9 @@ def _refuse_dense(X: Matrix, centred: bool, low: Array, high: Array) -> None:
     if not sparse.issparse(X):
         return
     if centred:
-        raise ValueError("sparse rows cannot be centred without making them dense: with_mean=False")
+        raise DataError("sparse rows cannot be centred without making them dense: with_mean=False")
     if (low > 0).any() or (high < 0).any():
-        raise ValueError("bounds must hold 0 for sparse rows: clipping would make them dense")
+        raise OptionError("bounds must hold 0 for sparse rows: clipping would make them dense")
 
 
 def _with_data(X: Matrix, data: NDArray[Any]) -> Matrix:

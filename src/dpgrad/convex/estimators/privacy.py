@@ -12,6 +12,7 @@ from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
+from dpgrad.errors import DataError, OptionError
 
 
 class PrivacyWarning(UserWarning):
@@ -97,10 +98,10 @@ def relation_of(value: object) -> Relation:
 
     >>> relation_of("add-remove")
     Traceback (most recent call last):
-    ValueError: relation must be replace-one or zero-out, got 'add-remove': the number of rows is taken as public
+    dpgrad.errors.OptionError: relation must be replace-one or zero-out, got 'add-remove': the number of rows ...
     """
     if not isinstance(value, str) or value not in (Relation.REPLACE_ONE, Relation.ZERO_OUT):
-        raise ValueError(
+        raise OptionError(
             f"relation must be replace-one or zero-out, got {_validate.shown(value)}: "
             "the number of rows is taken as public"
         )
@@ -114,7 +115,7 @@ def delta_for(delta: float | None, rows: int) -> float:
     1e-06
     """
     if rows == 1:
-        raise ValueError("n_samples = 1: one row alone cannot be hidden, and no delta is below 1/n")
+        raise DataError("n_samples = 1: one row alone cannot be hidden, and no delta is below 1/n")
     found = 1 / rows**2 if delta is None else delta
     gd.check_delta(found, rows)
     return float(found)
@@ -125,10 +126,10 @@ def charging(ledger: object, relation: Relation, label: str) -> Callable[[Event]
 
     >>> charging("spent.jsonl", Relation.ZERO_OUT, "a model")
     Traceback (most recent call last):
-    ValueError: ledger must be a dpgrad.Ledger or None, got 'spent.jsonl': Ledger(path) opens a file
+    dpgrad.errors.OptionError: ledger must be a dpgrad.Ledger or None, got 'spent.jsonl': Ledger(path) opens a file
     """
     if ledger is not None and not isinstance(ledger, Ledger):
-        raise ValueError(
+        raise OptionError(
             f"ledger must be a dpgrad.Ledger or None, got {_validate.shown(ledger)}: Ledger(path) opens a file"
         )
 

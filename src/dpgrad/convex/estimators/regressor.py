@@ -13,6 +13,7 @@ from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import rows, solvers
 from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array, Squared
+from dpgrad.errors import DataError, OptionError
 
 
 class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -79,7 +80,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
         if self.data_norm is None:
-            raise ValueError(
+            raise OptionError(
                 "data_norm is required: a bound on the norm of every row, chosen without looking at the data"
             )
         radius = rows.radius_of(self.data_norm)
@@ -87,7 +88,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
         X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
         if y.dtype.kind not in "iufb":
-            raise ValueError("X and y must hold numbers: encode text, by categories that are public")
+            raise DataError("X and y must hold numbers: encode text, by categories that are public")
         delta = delta_for(self.delta, X.shape[0])
         if fit_intercept:
             middle, half = low + (high - low) / 2, (high - low) / 2

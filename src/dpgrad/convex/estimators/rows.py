@@ -10,6 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from dpgrad import _processes, _validate
 from dpgrad.convex.design import Matrix, blocks, shortened
+from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
 
 NORMALIZE = "normalize"
@@ -54,16 +55,16 @@ def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **che
             return validate_data(estimator, X, accept_sparse="csr", dtype=dtype, **checks)
     except ValueError as error:
         if "contains NaN" in str(error):
-            raise ValueError(f"{str(error).splitlines()[0].rstrip('.')}: {_MISSING}") from None
+            raise DataError(f"{str(error).splitlines()[0].rstrip('.')}: {_MISSING}") from None
         for words, told in _WITHOUT_VALUES.items():
             if words in str(error):
-                raise ValueError(told) from None
+                raise DataError(told) from None
         raise
     except OverflowError:
-        raise ValueError("X must hold numbers that float64 can hold, at most 1.8e308: scale the columns") from None
+        raise DataError("X must hold numbers that float64 can hold, at most 1.8e308: scale the columns") from None
     except TypeError as error:
         if "NA is ambiguous" in str(error):
-            raise ValueError(f"Input contains NaN: {_MISSING}") from None
+            raise DataError(f"Input contains NaN: {_MISSING}") from None
         if "argument must be" in str(error):
             raise TypeError(f"X and y must hold numbers, {error}: convert them first") from None
         raise
@@ -74,21 +75,21 @@ def _numbers(X: Any) -> Any:
 
     >>> _numbers(np.array([["2020-01-01"]], "datetime64[D]"))
     Traceback (most recent call last):
-    ValueError: X holds dates or times: convert them to numbers by a public rule, such as days since a date that you \
-choose: (X[column] - start) / np.timedelta64(1, 'D')
+    dpgrad.errors.DataError: X holds dates or times: convert them to numbers by a public rule, such as days \
+since a date that you choose: (X[column] - start) / np.timedelta64(1, 'D')
     """
     if sparse.issparse(X):
         return _as_csr(X)
     if isinstance(X, np.ma.MaskedArray):
-        raise ValueError(f"X is a masked array, whose mask would be ignored: {_MISSING}")
+        raise DataError(f"X is a masked array, whose mask would be ignored: {_MISSING}")
     if isinstance(X, list | tuple):
         X = np.asarray(X)
     for place, dtype, values in _columns(X):
         listed = np.asarray(values, object).ravel().tolist() if dtype == "object" else []
         if dtype.startswith(_DATE_TYPES) or any(isinstance(value, np.datetime64 | np.timedelta64) for value in listed):
-            raise ValueError(f"{place} holds dates or times: {_DATES}")
+            raise DataError(f"{place} holds dates or times: {_DATES}")
         if dtype.startswith(_TEXT_TYPES) or any(isinstance(value, str | bytes) for value in listed):
-            raise ValueError(_TEXT) from None
+            raise DataError(_TEXT) from None
     return X
 
 
@@ -101,7 +102,7 @@ def _columns(X: Any) -> list[tuple[str, str, Any]]:
         return []
     called = list(names)
     if repeated := [name for name in called if called.count(name) > 1]:
-        raise ValueError(f"X has several columns named {_validate.shown(repeated[0])}: give each a name of its own")
+        raise DataError(f"X has several columns named {_validate.shown(repeated[0])}: give each a name of its own")
     found = []
     for name, dtype in zip(called, types, strict=True):
         held = dtype.categories.dtype if str(dtype) == "category" else dtype
@@ -184,7 +185,7 @@ def radius_of(data_norm: object) -> float | None:
     if data_norm is None or (isinstance(data_norm, str) and data_norm == NORMALIZE):
         return None
     if isinstance(data_norm, str):
-        raise ValueError(f"data_norm must be a positive number or 'normalize', got {_validate.shown(data_norm)}")
+        raise OptionError(f"data_norm must be a positive number or 'normalize', got {_validate.shown(data_norm)}")
     return norm_checked(data_norm=data_norm)
 
 
@@ -193,12 +194,12 @@ def norm_checked(**norm: object) -> float:
 
     >>> norm_checked(data_norm=1e200)
     Traceback (most recent call last):
-    ValueError: data_norm must lie between 1e-12 and 1e+12, got 1e+200: scale the columns by public numbers
+    dpgrad.errors.OptionError: data_norm must lie between 1e-12 and 1e+12, got 1e+200: scale the columns by ...
     """
     ((name, value),) = norm.items()
     _validate.positive(**norm)
     if not LEAST_NORM <= value <= MOST_NORM:  # type: ignore[operator]
-        raise ValueError(
+        raise OptionError(
             f"{name} must lie between {LEAST_NORM:g} and {MOST_NORM:g}, got {value:g}: "
             "scale the columns by public numbers"
         )
@@ -210,11 +211,11 @@ def flag_checked(**flag: object) -> bool:
 
     >>> flag_checked(fit_intercept="no")
     Traceback (most recent call last):
-    ValueError: fit_intercept must be True or False, got 'no'
+    dpgrad.errors.OptionError: fit_intercept must be True or False, got 'no'
     """
     ((name, value),) = flag.items()
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} must be True or False, got {_validate.shown(value)}")
+        raise OptionError(f"{name} must be True or False, got {_validate.shown(value)}")
     return bool(value)
 
 
@@ -260,7 +261,7 @@ def budget_checked(epsilon: object) -> float:
 
     >>> budget_checked("1")
     Traceback (most recent call last):
-    ValueError: epsilon must be a number, got '1'
+    dpgrad.errors.OptionError: epsilon must be a number, got '1'
     """
     _validate.positive(epsilon=epsilon)
     _processes.refuse_several()
@@ -274,19 +275,19 @@ def pair_of(name: str, bounds: object, length: int | None = None) -> tuple[Any, 
     (0.0, 10.0)
     """
     if bounds is None:
-        raise ValueError(f"{name} is required: a pair (low, high), chosen without looking at the data")
+        raise OptionError(f"{name} is required: a pair (low, high), chosen without looking at the data")
     try:
         low, high = (np.asarray(bound, np.float64) for bound in bounds)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a pair (low, high) of numbers, got {_validate.shown(bounds)}") from None
+        raise OptionError(f"{name} must be a pair (low, high) of numbers, got {_validate.shown(bounds)}") from None
     shapes = {()} if length is None else {(), (length,)}
     if not {low.shape, high.shape} <= shapes:
         wanted = "numbers" if length is None else f"numbers or arrays of {length}, one for each column"
-        raise ValueError(f"{name} must be a pair (low, high) of {wanted}, got shapes {low.shape} and {high.shape}")
+        raise OptionError(f"{name} must be a pair (low, high) of {wanted}, got shapes {low.shape} and {high.shape}")
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(f"{name} must be finite, each low below its high, got {_validate.shown(bounds)}")
+        raise OptionError(f"{name} must be finite, each low below its high, got {_validate.shown(bounds)}")
     if max(np.abs(low).max(), np.abs(high).max()) > _MOST_BOUND or (high - low).min() < 1 / _MOST_BOUND:
-        raise ValueError(
+        raise OptionError(
             f"{name} must lie within ±{_MOST_BOUND:g}, each low below its high by {1 / _MOST_BOUND:g} or more, got "
             f"{_validate.shown(bounds)}"
         )

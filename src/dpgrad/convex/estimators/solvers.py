@@ -26,6 +26,7 @@ from dpgrad.convex.solvers.auto import Release
 from dpgrad.convex.solvers.pace import ALLOWED, UNSETTLED, Pace, Path, paced
 from dpgrad.convex.solvers.perturbed import Perturbation
 from dpgrad.convex.weighted import Weighted
+from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -87,15 +88,15 @@ def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Opt
     """
     known = SOLVERS if task.classes else REGRESSION
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"solver must be one of {', '.join(known)}, got {_validate.shown(name)}")
+        raise OptionError(f"solver must be one of {', '.join(known)}, got {_validate.shown(name)}")
     run, taken = known[name]
     if name in BINARY and isinstance(task.loss, Weighted):
-        raise ValueError(f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output")
+        raise OptionError(f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output")
     if task.loss.outputs == 1 and task.classes == 2:
         targets = 2.0 * targets - 1
     unused = sorted(set(options) - taken)
     if unused:
-        raise ValueError(f"solver {name} does not use {', '.join(unused)}: leave {unused[0]} at None")
+        raise OptionError(f"solver {name} does not use {', '.join(unused)}: leave {unused[0]} at None")
     if "max_iter" in options:
         _validate.step_count(max_iter=options["max_iter"])
     if "batch_size" in options:
@@ -254,7 +255,7 @@ def _adassp(rows: Matrix, targets: Targets, task: Task, options: Options, key: K
     """AdaSSP, for targets in [−1, 1]."""
     prepared = _prepared(rows, task)
     if prepared.features > _MOST_COLUMNS:
-        raise ValueError(
+        raise OptionError(
             f"solver adassp forms a matrix of columns × columns, got {prepared.features:,} of them, "
             f"at most {_MOST_COLUMNS:,}: use gd"
         )

@@ -34,6 +34,7 @@ from dpgrad.accounting.events import Relation
 from dpgrad.convex.losses import Loss
 from dpgrad.convex.solvers import gd, perturbed
 from dpgrad.convex.solvers.perturbed import Perturbation, solve
+from dpgrad.errors import OptionError
 
 __all__ = ["calibrated", "solve", "tuning_free"]
 
@@ -79,12 +80,12 @@ def calibrated(
     noise = noise_share * first
     m, tail = perturbed.moved(relation), math.sqrt(-2 * math.log(first_delta))
     if noise > 2 * (1 + tail):
-        raise ValueError(
+        raise OptionError(
             f"amp needs a noise share of epsilon of at most {2 * (1 + tail):.6g} at this delta, got {noise:.6g}: "
             "lower epsilon or use gd"
         )
     if first - noise >= 1:
-        raise ValueError(
+        raise OptionError(
             f"amp needs epsilon of the objective less that of its noise below 1, got {first - noise:.6g}: "
             f"raise noise_share above {1 - 1 / first:.6g}"
         )

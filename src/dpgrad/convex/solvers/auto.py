@@ -56,6 +56,7 @@ from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.weighted import Weighted
+from dpgrad.errors import BudgetSpentError, OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
@@ -262,7 +263,7 @@ def solve(
     _validate.positive(epsilon=epsilon, kappa=kappa)
     _validate.step_count(steps=steps)
     if not isinstance(fit_intercept, bool):
-        raise ValueError(f"fit_intercept must be True or False, got {_validate.shown(fit_intercept)}")
+        raise OptionError(f"fit_intercept must be True or False, got {_validate.shown(fit_intercept)}")
     rule: Rule = "normalise" if radius is None else "clip"
     reach = 1.0 if radius is None else radius
     plain = Design(rows, radius=reach, rule=rule)
@@ -270,7 +271,7 @@ def solve(
     checked = loss.checked(targets, plain.rows)
     gd.check_delta(delta, plain.rows)
     if not isinstance(loss, KNOWN):
-        raise ValueError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
+        raise OptionError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
     moved = _moved(relation)
     mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING)
     plan = Plan(plain.rows, plain.features, reach, mu, moved, steps, loss.outputs)
@@ -278,7 +279,7 @@ def solve(
     releases = plan.releases(mechanism)
     event = _event(releases, plan, Relation(relation))
     if exact.account(event, relation).epsilon(delta) > epsilon:
-        raise ValueError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
+        raise BudgetSpentError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
 
     if charge is not None:
         charge(event)
@@ -341,7 +342,7 @@ def _moved(relation: Relation) -> int:
             return 1
         case Relation.REPLACE_ONE:
             return 2
-    raise ValueError(
+    raise OptionError(
         "relation add-remove is refused: auto sets noise and learning rate by the number of rows, "
         "which must be public; use zero-out or replace-one"
     )

@@ -27,6 +27,7 @@ from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Targets
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
@@ -59,12 +60,14 @@ def check_delta(delta: float, rows: int) -> None:
 
     >>> check_delta(0.01, rows=100)
     Traceback (most recent call last):
-    ValueError: delta must be below 1/n = 0.01 for n = 100 rows, got 0.01: 1/n^2 is usual
+    dpgrad.errors.OptionError: delta must be below 1/n = 0.01 for n = 100 rows, got 0.01: 1/n^2 is usual
     """
     _validate.open_unit(delta=delta)
     _validate.whole(least=1, rows=rows)
     if delta >= 1 / rows:
-        raise ValueError(f"delta must be below 1/n = {1 / rows:g} for n = {rows:,} rows, got {delta!r}: 1/n^2 is usual")
+        raise OptionError(
+            f"delta must be below 1/n = {1 / rows:g} for n = {rows:,} rows, got {delta!r}: 1/n^2 is usual"
+        )
 
 
 def solve(
@@ -92,9 +95,9 @@ def solve(
     there may do to the sum of all (`Design.slack`); noise is taken to be Gaussian, as exact arithmetic would draw it.
     """
     if not isinstance(mechanism.sampler, FullBatch):
-        raise ValueError(f"gd takes every row at every step, got {mechanism.sampler.name} sampling: use sgd")
+        raise OptionError(f"gd takes every row at every step, got {mechanism.sampler.name} sampling: use sgd")
     if not loss.smooth:
-        raise ValueError(f"gd needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
+        raise OptionError(f"gd needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
     return descend(
         design, targets, loss, mechanism,
         learning_rate=learning_rate, l2=l2, momentum=momentum, average=average, key=key, each=each,
@@ -131,7 +134,7 @@ def descend(
             velocity = momentum * velocity + noisy / divisor + l2 * coefficients
             coefficients = coefficients - rate * velocity
         if not np.isfinite(coefficients).all():
-            raise ValueError(f"learning_rate {rate:g} makes the coefficients grow without bound: lower it, or l2")
+            raise OptionError(f"learning_rate {rate:g} makes the coefficients grow without bound: lower it, or l2")
         mean += (coefficients - mean) / (step + 1)
         if each is not None:
             each(step, coefficients)
@@ -143,11 +146,11 @@ def check_momentum(momentum: float) -> None:
 
     >>> check_momentum(1.0)
     Traceback (most recent call last):
-    ValueError: momentum must be below 1, got 1.0
+    dpgrad.errors.OptionError: momentum must be below 1, got 1.0
     """
     _validate.non_negative(momentum=momentum)
     if momentum >= 1:
-        raise ValueError(f"momentum must be below 1, got {momentum!r}")
+        raise OptionError(f"momentum must be below 1, got {momentum!r}")
 
 
 def _batch_sum(
@@ -217,7 +220,7 @@ def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = R
     multiplier = _moved(relation) * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
     profile = exact.account(Repeat(Gaussian(multiplier), steps), relation)
     if profile.delta(epsilon) > delta:
-        raise ValueError(
+        raise OptionError(
             f"epsilon {epsilon!r} is too large for the closed form at delta {delta:g}: it would give "
             f"{profile.epsilon(delta):.6g}; use calibrated, which is exact"
         )
@@ -247,7 +250,7 @@ def rdp_grid(
         if order > 1 and (left := epsilon - log_term / (order - 1)) > 0
     ]
     if not found:
-        raise ValueError(
+        raise OptionError(
             f"orders must reach beyond 1 + log(1/delta)/epsilon = {1 + log_term / epsilon:.6g} to certify "
             f"epsilon {epsilon!r}: give larger orders"
         )

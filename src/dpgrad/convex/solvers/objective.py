@@ -66,6 +66,7 @@ from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Pinn
 from dpgrad.convex.losses import HuberSvm, Logistic, Loss
 from dpgrad.convex.solvers import gd, perturbed
 from dpgrad.convex.solvers.perturbed import Law, Perturbation, solve
+from dpgrad.errors import BudgetSpentError, OptionError
 
 __all__ = ["approximate", "calibrated", "pure", "solve"]
 
@@ -102,7 +103,7 @@ def calibrated(
     (2.377, 4.682)
     """
     if not isinstance(perturbed.curved(loss, "objective"), Logistic | HuberSvm):
-        raise ValueError(
+        raise OptionError(
             f"the tight calibration needs a margin loss, whose derivative has one sign, got {loss!r}: use Logistic or "
             "HuberSvm, or objective.approximate"
         )
@@ -118,7 +119,7 @@ def calibrated(
         return exact.account(Repeat(event_of(multiplier), models), relation).epsilon(delta)
 
     if price(_MOST_NOISE) > epsilon:
-        raise ValueError(
+        raise BudgetSpentError(
             f"objective cannot divide epsilon {epsilon!r} among {models:,} models at delta {delta:g}: use auto or gd, "
             "which have all scores in one model"
         )

@@ -43,6 +43,7 @@ from dpgrad.accounting.events import Event, Gaussian, Relation
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss
 from dpgrad.convex.solvers import gd
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.schedules import Schedule
@@ -108,7 +109,7 @@ def calibrated(
     _validate.non_negative(l2=l2)
     gd.check_delta(delta, rows)
     if not loss.smooth:
-        raise ValueError(f"output needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
+        raise OptionError(f"output needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
     batches = -(-rows // batch_size)
     smoothness = loss.smoothness(radius) + l2
     rates = _rates(learning_rate, passes * batches, l2, smoothness)
@@ -126,7 +127,7 @@ def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: flo
     eta = np.array(rates)
     shrink = np.maximum(np.abs(1 - eta * l2), np.abs(1 - eta * smoothness))
     if float(shrink.max()) > 1 + 1e-12:
-        raise ValueError(
+        raise OptionError(
             f"learning_rate must be at most 2/(smoothness + l2) = {2 / smoothness:.6g}, got {max(rates):.6g}: "
             "beyond it a step may drive neighbours apart"
         )
@@ -147,11 +148,11 @@ def solve(
     rounding.
     """
     if loss != plan.loss:
-        raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
+        raise OptionError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
     if design.rows != plan.rows:
-        raise ValueError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
+        raise OptionError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
     if design.bound > plan.radius * (1 + 1e-12):
-        raise ValueError(
+        raise OptionError(
             f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
             "for: give design.bound as the radius"
         )
@@ -195,13 +196,13 @@ def _rates(learning_rate: float | Schedule | None, steps: int, l2: float, smooth
     if learning_rate is not None:
         return tuple(float(rate) for rate in schedules.values(learning_rate, steps, name="learning_rate"))
     if l2 <= 0:
-        raise ValueError("learning_rate is required where l2 is 0: at most 2/smoothness of the loss")
+        raise OptionError("learning_rate is required where l2 is 0: at most 2/smoothness of the loss")
     return tuple(np.minimum(1 / smoothness, 1 / (l2 * np.arange(1, steps + 1))).tolist())
 
 
 def _moved(relation: Relation) -> int:
     if Relation(relation) is Relation.ADD_REMOVE:
-        raise ValueError(
+        raise OptionError(
             "relation add-remove is refused: batches reveal the number of rows; use zero-out or replace-one"
         )
     return 2 if Relation(relation) is Relation.REPLACE_ONE else 1

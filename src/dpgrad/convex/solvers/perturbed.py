@@ -21,6 +21,7 @@ from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Rela
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
 from dpgrad.convex.solvers import gd
+from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 
 Curved = Logistic | HuberSvm | Squared
@@ -92,12 +93,12 @@ def curved(loss: Loss, solver: str) -> Curved:
     >>> from dpgrad.convex.losses import Hinge
     >>> curved(Hinge(), "objective")
     Traceback (most recent call last):
-    ValueError: objective needs a smooth loss, got Hinge(): use sgd, or HuberSvm in place of Hinge
+    dpgrad.errors.OptionError: objective needs a smooth loss, got Hinge(): use sgd, or HuberSvm in place of Hinge
     """
     if not loss.smooth:
-        raise ValueError(f"{solver} needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
+        raise OptionError(f"{solver} needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
     if not isinstance(loss, Curved):
-        raise ValueError(
+        raise OptionError(
             f"{solver} needs a loss of one score, whose Hessian has rank one, got {loss!r}: use Logistic with "
             "one_vs_rest, or gd"
         )
@@ -111,7 +112,7 @@ def moved(relation: Relation) -> int:
     minimiser is found within γ would tell of that number, were it not public.
     """
     if Relation(relation) is Relation.ADD_REMOVE:
-        raise ValueError(
+        raise OptionError(
             "relation add-remove is refused: how accurately the minimiser is found depends on the number of rows; use "
             "zero-out or replace-one"
         )
@@ -130,11 +131,11 @@ def solve(
     and covered by noise.
     """
     if loss != plan.loss:
-        raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
+        raise OptionError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
     if design.rows != plan.rows:
-        raise ValueError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
+        raise OptionError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
     if design.bound > plan.radius * (1 + 1e-12):
-        raise ValueError(
+        raise OptionError(
             f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
             "for: give design.bound as the radius"
         )
@@ -191,7 +192,7 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
         bends = loss.curvatures(scores, targets)[:, None]
         step = _conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
         found = found + _length(precise, targets, loss, ridge, linear, found, scores, step) * step
-    raise ValueError(
+    raise OptionError(
         f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge (l2)"
     )
 

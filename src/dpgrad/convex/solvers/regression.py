@@ -37,6 +37,7 @@ from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.convex.solvers import auto, gd
+from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 
 FAILURE = 0.05  # ρ: the chance that the ridge is too small
@@ -120,7 +121,7 @@ def solve(design: Design, targets: ArrayLike, plan: Statistics, *, key: AnyKey |
     rounding may add to it.
     """
     if design.bound > plan.radius * (1 + 1e-12):
-        raise ValueError(
+        raise OptionError(
             f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
             "for: give design.bound as the radius"
         )

@@ -24,6 +24,7 @@ from dpgrad.accounting.events import Event, Relation
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss
 from dpgrad.convex.solvers import gd
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey
 from dpgrad.mechanism.mechanism import Mechanism
@@ -81,7 +82,7 @@ def solve(
     Guarantee: as for `gd.solve`. Who was sampled is a function of the secret key, and is not kept.
     """
     if not isinstance(mechanism.sampler, Poisson):
-        raise ValueError(f"sgd samples rows by Poisson sampling, got {mechanism.sampler.name} sampling")
+        raise OptionError(f"sgd samples rows by Poisson sampling, got {mechanism.sampler.name} sampling")
     return gd.descend(
         design, targets, loss, mechanism,
         learning_rate=learning_rate, l2=l2, momentum=momentum, average=average, key=key, each=each,

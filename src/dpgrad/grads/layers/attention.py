@@ -19,25 +19,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dpgrad.errors import UnsupportedModelError
+
 
 def _refuse(
     query: Tensor, key: Tensor, value: Tensor, static_k: Tensor | None, static_v: Tensor | None, hint_alone: bool
 ) -> None:
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
     if any(len(shape) != 3 for shape in shapes):
-        raise ValueError(
+        raise UnsupportedModelError(
             f"attention needs query, key and value of 3 dimensions, one of them the batch, got shapes {shapes}: "
             "give it the whole batch, or a batch of one by unsqueeze"
         )
     if len({shape[1] for shape in shapes}) != 1:
-        raise ValueError(
+        raise UnsupportedModelError(
             f"query, key and value must have one batch size, got shapes (time, batch, features) {shapes}: expand "
             "what is common to all examples to the batch"
         )
     if static_k is not None or static_v is not None:
-        raise ValueError("static_k and static_v have no rule: give key and value, to be projected")
+        raise UnsupportedModelError("static_k and static_v have no rule: give key and value, to be projected")
     if hint_alone:
-        raise ValueError("is_causal is a hint about attn_mask, which is None: give the mask too")
+        raise UnsupportedModelError("is_causal is a hint about attn_mask, which is None: give the mask too")
 
 
 def _packed_projection(inputs: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
@@ -70,11 +72,11 @@ def _float_mask(name: str, mask: Tensor | None, shapes: list[tuple[int, ...]], d
     if mask is None:
         return None
     if mask.shape not in shapes:
-        raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
+        raise UnsupportedModelError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
     if mask.is_floating_point():
         return mask
     if mask.dtype != torch.bool:
-        raise ValueError(f"{name} must be of truth values or floating point, got {mask.dtype}")
+        raise UnsupportedModelError(f"{name} must be of truth values or floating point, got {mask.dtype}")
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 

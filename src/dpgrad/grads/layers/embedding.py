@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.uses import Rows, Use
 
 
@@ -22,7 +23,7 @@ def embedding(
 ) -> dict[str, Use]:
     """y_t = W[x_t]; the row ``padding_idx`` gets no gradient."""
     if max_norm is not None or scale_grad_by_freq:
-        raise ValueError(
+        raise UnsupportedModelError(
             "an embedding with max_norm or scale_grad_by_freq lets examples act on each other: turn both off"
         )
     ids, g = input.flatten(1), g.flatten(1, -2)

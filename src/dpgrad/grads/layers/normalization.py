@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpgrad import _triton
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.sums import sum_dtype
 from dpgrad.grads.uses import Dense, Use, wide
 
@@ -92,7 +93,7 @@ def batch_norm(
 def refuse_training(training: bool, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
     """The fixed statistics of a BatchNorm; one that has none, or gathers them, is refused."""
     if training or mean is None or var is None:
-        raise ValueError(
+        raise UnsupportedModelError(
             "BatchNorm in training mode lets examples act on each other: replace it by GroupNorm with "
             "dpgrad.grads.convert(model), or put it in eval mode with public statistics"
         )

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from dpgrad.errors import UnsupportedModelError
+
 State = tuple[Tensor, ...]  # (h,), for the LSTM (h, c); each (batch, hidden)
 Step = Callable[[Tensor, Tensor, State], State]  # u, v and the state before -> the state after
 
@@ -124,7 +126,7 @@ def _layers(
 
 def _refuse_unbatched(name: str, tensor: Tensor, dimensions: int) -> None:
     if tensor.dim() != dimensions:
-        raise ValueError(
+        raise UnsupportedModelError(
             f"{name} needs {dimensions} dimensions, one of them the batch, got shape {tuple(tensor.shape)}: "
             "unsqueeze a batch of one"
         )
@@ -172,7 +174,7 @@ def _packed(
     given = _PACKED.get()
     # The same tensor, not an equal one: only then is the order that was noted the order of these rows.
     if given is None or given.data is not data:
-        raise ValueError(
+        raise UnsupportedModelError(
             f"packed sequences of {int(batch_sizes[0])} examples came in an order that is not known: hand the packed "
             "sequence itself to nn.RNN, nn.LSTM or nn.GRU, or give a padded batch"
         )
@@ -240,7 +242,7 @@ def known_inputs(model: nn.Module) -> Iterator[None]:
     >>> with known_inputs(layer):
     ...     layer(torch.ones(5, 2))
     Traceback (most recent call last):
-    ValueError: nn.LSTM needs 3 dimensions, one of them the batch, got shape (5, 2): unsqueeze a batch of one
+    dpgrad.errors.UnsupportedModelError: nn.LSTM needs 3 dimensions, one of them the batch, got shape (5, 2): ...
     """
     modules = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     handles = [module.register_forward_pre_hook(_note, with_kwargs=True) for module in modules]
