@@ -19,7 +19,6 @@ from dpgrad.training.graph import CapturedStep
 
 PACKAGE = Path(dpgrad.__file__).parent
 KINDS = [getattr(errors, name) for name in errors.__all__]
-# Files whose errors have no kind yet.
 
 
 @pytest.mark.parametrize("kind", KINDS)
