@@ -1,6 +1,7 @@
 """README and docs are true: their Python runs, their commands answer as shown, their links lead somewhere.
 
-Every page is read from top to bottom. The Python blocks of a page share one namespace and run in an empty folder. A
+Every page is read from top to bottom, in an empty folder. Each Python block of README stands alone; those of a page of
+docs share one namespace. A
 ``text`` block right after a Python block is its output. A ``console`` block is run, command by command; ``...`` stands
 for lines that are not shown. A command in a ``sh`` block is not run, but its options must exist.
 """
@@ -129,8 +130,10 @@ def options_of(command: str) -> set[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)])
 def test_python_runs_and_prints_what_is_shown(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "page"}
+    names: dict[str, object] = {}
     for block, shown in programs(page):
+        if page == "README.md" or not names:
+            names = {"__name__": "page"}
         printed = io.StringIO()
         padded = "\n" * block.line + block.text  # an error names the line of the page
         with contextlib.redirect_stdout(printed):
