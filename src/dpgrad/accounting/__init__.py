@@ -1,4 +1,4 @@
-"""Accountants: pure functions from an event and a relation to a privacy profile.
+"""Accountants: functions from an event and a neighbouring relation to a privacy profile.
 
 >>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
 >>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000), accountant="rdp")
@@ -29,7 +29,7 @@ ACCOUNTANTS = {
 
 
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE, accountant: str = "pld") -> Profile:
-    """The profile of ``event`` for neighbours under ``relation``, by the accountant of that name."""
+    """Return the privacy profile of ``event`` under ``relation``, by the accountant of that name."""
     if accountant not in ACCOUNTANTS:
         raise OptionError(f"unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}")
     module, function = ACCOUNTANTS[accountant]

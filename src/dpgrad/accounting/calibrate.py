@@ -1,8 +1,8 @@
-"""The least noise, or the most steps, within a privacy budget.
+"""Find the least noise, or the most steps, within a privacy budget.
 
-`least` and `most_steps` know neither mechanisms nor accountants: they are given a price, the certified ε of a choice,
-and return a choice whose price was computed and found within the target. A quick estimate may stand in for the price
-while searching; it never decides.
+`least` and `most_steps` know nothing about mechanisms or accountants. They take a price, the certified ε of a choice,
+and return a choice whose price was computed and is within the target. A quick estimate may guide the search; it never
+decides.
 
 >>> from dpgrad.accounting.events import Gaussian
 >>> z = noise_multiplier(Gaussian, epsilon=1.0, delta=1e-5, accountant="exact")
@@ -39,12 +39,12 @@ def least(
     grid: float | None = None,
     name: str = "noise_multiplier",
 ) -> float:
-    """The least x in [low, high] with price(x) ≤ target, for a price that falls with x.
+    """Return the least x in [low, high] with price(x) ≤ target, for a price that falls with x.
 
-    Without a grid the answer exceeds the least one by less than about 1e-4 of itself. With one it is the least multiple
-    of ``grid``: the multiple below it was found to fail.
+    Without a grid, the answer exceeds the least one by a relative error below about 1e-4. With a grid, it is the least
+    multiple of ``grid``: the multiple below it was tried and fails.
 
-    Guarantee: price(x) was computed for the very x returned and is at most ``target``.
+    Guarantee: price(x) was computed for the x returned and is at most ``target``.
 
     >>> least(lambda x: 1 / x, 4.0, low=0.01, high=100.0, grid=0.1)
     0.3
@@ -184,10 +184,10 @@ def most_steps(
     limit: int = _validate.MOST_STEPS,
     quick: Callable[[int], float] | None = None,
 ) -> int:
-    """The largest number of steps with price(n) ≤ target, for a price that grows with n.
+    """Return the largest number of steps with price(n) ≤ target, for a price that grows with n.
 
-    Guarantee: price(n) was computed and is at most ``target``; price(n+1) was computed and exceeds it. Where the price
-    is an upper bound some way above the truth, more steps may in truth be within the target: that is not claimed.
+    Guarantee: price(n) was computed and is at most ``target``; price(n+1) was computed and exceeds it. If the price is
+    a loose upper bound, the true cost of more steps may still be within the target.
 
     >>> most_steps(lambda n: 0.1 * n**0.5, 2.0)
     400
@@ -346,10 +346,10 @@ def noise_multiplier(
     accountant: str = "pld",
     grid: float | None = None,
 ) -> float:
-    """The least noise multiplier z at which event_of(z) is (ε, δ)-differentially private by ``accountant``.
+    """Return the least noise multiplier z at which event_of(z) is (ε, δ)-private according to ``accountant``.
 
-    Guarantee: the certified ε of event_of(z) at ``delta`` was computed and is at most ``epsilon``. An accountant that
-    is only a historical comparison is refused.
+    Guarantee: the certified ε of event_of(z) at ``delta`` was computed and is at most ``epsilon``. Accountants that are
+    only historical comparisons are refused.
 
     >>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
     >>> z = noise_multiplier(lambda z: Repeat(Poisson(512 / 60_000, Gaussian(z)), 2343), epsilon=3.0, delta=1e-5)
@@ -369,7 +369,7 @@ def steps(
     accountant: str = "pld",
     limit: int = _validate.MOST_STEPS,
 ) -> int:
-    """The largest n at which event_of(n) is (ε, δ)-differentially private by ``accountant``.
+    """Return the largest n at which event_of(n) is (ε, δ)-private according to ``accountant``.
 
     Guarantee: the certified ε of event_of(n) was computed and is at most ``epsilon``; that of event_of(n+1) exceeds it.
 
@@ -388,7 +388,7 @@ def _budget(epsilon: float, delta: float) -> None:
 
 
 class Reading(NamedTuple):
-    """What one reading of Yu et al. (2018) makes of a budget: the noise multiplier at step 0, and how many steps."""
+    """The noise multiplier at step 0 and the number of steps, by one reading of Yu et al. (2018)."""
 
     noise_multiplier: float
     steps: int
@@ -404,11 +404,11 @@ def more_steps(
     accountant: str = "pld",
     grid: float | None = 0.01,
 ) -> Reading:
-    """Noise for a constant clip bound over ``target_steps``, then as many steps as the shrinking bound leaves room for.
+    """Calibrate the noise for a constant clip bound over ``target_steps``; spend what a shrinking bound saves on steps.
 
-    The first reading of σ̃ in Yu et al. (2018): a bound that shrinks under noise of a fixed absolute size raises the
-    noise multiplier, and the budget saved buys more steps. The events are functions of noise multiplier and steps; the
-    schedule's own clock is ``target_steps`` and does not move with the number of steps.
+    This is the first reading of σ̃ in Yu et al. (2018). A clip bound that shrinks while the noise keeps its absolute
+    size raises the noise multiplier, and the budget saved buys more steps. The events are functions of noise multiplier
+    and steps. The schedule runs over ``target_steps``, whatever the number of steps.
 
     >>> from dpgrad.accounting.events import Gaussian, Repeat
     >>> def run(z, n):
@@ -430,7 +430,7 @@ def less_noise(
     accountant: str = "pld",
     grid: float | None = None,
 ) -> Reading:
-    """The least noise with which the shrinking clip bound lasts ``target_steps``: the second reading of σ̃ in Yu et al.
+    """Return the least noise at which a shrinking clip bound lasts ``target_steps``: Yu et al.'s second reading of σ̃.
 
     >>> from dpgrad.accounting.events import Gaussian, Repeat
     >>> less_noise(lambda z, n: Repeat(Gaussian(z), n), epsilon=2.0, delta=1e-5, target_steps=100, grid=0.5)

@@ -1,11 +1,10 @@
-"""The language of accounting: what was released, and for which neighbours.
+"""Events, the input of every accountant: what was released, in public numbers, and for which neighbouring datasets.
 
-An event says what a mechanism did, in public numbers alone. Leaves are one application of a mechanism; `Repeat` and
-`Compose` count them. Accountants price a leaf and let `fold` do the counting, so a count cannot be forgotten: no
-accountant opens a `Repeat` or a `Compose` itself.
+A leaf is one application of a mechanism; `Repeat` and `Compose` count leaves. Accountants price one leaf and leave the
+counting to `fold`. No accountant opens a `Repeat` or a `Compose` itself, so none can forget a count.
 
-A noise multiplier is std/clip, where clip bounds the norm of one example's contribution, under every relation: the
-relation changes only the price.
+A noise multiplier is std/clip under every relation, where clip bounds the norm of one example's contribution. The
+relation changes the price only.
 
 >>> run = Repeat(Poisson(0.01, Gaussian(1.0)), 1000)
 >>> from_json(to_json(run)) == run
@@ -29,11 +28,11 @@ LEAST_NOISE, MOST_NOISE = 1e-6, 1e12
 
 
 class Relation(StrEnum):
-    """Which two datasets count as neighbours. The privacy unit is one row.
+    """The neighbouring relation: which pairs of datasets must be hard to tell apart. The privacy unit is one row.
 
-    ``ADD_REMOVE``: one row more or less; sampling rate, steps, divisor and delta are declared, not read from the data.
+    ``ADD_REMOVE``: one row more or less. Sampling rate, steps, batch size and delta are constants, not read from data.
     ``ZERO_OUT``: the number of rows is public; one row's contribution is replaced by nothing.
-    ``REPLACE_ONE``: the number of rows is public; one row is exchanged for any other.
+    ``REPLACE_ONE``: the number of rows is public; one row is replaced by any other.
 
     >>> Relation("zero-out").value
     'zero-out'
@@ -46,7 +45,7 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """One sum over every row, each clipped, with Gaussian noise of ``noise_multiplier`` times the clip bound.
+    """A sum of clipped contributions of all rows, plus Gaussian noise of ``noise_multiplier`` times the clip bound.
 
     >>> Gaussian(noise_multiplier=4.0)
     Gaussian(noise_multiplier=4.0)
@@ -99,8 +98,8 @@ class FixedSize:
 class Shuffle:
     """One epoch: the rows are shuffled, cut into ``batches`` batches, and ``event`` is applied to each batch.
 
-    Every row takes part in one batch at most. Its price is that of one Gaussian an epoch; it is never the price of
-    Poisson sampling, which hides who took part.
+    Every row is in at most one batch. The price is that of one Gaussian per epoch, never that of Poisson sampling,
+    which also hides who took part.
     """
 
     batches: int
@@ -114,9 +113,9 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Approximate:
-    """One release that is known to be (``epsilon``, ``delta``)-private for neighbours under ``relation``, and no more.
+    """A release of which only (``epsilon``, ``delta``)-privacy under ``relation`` is known.
 
-    With ``delta`` 0 it is purely ``epsilon``-private. It has no price under another relation.
+    ``delta`` = 0 is pure ``epsilon``-privacy. The event has no price under another relation.
 
     >>> Approximate(1.0, 0, Relation.REPLACE_ONE)
     Approximate(epsilon=1.0, delta=0.0, relation=<Relation.REPLACE_ONE: 'replace-one'>)
@@ -137,10 +136,10 @@ class Approximate:
 
 @dataclass(frozen=True)
 class Shifted:
-    """One release whose privacy loss exceeds the positive part of that of ``event`` by at most ``shift``.
+    """A release whose privacy loss exceeds the positive part of that of ``event`` by at most ``shift``.
 
-    With μ-GDP for the Gaussian, its δ(ε) is at most the Gaussian's δ(ε − shift) for every ε ≥ shift: objective
-    perturbation, whose loss has a Jacobian besides the noise (`dpgrad.convex.objective`).
+    Its δ(ε) is at most the Gaussian's δ(ε − shift) for every ε ≥ shift. Objective perturbation is of this kind: its
+    privacy loss has a Jacobian term besides the noise (`dpgrad.convex.solvers.objective`).
 
     >>> Shifted(0.1, Gaussian(50.0)).event
     Gaussian(noise_multiplier=50.0)
@@ -158,10 +157,10 @@ class Shifted:
 
 @dataclass(frozen=True)
 class Pinned:
-    """A Gaussian release that is no clipped sum: its noise multiplier is right for neighbours under ``relation`` alone.
+    """A Gaussian release whose noise multiplier holds under one ``relation`` only.
 
-    A sum of clipped rows moves twice as far under replace-one as under the others. What does not, as XᵀX, has another
-    multiplier under each relation, and no price under one it was not made for.
+    A sum of clipped rows moves twice as far under replace-one as under the other relations. A release such as XᵀX does
+    not follow that rule: its multiplier differs by relation, and it has no price under a relation it was not made for.
 
     >>> Pinned(Gaussian(50.0), "zero-out").relation.value
     'zero-out'
@@ -178,7 +177,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Repeat:
-    """``event``, ``count`` times, each with fresh randomness and chosen with knowledge of earlier outputs."""
+    """``event`` applied ``count`` times with fresh randomness; each may depend on earlier outputs."""
 
     event: "Event"
     count: int
@@ -191,7 +190,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Compose:
-    """Every one of ``events``, each chosen with knowledge of earlier outputs. ``Compose(())`` releases nothing."""
+    """All of ``events``; each may depend on earlier outputs. ``Compose(())`` releases nothing."""
 
     events: tuple["Event", ...]
 
@@ -239,10 +238,10 @@ def fold(
     repeat: Callable[[Price, int], Counted],
     combine: Callable[[Iterable[Counted]], Total],
 ) -> Total:
-    """Reduce an event tree: ``leaf`` prices one application, ``repeat`` multiplies it, ``combine`` adds all of them up.
+    """Reduce an event tree: ``leaf`` prices one application, ``repeat`` multiplies a price, ``combine`` adds them up.
 
-    A composition costs the same in any order, so equal leaves are counted together first, wherever they are in the
-    tree. Each distinct leaf is priced once, in order of its first application; one that is never applied is not priced.
+    Composition costs the same in any order, so equal leaves are first counted together, wherever they are in the tree.
+    Each distinct leaf is priced once, in order of first application. A leaf that is never applied is not priced.
 
     >>> fold(Repeat(Compose((Gaussian(1.0), Gaussian(2.0))), 3), lambda _: 1, lambda x, n: n * x, sum)
     6
@@ -264,7 +263,7 @@ def fold(
 
 
 def tally(event: Event, price: Callable[[Leaf], Priced]) -> Counter[Priced]:
-    """How often each price occurs: `fold` for prices that are compared and counted, not added.
+    """Count how often each price occurs: `fold` for prices that do not add.
 
     >>> tally(Repeat(Compose((Gaussian(1.0), Gaussian(2.0))), 5), lambda leaf: type(leaf).__name__)
     Counter({'Gaussian': 10})
@@ -280,7 +279,7 @@ def tally(event: Event, price: Callable[[Leaf], Priced]) -> Counter[Priced]:
 
 
 def leaves(event: Event) -> Counter[Leaf]:
-    """How often each distinct leaf is applied.
+    """Count how often each distinct leaf is applied.
 
     >>> leaves(Repeat(Compose((Gaussian(1.0), Gaussian(2.0), Gaussian(1.0))), 5))
     Counter({Gaussian(noise_multiplier=1.0): 10, Gaussian(noise_multiplier=2.0): 5})
@@ -289,7 +288,7 @@ def leaves(event: Event) -> Counter[Leaf]:
 
 
 def grouped(steps: Iterable[Leaf]) -> Event:
-    """The composition of ``steps``, neighbouring equal steps counted together.
+    """Return the composition of ``steps``, with consecutive equal steps counted together.
 
     >>> grouped([Gaussian(1.0), Gaussian(1.0), Gaussian(2.0)]) == Compose(
     ...     (Repeat(Gaussian(1.0), 2), Repeat(Gaussian(2.0), 1))
@@ -307,7 +306,7 @@ def grouped(steps: Iterable[Leaf]) -> Event:
 
 
 def group_multiplier(multipliers: Iterable[float]) -> float:
-    """The one noise multiplier that groups of parameters, each clipped and noised by itself, act as: 1/√Σ z_g⁻².
+    """Return the noise multiplier of parameter groups that are clipped and noised separately: 1/√Σ z_g⁻².
 
     One example moves group g by at most C_g, so the sum scaled by 1/std_g moves by at most √Σ(C_g/std_g)².
 
@@ -323,7 +322,7 @@ def group_multiplier(multipliers: Iterable[float]) -> float:
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """The event as plain dictionaries, for JSON."""
+    """Return the event as plain dictionaries, for JSON."""
     match event:
         case Gaussian(noise_multiplier):
             return {"type": "gaussian", "noise_multiplier": noise_multiplier}
@@ -362,7 +361,7 @@ _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
 
 
 def from_dict(data: object) -> Event:
-    """The event that `to_dict` wrote; anything else is refused."""
+    """Return the event that `to_dict` wrote; refuse anything else."""
     if not isinstance(data, dict) or not isinstance(data.get("type"), str) or data["type"] not in _FIELDS:
         raise AccountingError(
             f"not an event: {_validate.shown(data)}; expected an object whose type is one of {', '.join(_FIELDS)}"
@@ -383,12 +382,12 @@ def from_dict(data: object) -> Event:
 
 
 def to_json(event: Event) -> str:
-    """The event as one line of JSON; floats keep every bit."""
+    """Return the event as one line of JSON; floats keep every bit."""
     return json.dumps(to_dict(event), allow_nan=False)
 
 
 def from_json(text: str) -> Event:
-    """The event that `to_json` wrote."""
+    """Return the event that `to_json` wrote."""
     try:
         data = json.loads(text)
     except RecursionError:
@@ -402,7 +401,7 @@ def from_json(text: str) -> Event:
 
 
 def describe(event: Event) -> Iterator[str]:
-    """One line in words for each distinct leaf."""
+    """Describe each distinct leaf in one line of words."""
     for leaf, count in leaves(event).items():
         match leaf:
             case Gaussian(z):

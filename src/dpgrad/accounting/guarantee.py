@@ -1,4 +1,4 @@
-"""What a user is told: never an epsilon alone."""
+"""`Guarantee`: ε together with δ, relation, sampling and accountant; and `Profile`, the result of an accountant."""
 
 import math
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from dpgrad.errors import AccountingError, OptionError
 
 
 class Profile(Protocol):
-    """What an accountant returns: the privacy of one event under one relation.
+    """The privacy of one event under one relation, as an accountant returns it.
 
-    ``guarantee`` is False for historical arithmetic that may understate the truth: such a profile can be printed
-    beside others and can neither become a `Guarantee` nor calibrate anything.
+    ``guarantee`` is False for historical arithmetic that may understate ε. Such a profile is for comparison only: it
+    cannot become a `Guarantee` or calibrate anything.
     """
 
     @property
@@ -42,7 +42,7 @@ class Profile(Protocol):
 
 
 def up(value: float) -> str:
-    """Five digits, never below the value.
+    """Format with five digits, rounded up.
 
     >>> up(0.94688549), up(math.inf), up(2.0)
     ('0.94689', '∞', '2')
@@ -51,7 +51,7 @@ def up(value: float) -> str:
 
 
 def down(value: float) -> str:
-    """Five digits, never above the value.
+    """Format with five digits, rounded down.
 
     >>> down(0.94688549)
     '0.94688'
@@ -83,7 +83,7 @@ _NEIGHBOURS = {
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ)-differential privacy of ``event`` for neighbours under ``relation``, as ``accountant`` proves it.
+    """(ε, δ)-differential privacy of ``event`` under ``relation``, proven by ``accountant``.
 
     >>> print(Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(4.0)))
     ε = 1 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, exact accountant)
@@ -102,7 +102,7 @@ class Guarantee:
 
     @classmethod
     def of(cls, profile: Profile, delta: float) -> "Guarantee":
-        """The guarantee a profile gives at ``delta``; refused where the profile is not one."""
+        """Return the guarantee of a profile at ``delta``; refuse a profile that is only a historical comparison."""
         refuse_history(profile)
         return cls(profile.epsilon(delta), delta, profile.relation, profile.accountant, profile.event)
 
@@ -123,7 +123,7 @@ class Guarantee:
 
 
 def refuse_history(profile: Profile) -> None:
-    """Raise where a profile is a historical comparison and not a guarantee."""
+    """Refuse a profile that is a historical comparison and not a guarantee."""
     if not profile.guarantee:
         raise AccountingError(
             f"accountant {profile.accountant} is a historical comparison that can understate epsilon, not a guarantee: "
@@ -132,10 +132,10 @@ def refuse_history(profile: Profile) -> None:
 
 
 def not_covered(relation: Relation, *, held_out: bool, diagnostics: bool, tried: bool) -> tuple[str, ...]:
-    """What the guarantee of a training run does not cover.
+    """List what the guarantee of a training run does not cover.
 
-    ``held_out`` and ``diagnostics``: whether there are any. ``tried``: whether training rows decided how gradients are
-    computed.
+    ``held_out`` and ``diagnostics``: whether the run has any. ``tried``: whether training rows decided how gradients
+    are computed.
     """
     found = [
         "choices of method and settings that were made by looking at these data",

@@ -1,4 +1,4 @@
-"""What all runs on one dataset spent together.
+"""A ledger of all releases from one dataset.
 
 >>> from dpgrad.accounting.events import Gaussian
 >>> ledger = Ledger()
@@ -30,7 +30,7 @@ _TRIED = ("rdp", "exact", "pld")  # between them they price whatever any account
 
 @dataclass(frozen=True)
 class Entry:
-    """One release, or one run of many: what it cost, and what it was called.
+    """One entry of a ledger: a release or a whole run, with its event, relation and label.
 
     >>> from dpgrad.accounting.events import Gaussian
     >>> Entry(Gaussian(4.0), Relation.ADD_REMOVE, "a first model").run is None
@@ -56,24 +56,22 @@ class _Head:
 
 
 class Ledger:
-    """Releases from one dataset, added up; in a file that is only appended to, where ``path`` is given.
+    """All releases from one dataset, added up. With ``path``, an append-only file.
 
-    It may be used by several threads and, with a file, by several processes, through any path or symbolic link to it.
-    Files need a POSIX system, which can lock them. They say what was released, never anything of the data.
+    Several threads may share a ledger and, with a file, several processes, through any path or symbolic link to it.
+    Files need a POSIX system, which can lock them. They record what was released and nothing about the data.
 
-    Two files change together: the ledger, one line per entry, each with a checksum over all lines before it; and
-    ``<name>.head``, which holds the number of entries and the last checksum and is replaced as a whole. Keep, move and
-    copy them together.
+    A ledger is two files: one line per entry, each with a checksum over all lines before it; and ``<name>.head``, which
+    holds the number of entries and the last checksum. Keep, move and copy them together.
 
-    Guarantee: `guarantee` covers every release whose `add` returned, as long as no one rewrites both files. A ledger
-    is refused where a line was changed, left out, put in or cut off, and where it was deleted and its head was not. An
-    open `Ledger` also refuses two files that were both deleted, or both put back to an earlier state, since it last
-    read them. Not detected: both files deleted or put back while no `Ledger` was open; and forgery, since checksums
-    are not signatures.
+    Guarantee: `guarantee` covers every release whose `add` returned, unless someone rewrites both files. A ledger with
+    a changed, missing, inserted or truncated line is refused, and so is a head without its ledger. An open `Ledger`
+    also notices if both files were deleted or restored to an earlier state since it last read them. Not detected: both
+    files deleted or restored while no `Ledger` was open, and forgery, because checksums are not signatures.
 
-    A crash loses no entry and locks no one out: the line is on the disk before the head, and the head before `add`
-    returns. So the file may be one entry ahead of its head: that entry counts, although its `add` did not return. An
-    incomplete line beyond the head paid for nothing, and is dropped.
+    A crash loses no entry and leaves no lock behind. The line is on disk before the head, and the head before `add`
+    returns. After a crash the file may be one entry ahead of its head; that entry counts. An incomplete line beyond the
+    head paid for nothing and is dropped.
 
     >>> Ledger().event()
     Compose(events=())
@@ -91,9 +89,9 @@ class Ledger:
 
     @classmethod
     def adopt(cls, path: str | PathLike[str]) -> "Ledger":
-        """Open a ledger that has no head, as dpgrad 0.1.0 wrote it, and write its head; for once, after you checked it.
+        """Open a ledger without a head, as dpgrad 0.1.0 wrote it, and write its head. Check the ledger first.
 
-        Nothing tells whether entries were cut from such a file: compare `entries` with what you know of your runs.
+        dpgrad cannot tell whether entries were cut from such a file: compare `entries` with the runs you know of.
         """
         _files.refuse_other_systems()
         place = Path(os.path.realpath(path))
@@ -124,11 +122,11 @@ class Ledger:
         return Ledger, (self._path,)
 
     def add(self, event: Event, relation: Relation, label: str = "", run: str | None = None) -> None:
-        """Charge ``event``; call it before anything that it pays for is computed.
+        """Charge ``event``. Call this before anything that it pays for is computed.
 
-        ``run`` names a run that reports more than once, its plan before it begins and what it spent when it ends: its
-        last report counts. Without it every call is a release of its own, whatever its label. What has no price
-        under ``relation`` is refused: it would leave all entries without one.
+        ``run`` identifies a run that reports more than once, such as its plan at the start and its cost at the end; the
+        last report counts. Without ``run``, every call is a separate release. An event without a price under
+        ``relation`` is refused, because it would leave the whole ledger without one.
         """
         entry = Entry(event, Relation(relation), str(label), run)
         record = _record(entry)
@@ -154,7 +152,7 @@ class Ledger:
                 _write_head(self._path, self._seen)
 
     def entries(self) -> tuple[Entry, ...]:
-        """What counts, in the order of adding; of each run that reports more than once, the last report.
+        """Return the entries that count, in order; for a run that reported more than once, its last report.
 
         >>> from dpgrad.accounting.events import Gaussian
         >>> ledger = Ledger()
@@ -167,18 +165,18 @@ class Ledger:
             return _counted(self._held if self._path is None else self._read()[0])
 
     def event(self) -> Event:
-        """Everything that was charged, composed."""
+        """Return the composition of everything that was charged."""
         found = tuple(entry.event for entry in self.entries())
         return found[0] if len(found) == 1 else Compose(found)
 
     @property
     def relation(self) -> Relation | None:
-        """The neighbours for whom all entries hold; None while there are no entries."""
+        """The neighbouring relation of all entries; None for an empty ledger."""
         found = self.entries()
         return found[0].relation if found else None
 
     def guarantee(self, delta: float, accountant: str = "pld") -> Guarantee:
-        """The (ε, δ) of everything together."""
+        """Return the (ε, δ) of all entries together."""
         relation = self.relation
         if relation is None:
             return Guarantee(0.0, delta, Relation.ADD_REMOVE, accountant, NOTHING)

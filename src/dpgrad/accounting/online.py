@@ -1,8 +1,8 @@
-"""Following a run step by step: may one more step be taken within (ε, δ)?
+"""Decide step by step whether one more step fits the budget (ε, δ).
 
-Two answers for two situations. A `Follower` is for schedules fixed in advance, however they vary: the last admissible
-step is found and certified before the run, so the question is one comparison. An `RdpFilter` is for runs whose noise or
-rate depends on earlier outputs, where a plan cannot be priced ahead and an odometer's reading is not a guarantee.
+Use `Follower` for schedules fixed in advance: the last admissible step is certified before the run. Use `RdpFilter` if
+the noise or the sampling rate depends on earlier outputs. Such a run cannot be priced in advance, and the ε spent so
+far (an odometer) is not a guarantee.
 """
 
 import math
@@ -15,10 +15,10 @@ from dpgrad.errors import BudgetSpentError, OptionError
 
 
 class Follower:
-    """Follows a run whose steps were fixed in advance; ``plan(n)`` is the event of its first n steps.
+    """A budget check for a run whose steps were fixed in advance; ``plan(n)`` is the event of its first n steps.
 
-    Guarantee: ``plan(last)`` is (ε, δ)-private by the certified bound of ``accountant``, and whoever takes no step that
-    `allows` refuses runs at most ``plan(last)``.
+    Guarantee: ``plan(last)`` is (ε, δ)-private by the certified bound of ``accountant``. A run that takes only steps
+    that `allows` accepts is at most ``plan(last)``.
 
     >>> from dpgrad.accounting.events import Gaussian, Repeat
     >>> run = Follower(lambda n: Repeat(Gaussian(10.0), n), epsilon=3.0, delta=1e-5)
@@ -49,7 +49,7 @@ class Follower:
         return self.taken < self.last
 
     def advance(self) -> None:
-        """Count one more step; refused, and not counted, where it would exceed the budget."""
+        """Count one more step. A step that would exceed the budget is refused and not counted."""
         if self.taken >= self.last:
             raise BudgetSpentError(
                 f"step {self.taken + 1:,} would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "
@@ -58,19 +58,21 @@ class Follower:
         self.taken += 1
 
     def event(self) -> Event:
-        """What was released so far."""
+        """Return the event of the steps so far."""
         return self.plan(self.taken)
 
 
 class RdpFilter:
-    """Follows a run whose steps may depend on earlier outputs, by the Rényi divergence of one order fixed in advance.
+    """A budget check for a run whose steps may depend on earlier outputs, by Rényi divergence of one fixed order.
 
-    Guarantee: as long as only steps that `allows` accepts are charged, the whole run is (ε, δ)-private. With order α
-    and ρ_t the divergence of step t, chosen with knowledge of earlier outputs, stopping before Σρ_t exceeds B keeps the
-    whole interaction (α, B)-Rényi private (Feldman and Zrnic 2021, Theorem 4.3; Lécuyer 2021), and B is what the
-    improved conversion allows at (ε, δ). One order, fixed before the run: the best order in hindsight would depend on
-    the outputs. ``expected`` is a public guess of what the steps are like; the order that lets it be repeated most
-    often is taken from it, and nothing else.
+    ``expected`` is a public guess of a typical step. It is used only to choose the order: the one that allows the most
+    repetitions of that step. The order is fixed before the run, because the best order in hindsight would depend on the
+    outputs.
+
+    Guarantee: if only steps that `allows` accepts are charged, the whole run is (ε, δ)-private. Let ρ_t be the
+    divergence of order α of step t, which may depend on earlier outputs. Stopping before Σρ_t exceeds B keeps the whole
+    interaction (α, B)-Rényi private (Feldman and Zrnic 2021, Theorem 4.3; Lécuyer 2021). B is the largest value that
+    the improved conversion allows at (ε, δ).
 
     >>> from dpgrad.accounting.events import Gaussian, Poisson
     >>> step = Poisson(0.01, Gaussian(1.0))
@@ -128,7 +130,7 @@ class RdpFilter:
         return math.nextafter(self.spent + self._price(step), math.inf)
 
     def charge(self, step: Leaf) -> None:
-        """Charge ``step``, before anything computed from it is looked at; refused where it would exceed the budget."""
+        """Charge ``step`` before looking at anything computed from it; refuse it if it would exceed the budget."""
         if not self.allows(step):
             raise BudgetSpentError(
                 f"this step would exceed epsilon = {self.epsilon:g} at delta = {self.delta:g}: "

@@ -1,10 +1,9 @@
-"""Gradients of single examples: engines for one definition, and the clipped sum made of them.
+"""Per-example gradients: the engines, and the clipped sum of a batch.
 
-`vmap` defines the answer; `bookkeeping` computes the same from one forward and one backward pass, in one of three ways
-(`ways`); `single` passes one example after another. `clipped_sum` turns a
-batch into a `ClippedSum`, in pieces that fit in memory. `check` refuses models whose examples act on each other or
-that an engine does not get right, `convert` replaces BatchNorm by GroupNorm, and `InnerMomentum` scales a momentum of
-each example's gradients instead of the gradient.
+`vmap` defines the result. `bookkeeping` computes the same from one forward and one backward pass, in one of three ways
+(`ways`). `single` passes one example at a time. `clipped_sum` returns the `ClippedSum` of a batch, in pieces that fit
+in memory. `check` refuses models that mix examples or that an engine gets wrong. `convert` replaces BatchNorm by
+GroupNorm. `InnerMomentum` scales a momentum of each example's gradients in place of the gradient.
 """
 
 from typing import TYPE_CHECKING

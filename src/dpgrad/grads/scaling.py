@@ -1,6 +1,7 @@
-"""Scaling rules: from the norms of the examples' gradients and the clip bound to the factors of the gradients.
+"""Scaling rules: functions from gradient norms and the clip bound to the factor of each example's gradient.
 
-Every rule is clip over a denominator that is never below the norm, so that no example contributes more than ``clip``.
+Every rule here is clip divided by a denominator that is never below the norm, so no example contributes more than
+``clip``.
 
 >>> import torch
 >>> norms = torch.tensor([0.0, 1.0, 2.0, 8.0, float("nan")])
@@ -9,9 +10,9 @@ tensor([1.0000, 1.0000, 1.0000, 0.2500, 0.0000])
 >>> bool((Psasc(s=0.5)(norms, clip=2.0)[:4] * norms[:4] <= 2.0).all())
 True
 
-The papers print weights, which are not all bounded by the same constant. A paper's C, s, r and learning rate can be
-typed as printed when the clip bound of the mechanism is set to ``rule.sensitivity(C)``: the factors are then the
-weights of the paper, and the noise, which is a multiple of the clip bound, is the noise of the paper.
+The papers print weights, whose bounds differ. To type a paper's C, s, r and learning rate as printed, set the clip
+bound of the mechanism to ``rule.sensitivity(C)``. The factors are then the paper's weights, and the noise, a multiple
+of the clip bound, is the paper's noise.
 
 >>> rule = Psasc(s=0.5, r=0.01)
 >>> rule.sensitivity(0.2)
@@ -40,15 +41,13 @@ LEAST_R = 1e-12
 
 
 class ScaleRule(Protocol):
-    """How much of each example's gradient is kept: the role that engines ask for.
+    """The interface of a scaling rule: ``rule(norms, clip)`` returns the factor of each example's gradient.
 
-    Any function of your own may take this role. It is written in torch operations on ``norms``, and `Bounded` holds it
-    to the guarantee.
+    Your own function may take this role. Write it in torch operations on ``norms``; `Bounded` enforces the guarantee.
 
     Guarantee:
-        For every norm n that is finite and at least 0, the factor f is finite, at least 0 and f·n ≤ ``clip``, exactly,
-        as numbers and not as floats. For n = inf, NaN or below zero the factor is 0. The factors of an example depend
-        on the norms of that example alone.
+        For every finite norm n ≥ 0, the factor f is finite, f ≥ 0 and f·n ≤ ``clip`` in exact arithmetic, not only in
+        floats. For n = inf, NaN or n < 0 the factor is 0. The factors of an example depend on its own norms alone.
 
     >>> rule: ScaleRule = Hard()
     >>> rule(torch.tensor([3.0]), 1.5)
@@ -60,15 +59,15 @@ class ScaleRule(Protocol):
 
 
 class Quotient(ABC):
-    """A rule of the form clip/denominator, rounded down; a new rule says its denominator and its sensitivity.
+    """A rule of the form clip/denominator, rounded down. A new rule defines its denominator and its sensitivity.
 
-    Norms of lower precision than float32 give factors in float32. A number as ``clip`` must be positive and finite. A
-    tensor is not looked at, so that a captured graph can change it; where it is not positive and finite, factors are 0.
+    Norms below float32 precision give float32 factors. A number as ``clip`` must be positive and finite. A tensor is
+    not read, because a captured graph may change it; if it is not positive and finite, the factors are 0.
 
     Guarantee:
-        That of `ScaleRule`, for the norms as given (how far those are from the truth is for the engine to say), if
-        ``denominator`` d is never below the norm. For then n·f ≤ d·f, and d·f ≤ clip because f is at most clip/d: it
-        is the float below the one nearest to clip/d, or 1 where clip = d.
+        That of `ScaleRule` for the norms as given (the engine accounts for their error), if ``denominator`` d is never
+        below the norm: n·f ≤ d·f ≤ clip, because f ≤ clip/d. f is the float below the one nearest to clip/d, or 1 if
+        clip = d.
 
     >>> @dataclass(frozen=True)
     ... class Half(Quotient):
@@ -83,14 +82,14 @@ class Quotient(ABC):
 
     @abstractmethod
     def denominator(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """What divides ``clip``, never below ``norms``; in float64, as both arguments are."""
+        """Return the denominator of ``clip``, never below ``norms``; arguments and result are float64."""
 
     @abstractmethod
     def sensitivity(self, C: float) -> float:
-        """The bound on weight times norm in the paper's own form: the clip bound that makes factors its weights."""
+        """Return the paper's bound on weight × norm: the clip bound at which the factors equal the paper's weights."""
 
     def weights(self, norms: Tensor, C: float) -> Tensor:
-        """The weights as the paper prints them for its constant C, rounded down: factors at clip = sensitivity(C).
+        """Return the paper's weights for its constant C, rounded down: the factors at clip = sensitivity(C).
 
         >>> Psac(r=0.01).weights(torch.tensor([0.0, 1.0]), C=0.3)
         tensor([0.3000, 0.2971])
@@ -152,7 +151,7 @@ def _checked_r(r: float) -> float:
 
 @dataclass(frozen=True)
 class Hard(Quotient):
-    """min(1, clip/‖g‖): gradients within the bound are kept, longer ones are shortened to it (Abadi et al., 2016).
+    """Clipping, min(1, clip/‖g‖): shorten gradients longer than the clip bound to it (Abadi et al., 2016).
 
     >>> Hard().weights(torch.tensor([0.5, 4.0]), C=1.0)
     tensor([1.0000, 0.2500])
@@ -174,9 +173,9 @@ class Hard(Quotient):
 
 @dataclass(frozen=True)
 class Automatic(Quotient):
-    """clip/(‖g‖ + r): every gradient is brought to nearly the same norm (Auto-S, Bu et al.; NSGD, Yang et al.).
+    """Automatic clipping, clip/(‖g‖ + r): bring all gradients to nearly the same norm.
 
-    The factor falls with the norm, from clip/r at zero.
+    Auto-S of Bu et al., NSGD of Yang et al. The factor falls with the norm, from clip/r at zero.
 
     >>> Automatic(r=0.25)(torch.tensor([0.0, 0.75]), clip=1.0)
     tensor([4.0000, 1.0000])
@@ -203,9 +202,9 @@ class Automatic(Quotient):
 
 @dataclass(frozen=True)
 class Psac(Quotient):
-    """clip/(‖g‖ + r/(‖g‖ + r)): nearly clip/‖g‖ for long gradients, clip at zero (DP-PSAC, Xia et al., 2023).
+    """DP-PSAC, clip/(‖g‖ + r/(‖g‖ + r)): nearly clip/‖g‖ for long gradients, clip at zero (Xia et al., 2023).
 
-    C only rescales the learning rate: (C, η) and (1, C·η) make the same updates.
+    C only rescales the learning rate: (C, η) and (1, C·η) give the same updates.
 
     >>> Psac(r=0.25)(torch.tensor([0.0, 0.25, 100.0]), clip=1.0)
     tensor([1.0000, 1.3333, 0.0100])
@@ -232,15 +231,16 @@ class Psac(Quotient):
 
 @dataclass(frozen=True)
 class Psasc(Quotient):
-    """clip/(‖g‖ + r/(s·(‖g‖ + r))): DP-PSASC (Huang et al., 2024), whose weight is C/(s·‖g‖ + r/(‖g‖ + r)), Eq. 6.
+    """DP-PSASC, clip/(‖g‖ + r/(s·(‖g‖ + r))) (Huang et al., 2024).
 
-    The printed weight is bounded by C/s, so the factor is the weight for clip = C/s. At clip = C the factor is s times
-    the weight, and the learning rate has to be divided by s for the same updates. The weight is C at zero; for s·r ≤ 1
-    it is largest, C/(1 − (1 − √(s·r))²), at ‖g‖ = √(r/s) − r, and that falls as s grows.
+    The paper's weight is C/(s·‖g‖ + r/(‖g‖ + r)), Eq. 6. It is bounded by C/s, so the factor equals the weight for
+    clip = C/s. At clip = C the factor is s times the weight; divide the learning rate by s for the same updates. The
+    weight is C at zero. For s·r ≤ 1 its maximum is C/(1 − (1 − √(s·r))²), at ‖g‖ = √(r/s) − r; the maximum falls as s
+    grows.
 
-    s = 1 is `Psac`, and the paper looks for s < 1. The factors then lie below those of `Psac` at the same clip bound,
-    hence the same noise, at every norm (Eq. 7): the larger weight comes with a noise that is larger still. For s > 1,
-    which is accepted too, that comparison turns round; nothing else changes.
+    s = 1 is `Psac`; the paper considers s < 1. At the same clip bound, hence the same noise, the factors are then below
+    those of `Psac` at every norm (Eq. 7): the weight is larger, but its noise is larger still. s > 1 is accepted and
+    reverses that comparison.
 
     >>> Psasc(s=0.5, r=0.25)(torch.tensor([0.0, 0.25, 100.0]), clip=1.0)
     tensor([0.5000, 0.8000, 0.0100])
@@ -274,13 +274,13 @@ RULES: tuple[type[Quotient], ...] = (Hard, Automatic, Psac, Psasc)
 
 @dataclass(frozen=True)
 class Bounded:
-    """A rule at one clip bound, held to the guarantee of `ScaleRule`: from norms (groups, examples) to factors.
+    """A rule at one clip bound, with the guarantee of `ScaleRule` enforced: norms (groups, examples) to factors.
 
-    A rule of `RULES` keeps the guarantee by itself. Any other is applied to each example alone, inside ``torch.vmap``.
-    Its factors are then lowered to clip/norm where they are larger, and set to 0 where they are negative or not finite.
+    The rules in `RULES` keep the guarantee by construction. Any other rule is applied to each example alone, inside
+    ``torch.vmap``. Its factors are lowered to clip/norm if they are larger, and set to 0 if negative or not finite.
 
     Guarantee: that of `ScaleRule`, whatever the rule returns and whatever it does to its arguments. Not covered: a rule
-    that remembers norms from one call to the next, as far as `fault` did not find it, or that reads the data elsewhere.
+    that remembers norms between calls and that `fault` did not detect, or one that reads the data elsewhere.
 
     >>> norms = torch.tensor([[0.5, 2.0, 8.0]])
     >>> Bounded(lambda norms, clip: 10 * clip / norms, clip=2.0)(norms)
@@ -346,10 +346,10 @@ _AGREEMENT = 1e-3  # how far two ways to compute a rule may differ by rounding
 
 
 def fault(rule: ScaleRule, clips: Sequence[float | Tensor], device: torch.device | str = "cpu") -> str:
-    """What `Bounded` has to correct in a rule of your own, in words; nothing where it keeps the guarantee by itself.
+    """Describe what `Bounded` has to correct in a rule; empty if the rule keeps the guarantee by itself.
 
-    The rule is tried at norms around each clip bound, which have nothing to do with any data. One that cannot be
-    applied to each example alone, that mixes the norms of examples, or that remembers earlier ones is refused.
+    The rule is tried at fixed norms around each clip bound, independent of any data. A rule is refused if it cannot be
+    applied to each example alone, mixes the norms of examples, or remembers earlier ones.
 
     >>> fault(lambda norms, clip: (clip / norms).clamp(max=1), [2.0])
     ''

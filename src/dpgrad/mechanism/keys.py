@@ -1,4 +1,4 @@
-"""The secret key of a run: all randomness of a private step is a function of (key, step, what it is for).
+"""The secret key of a run: all randomness of a private step is a function of (key, step, purpose).
 
 >>> key = Key.fresh()
 >>> key
@@ -21,11 +21,11 @@ SIZE = 32  # bytes
 
 @dataclass(frozen=True, repr=False)
 class Key:
-    """32 secret bytes, and whether a seed gave them.
+    """32 secret bytes, and whether they come from a seed.
 
-    Guarantee: whoever holds the key of a run can draw its batches and subtract its noise. It is never shown; it may be
-    written only to a file that is not released. One key serves one run on one dataset: two results with the same noise
-    and different sums reveal their difference without noise.
+    Guarantee: anyone who has the key of a run can redraw its batches and subtract its noise. It is never printed, and
+    may be written only to a file that is not released. Use one key for one run on one dataset: two results with the
+    same noise and different sums reveal their difference.
 
     >>> Key(bytes(32), reproducible=True) == Key(bytes(32), reproducible=True)
     True
@@ -42,7 +42,7 @@ class Key:
 
     @classmethod
     def fresh(cls) -> "Key":
-        """A key drawn from the operating system.
+        """Draw a key from the operating system.
 
         >>> Key.fresh() == Key.fresh()
         False
@@ -51,7 +51,7 @@ class Key:
 
     @classmethod
     def from_seed(cls, seed: int) -> "Key":
-        """The key of a whole number: anyone who guesses the number has the key.
+        """Derive a key from a whole number. Anyone who guesses the number has the key.
 
         >>> Key.from_seed(7) == Key.from_seed(7)
         True
@@ -62,7 +62,7 @@ class Key:
 
     @classmethod
     def of(cls, key: "AnyKey") -> "Key":
-        """A key as it is; a whole number or bytes as a seed, since nothing says that no one else knows them.
+        """Return a key as it is; treat a whole number or bytes as a seed, because others may know them.
 
         >>> Key.of(7) == Key.from_seed(7), Key.of(b"told by a friend").label
         (True, 'reproducible, not for release')
@@ -79,13 +79,13 @@ class Key:
 
     @property
     def label(self) -> str:
-        """What may be said of the key, and must be said of a result that a seed made."""
+        """The public label of the key; every result from a seed must carry it."""
         return "reproducible, not for release" if self.reproducible else "secret"
 
     def derive(self, purpose: str, *names: str, size: int = SIZE) -> bytes:
-        """``size`` bytes for one use: keyed BLAKE2b (RFC 7693) of the purpose and the names, each after its length.
+        """Derive ``size`` bytes for one use: keyed BLAKE2b (RFC 7693) of purpose and names, with lengths.
 
-        Guarantee: no two lists of names are hashed from the same bytes, so distinct uses have independent bytes.
+        Guarantee: different lists of names are hashed from different bytes, so distinct uses get independent bytes.
 
         >>> key = Key.from_seed(7)
         >>> key.derive("noise", "ab", "c") == key.derive("noise", "a", "bc")

@@ -1,4 +1,4 @@
-"""The run as accounted: one frozen value yields the batches, the clip bound, the noise *and* the event.
+"""`Mechanism`: one frozen description of a run, from which batches, clip bound, noise *and* accounting are read.
 
 >>> from dpgrad import sampling, schedules
 >>> mechanism = Mechanism(
@@ -34,10 +34,11 @@ _MOST_DISTINCT = 2_000_000
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are clipped and noised by themselves; ``clip`` and ``noise_multiplier`` multiply the mechanism's.
+    """Parameters that are clipped and noised separately; ``clip`` and ``noise_multiplier`` scale the mechanism's.
 
-    ``pattern`` matches parameter names as a shell would. Group g is clipped to C_g(t) = clip_g·clip(t) and gets noise
-    z_g·z(t)·C_g(t), with z(t) what the mechanism would use without groups; together they act as z(t)/√Σ z_g⁻².
+    ``pattern`` matches parameter names like a shell pattern. Group g is clipped to C_g(t) = clip_g·clip(t) and gets
+    noise of standard deviation z_g·z(t)·C_g(t), where z(t) is the mechanism's noise multiplier without groups. All
+    groups together have the noise multiplier z(t)/√Σ z_g⁻².
 
     >>> Group("conv*", clip=0.5, noise_multiplier=2.0)
     Group(pattern='conv*', clip=0.5, noise_multiplier=2.0)
@@ -56,18 +57,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Who is drawn, how far one example is clipped, how much noise is added, how often, and for which neighbours.
+    """A private run: sampler, steps, clip bound, noise and neighbouring relation.
 
-    Every field is public. At step t the norm of one example's contribution is at most clip(t) and the noise has
-    standard deviation z·noise(t)·clip(t); with ``hold_noise`` it keeps its absolute size, z·noise(t)·clip(0), whatever
-    the clip bound does (Yu et al., 2018), so that the noise multiplier is z·noise(t)·clip(0)/clip(t).
+    All fields are public. At step t the norm of one example's contribution is at most clip(t), and the noise has
+    standard deviation z·noise(t)·clip(t), where z is ``noise_multiplier``. With ``hold_noise`` the noise keeps its
+    absolute size z·noise(t)·clip(0) while the clip bound changes (Yu et al., 2018); the noise multiplier is then
+    z·noise(t)·clip(0)/clip(t).
 
     ``batch_size`` divides the noisy sum. It is declared for Poisson sampling and full batches, and the size of
     the batches for samplers that have one; never the realised size.
 
-    Guarantee: `event` is the composition, over all steps t, of what the sampler causes at noise multiplier
-    std_at(t)/clip_at(t), the pair that clipping and noise read. A sampler whose event has no price under ``relation``
-    is refused.
+    Guarantee: `event` composes, over all steps t, the sampler's event at noise multiplier std_at(t)/clip_at(t).
+    Clipping and noise read the same two values. A sampler whose event has no price under ``relation`` is refused.
 
     >>> from dpgrad import sampling
     >>> Mechanism(sampling.Poisson(0.01), steps=10_000, noise_multiplier=4.0).event()
@@ -137,7 +138,7 @@ class Mechanism:
             object.__setattr__(self, name, value)
 
     def clip_at(self, step: int, group: Group | None = None) -> float:
-        """The bound on the norm of one example's contribution at ``step``, to ``group`` where there are groups.
+        """Return the clip bound at ``step``, for ``group`` if the mechanism has groups.
 
         >>> Mechanism(sampling.FullBatch(), 2, 1.0, clip=schedules.piecewise([1], [2.0, 0.5])).clip_at(1)
         0.5
@@ -146,7 +147,7 @@ class Mechanism:
         return float(self.clips(range(step, step + 1), group)[0])
 
     def clips(self, steps: range, group: Group | None = None) -> Array:
-        """`clip_at` of several steps, one after another.
+        """Return `clip_at` for a range of steps.
 
         >>> Mechanism(sampling.FullBatch(), 3, 1.0, clip=schedules.piecewise([1], [2.0, 0.5])).clips(range(1, 3))
         array([0.5, 0.5])
@@ -156,7 +157,7 @@ class Mechanism:
         return factor * schedules.values(self.clip, len(steps), steps.start, "clip")
 
     def std_at(self, step: int, group: Group | None = None) -> float:
-        """The standard deviation of the noise added to each coordinate of the clipped sum at ``step``.
+        """Return the standard deviation of the noise added to each coordinate of the clipped sum at ``step``.
 
         >>> Mechanism(sampling.FullBatch(), 2, noise_multiplier=3.0, clip=2.0).std_at(0)
         6.0
@@ -165,7 +166,7 @@ class Mechanism:
         return float(self.stds(range(step, step + 1), group)[0])
 
     def stds(self, steps: range, group: Group | None = None) -> Array:
-        """`std_at` of several steps, one after another.
+        """Return `std_at` for a range of steps.
 
         >>> Mechanism(sampling.FullBatch(), 2, noise_multiplier=3.0, clip=2.0).stds(range(2))
         array([6., 6.])
@@ -181,7 +182,7 @@ class Mechanism:
         return factor * (noise * clip)
 
     def multiplier_at(self, step: int) -> float:
-        """The noise multiplier that is accounted at ``step``: std_at/clip_at, or what those of all groups act as.
+        """Return the noise multiplier accounted at ``step``: std_at/clip_at, or that of all groups together.
 
         >>> pair = (Group("a*"), Group("b*"))
         >>> round(Mechanism(sampling.FullBatch(), 1, noise_multiplier=2.0, groups=pair).multiplier_at(0), 6)
@@ -223,7 +224,7 @@ class Mechanism:
         return group
 
     def group_of(self, parameter: str) -> Group:
-        """The one group whose pattern matches the name of a parameter; none, or more than one, is refused.
+        """Return the group whose pattern matches a parameter name; refuse a name that matches none or several.
 
         >>> two = (Group("conv*"), Group("head*", clip=0.5))
         >>> Mechanism(sampling.FullBatch(), 1, 1.0, groups=two).group_of("head.bias").clip
@@ -256,11 +257,10 @@ class Mechanism:
         return held and schedules.is_constant(self.noise) and self.sampler.steady
 
     def step_event(self, step: int, start: int = 0) -> Event:
-        """What ``step`` adds to what has been released: all steps together make `event`.
+        """Return the event that ``step`` adds; all steps together make `event`.
 
-        Where one event covers an epoch (shuffled batches) its first step pays for all of it and the others add nothing.
-        ``start`` is the step at which the present key came into use: an epoch that a new key enters half-way is paid
-        again.
+        If one event covers an epoch (shuffled batches), its first step pays for all of it and the others add nothing.
+        ``start`` is the first step of the current key: an epoch that a new key enters half-way is paid again.
 
         >>> epochs = Mechanism(sampling.Shuffle(100, 50), steps=4, noise_multiplier=1.0, relation=Relation.ZERO_OUT)
         >>> [epochs.step_event(t) == Compose(()) for t in range(4)]
@@ -275,7 +275,7 @@ class Mechanism:
         return self.sampler.event(float(least), first)
 
     def event(self) -> Event:
-        """What the whole run releases, equal neighbouring steps counted together.
+        """Return the event of the whole run, with consecutive equal steps counted together.
 
         >>> two = Mechanism(sampling.FullBatch(), 3, 1.0, noise=schedules.piecewise([1], [1.0, 2.0])).event()
         >>> [(leaf.event.noise_multiplier, leaf.count) for leaf in two.events]
@@ -327,7 +327,7 @@ class Mechanism:
         return Guarantee.of(self.profile(accountant, beside=beside), delta)
 
     def with_steps(self, steps: int) -> "Mechanism":
-        """The same mechanism for another number of steps; schedules keep their own clocks.
+        """Return the mechanism with another number of steps; schedules do not stretch.
 
         >>> Mechanism(sampling.FullBatch(), 8, 1.0).with_steps(2).steps
         2
@@ -335,7 +335,7 @@ class Mechanism:
         return dataclasses.replace(self, steps=steps)
 
     def with_noise(self, noise_multiplier: float) -> "Mechanism":
-        """The same mechanism at another noise multiplier.
+        """Return the mechanism with another noise multiplier.
 
         >>> Mechanism(sampling.FullBatch(), 8, 1.0).with_noise(2.0).std_at(0)
         2.0
@@ -351,7 +351,7 @@ class Mechanism:
         *,
         beside: Event = NOTHING,
     ) -> "Mechanism":
-        """The same mechanism at the least noise multiplier (the least multiple of ``grid``) that is (ε, δ)-private.
+        """Return the mechanism with the least noise multiplier (or multiple of ``grid``) that is (ε, δ)-private.
 
         ``beside`` is what else is released from the same data, such as the event of a PCA: both together are private.
 
@@ -381,7 +381,7 @@ class Mechanism:
             )
 
     def longest(self, epsilon: float, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> "Mechanism":
-        """The same mechanism for the most steps that are (ε, δ)-private; one step more was found not to be.
+        """Return the mechanism with the most steps that are (ε, δ)-private; one more step was found to exceed it.
 
         >>> Mechanism(sampling.FullBatch(), 1, noise_multiplier=10.0).longest(epsilon=3.0, delta=1e-5).steps
         51
@@ -402,7 +402,7 @@ class Mechanism:
         *,
         beside: Event = NOTHING,
     ) -> "Mechanism":
-        """*more-steps* of Yu et al. (2018): noise for a constant clip bound over ``steps``, then as long as it lasts.
+        """*more-steps* of Yu et al. (2018): noise for a constant clip bound, then as many steps as the budget allows.
 
         >>> clip = schedules.affine(12.0, 10)
         >>> run = Mechanism(sampling.FullBatch(), 10, 1.0, clip=clip, hold_noise=True).more_steps(2.0, 1e-5, grid=0.5)
@@ -427,7 +427,7 @@ class Mechanism:
         *,
         beside: Event = NOTHING,
     ) -> "Mechanism":
-        """*less-noise* of Yu et al. (2018): the least noise with which the shrinking bound lasts ``steps``.
+        """*less-noise* of Yu et al. (2018): the least noise at which the shrinking clip bound lasts ``steps``.
 
         >>> clip = schedules.affine(12.0, 10)
         >>> run = Mechanism(sampling.FullBatch(), 10, 1.0, clip=clip, hold_noise=True).less_noise(2.0, 1e-5, grid=0.5)
@@ -437,7 +437,7 @@ class Mechanism:
         return self.calibrated(epsilon, delta, accountant, grid, beside=beside)
 
     def to_dict(self) -> dict[str, Any]:
-        """The mechanism as plain values, for JSON; a schedule that is a plain function is refused by name.
+        """Return the mechanism as plain values, for JSON; refuse a schedule that is a plain function.
 
         >>> run = Mechanism(sampling.Poisson(0.01), 100, 1.0, clip=schedules.linear(8.0, 100))
         >>> Mechanism.from_dict(run.to_dict()) == run
@@ -457,7 +457,7 @@ class Mechanism:
 
     @classmethod
     def from_dict(cls, data: object) -> "Mechanism":
-        """The mechanism that `to_dict` wrote; a missing or an unknown field is refused."""
+        """Return the mechanism that `to_dict` wrote; refuse missing or unknown fields."""
         fields = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(data, Mapping) or set(data) != fields:
             raise OptionError(f"not a mechanism: {data!r:.80}; expected an object with fields {sorted(fields)}")

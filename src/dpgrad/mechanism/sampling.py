@@ -1,7 +1,7 @@
-"""Samplers: each draws the batches of a run *and* names the event that drawing them causes.
+"""Samplers: each draws the batches of a run *and* states the event that the drawing causes.
 
-The batch of a step is a pure function of (secret run key, step): any step can be drawn again, in any order, by any
-process that holds the key. Which rows took part is secret, and so is how many: a sampler returns the indices alone.
+The batch of a step is a pure function of (secret run key, step). A process that has the key can redraw any step, in any
+order. The rows drawn, and their number, are secret.
 
 >>> sampler = Poisson(sampling_rate=0.01)
 >>> batch = sampler.draw(rows=60_000, step=7, key=b"the secret of this run")
@@ -40,11 +40,11 @@ _new, _set = object.__new__, object.__setattr__
 
 
 class Sampler(Protocol):
-    """What a sampler must say. Fields are public; the rows drawn are not."""
+    """The interface of a sampler. Its fields are public; the rows it draws are not."""
 
     @property
     def name(self) -> str:
-        """As the command line spells it."""
+        """The name on the command line."""
 
     @property
     def relations(self) -> tuple[Relation, ...]:
@@ -52,32 +52,32 @@ class Sampler(Protocol):
 
     @property
     def span(self) -> int:
-        """How many steps one event covers: an epoch of shuffled batches is one event, every other step is its own."""
+        """The number of steps that one event covers: an epoch for shuffled batches, one for every other sampler."""
 
     @property
     def steady(self) -> bool:
-        """Whether every step draws alike."""
+        """Whether all steps draw from the same distribution."""
 
     @property
     def steps_per_epoch(self) -> float:
-        """How many steps see as many rows as there are."""
+        """The number of steps that draw as many rows as the dataset has."""
 
     @property
     def batch_size(self) -> int | None:
-        """The public size of every batch; None where batches have none."""
+        """The public size of every batch; None if the size is not fixed in advance."""
 
     def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
-        """The rows of one step, rising."""
+        """Return the row indices of one step, in ascending order."""
 
     def event(self, noise_multiplier: float, step: int = 0) -> events.Leaf:
-        """What is released over the span of steps that begins at ``step``."""
+        """Return the event of the span of steps that begins at ``step``."""
 
     def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Leaf, int]]:
-        """The events of the spans from ``start`` on, given one noise multiplier a step; equal neighbours counted."""
+        """Yield the events from ``start`` on, for one noise multiplier per step; consecutive equal ones are counted."""
 
 
 def philox_key(key: AnyKey) -> Words:
-    """The two words that key the Philox generator of a run's samplers; as secret as the key.
+    """Return the two words that key the Philox generator of a run's samplers; as secret as the key.
 
     >>> len(philox_key(5))
     2
@@ -92,7 +92,7 @@ def _philox(key: AnyKey, step: int, block: int = 0) -> np.random.Philox:
 
 
 def generator(key: AnyKey, step: int) -> np.random.Generator:
-    """The random numbers that sampling may use at ``step``: disjoint streams of one Philox generator a run.
+    """Return the random generator for sampling at ``step``: a stream of its own of the run's Philox generator.
 
     >>> generator(5, step=3).integers(1000, size=3).tolist() == generator(5, step=3).integers(1000, size=3).tolist()
     True
@@ -101,9 +101,9 @@ def generator(key: AnyKey, step: int) -> np.random.Generator:
 
 
 def words(key: AnyKey, step: int, start: int, count: int) -> Words:
-    """Words ``start`` to ``start + count`` of the stream of ``step``: 64 uniform bits for each row of that range.
+    """Return words ``start`` to ``start + count`` of the stream of ``step``: 64 uniform bits for each of these rows.
 
-    Any range is found at once, by setting the counter of the generator.
+    Setting the generator's counter gives any range directly.
 
     >>> words(5, step=3, start=0, count=9)[6:].tolist() == words(5, step=3, start=6, count=3).tolist()
     True
@@ -114,7 +114,7 @@ def words(key: AnyKey, step: int, start: int, count: int) -> Words:
 
 
 def threshold(rate: float) -> int:
-    """floor(rate·2^64), exactly: a uniform word lies below it with probability ``rate``, or less by under 2^-64.
+    """Return floor(rate·2^64): a uniform word lies below it with probability ``rate``, less an error under 2^-64.
 
     >>> threshold(0.5) == 2**63, threshold(1.0) == 2**64, threshold(0.0)
     (True, True, 0)
@@ -125,14 +125,15 @@ def threshold(rate: float) -> int:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every row takes part in every step independently with probability ``sampling_rate``; the size of a batch varies.
+    """Poisson sampling: every row is in every batch independently with probability ``sampling_rate``.
 
-    The rate may be a schedule. It is declared: under add/remove it must not be computed from the number of rows.
+    Batch sizes vary. The rate may be a schedule. Under add-remove it must be a constant, not computed from the number
+    of rows.
 
-    Guarantee: row i takes part iff word i of the stream of the step lies below floor(q·2^64). The words are outputs of
-    one keyed generator at distinct counters, one for each row and step, so the indicators are independent of each
-    other, of the data and of how many rows there are, as the event assumes. None is more likely than q, and a smaller
-    q never costs more. Whoever holds the key draws the same rows, whatever range of them he holds.
+    Guarantee: row i takes part iff word i of the step's stream lies below floor(q·2^64). The words are outputs of one
+    keyed generator at distinct counters, one per row and step. The indicators are therefore independent of each other,
+    of the data and of the number of rows, as the event assumes. No row is more likely than q, and a smaller q never
+    costs more. With the same key, every process draws the same rows, whichever range of rows it has.
 
     >>> Poisson(0.01).steps_per_epoch
     100.0
@@ -196,9 +197,9 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """``batch_size`` of ``dataset_size`` rows, drawn without replacement afresh at every step; replace-one only.
+    """Fixed-size sampling: ``batch_size`` of ``dataset_size`` rows per step, without replacement; replace-one only.
 
-    It costs far more than Poisson sampling at the same rate: exchanging a row moves the sum by two clips.
+    It costs far more than Poisson sampling at the same rate: replacing one row moves the sum by up to twice the clip.
 
     >>> len(FixedSize(dataset_size=1000, batch_size=50).draw(rows=1000, step=0, key=1))
     50
@@ -233,7 +234,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class FullBatch:
-    """Every row at every step.
+    """All rows at every step.
 
     >>> FullBatch().event(4.0)
     Gaussian(noise_multiplier=4.0)
@@ -260,11 +261,11 @@ class FullBatch:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Each epoch shuffles the rows afresh and cuts them into batches of ``batch_size``; the last batch may be smaller.
+    """Shuffled epochs: the rows in a new random order, cut into batches of ``batch_size``; the last may be smaller.
 
-    Guarantee: a row takes part in one batch an epoch, which is all that is claimed. The event is one Gaussian an epoch,
-    at the least noise multiplier of its steps; an epoch cut short costs as much as a whole one. Nothing is gained from
-    not knowing in which batch a row was: pricing this as Poisson sampling can understate ε several times.
+    Guarantee: each row is in one batch per epoch. The event is one Gaussian per epoch, at the least noise multiplier of
+    its steps. An unfinished epoch costs as much as a whole one. dpgrad claims no amplification by shuffling: pricing
+    this as Poisson sampling can understate ε several times.
 
     >>> Shuffle(dataset_size=1000, batch_size=300).event(1.0)
     Shuffle(batches=4, event=Gaussian(noise_multiplier=1.0))
@@ -298,7 +299,7 @@ class Shuffle:
         return events.Shuffle(self.span, events.Gaussian(noise_multiplier))
 
     def plan(self, multipliers: Array, start: int = 0) -> Iterator[tuple[events.Shuffle, int]]:
-        """One event an epoch, from the first step of one; see the class for what an epoch costs."""
+        """Yield one event per epoch; ``start`` must be the first step of an epoch."""
         if start % self.span:
             raise OptionError(f"start must be the first step of an epoch of {self.span} batches, got {start}")
         checked = _checked(multipliers, start)
@@ -368,7 +369,7 @@ _NAMES = {kind.name: kind for kind in KINDS}
 
 
 def to_dict(sampler: Sampler) -> dict[str, Any]:
-    """The sampler as plain values, for JSON.
+    """Return the sampler as plain values, for JSON.
 
     >>> to_dict(Poisson(0.01))
     {'sampler': 'poisson', 'sampling_rate': 0.01}
@@ -385,7 +386,7 @@ def to_dict(sampler: Sampler) -> dict[str, Any]:
 
 
 def from_dict(data: object) -> Poisson | FixedSize | FullBatch | Shuffle:
-    """The sampler that `to_dict` wrote; anything else is refused.
+    """Return the sampler that `to_dict` wrote; refuse anything else.
 
     >>> from_dict({"sampler": "full-batch"})
     FullBatch()

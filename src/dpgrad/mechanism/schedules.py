@@ -1,7 +1,7 @@
-"""Step to value: clip bounds, noise factors and learning rates, fixed before training starts.
+"""Schedules of clip bounds, noise and learning rates: functions of the step, fixed before training starts.
 
-A schedule is a plain function of the step, counted from 0; a number is accepted wherever a schedule is. Those made here
-are `Formula` values: they compare, hash, pickle, print and go to JSON as what was typed.
+A schedule is a function of the step, counted from 0. A number is accepted wherever a schedule is. The functions here
+return `Formula` values, which can be compared, hashed, pickled, printed and written as JSON.
 
 >>> clip = geometric(start=8.0, ratio=0.999, floor=4.0)
 >>> clip
@@ -9,7 +9,7 @@ geometric(start=8.0, ratio=0.999, floor=4.0)
 >>> clip(0), clip(10_000)
 (8.0, 4.0)
 
-A schedule is public: it must not depend on the data or on anything computed from them.
+A schedule is public: it must not depend on the data or on anything computed from the data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +29,10 @@ _Parameter = float | int | tuple[float, ...] | tuple[int, ...] | Schedule
 
 @dataclass(frozen=True, repr=False)
 class Formula:
-    """A schedule written as a formula: a module-level function of the steps, and its parameters.
+    """A schedule given by a module-level function of the step and its parameters.
 
-    Called with a step it returns a float, with an array of steps an array. Both take the same path, so that a plan made
-    of arrays and a run made of steps agree to the last bit.
+    Call it with a step to get a float, or with an array of steps to get an array. Both use the same arithmetic, so a
+    plan and its run agree to the last bit.
 
     >>> linear(start=12.0, steps=100)(np.array([0, 50, 100, 1000])).tolist()
     [12.0, 8.0, 6.0, 6.0]
@@ -57,14 +57,14 @@ class Formula:
 
     @property
     def name(self) -> str:
-        """The public function that made it."""
+        """The name of the public function that made it."""
         return self.function.__name__.removeprefix("_")
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.parameters)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The formula as plain values, for JSON; a plain function inside it is refused."""
+        """Return the formula as plain values, for JSON; refuse a plain function inside it."""
         return {"schedule": self.name, **{name: _plain(value, name) for name, value in self.parameters}}
 
 
@@ -79,7 +79,7 @@ def _plain(value: _Parameter, name: str) -> object:
 
 
 def from_dict(data: object) -> Formula:
-    """The formula that `Formula.to_dict` wrote; anything else is refused.
+    """Return the formula that `Formula.to_dict` wrote; refuse anything else.
 
     >>> from_dict({"schedule": "constant", "value": 2.0})
     constant(value=2.0)
@@ -98,7 +98,7 @@ def from_dict(data: object) -> Formula:
 
 
 def to_plain(schedule: float | Schedule, name: str = "schedule") -> object:
-    """A number or a formula as JSON has it; a plain function is refused by ``name``.
+    """Return a number or a formula as JSON values; refuse a plain function, naming ``name``.
 
     >>> to_plain(1.5), to_plain(constant(1.5))
     (1.5, {'schedule': 'constant', 'value': 1.5})
@@ -107,7 +107,7 @@ def to_plain(schedule: float | Schedule, name: str = "schedule") -> object:
 
 
 def from_plain(data: object) -> float | Schedule:
-    """What `to_plain` wrote.
+    """Return the number or formula that `to_plain` wrote.
 
     >>> from_plain(1.5), from_plain({"schedule": "constant", "value": 1.5})
     (1.5, constant(value=1.5))
@@ -132,10 +132,10 @@ def _constant(t: Array, value: float) -> Array:
 
 
 def linear(start: float, steps: int) -> Formula:
-    """start / min(2, 1 + t/steps): from ``start`` to half of it at ``steps``, and constant from there.
+    """start / min(2, 1 + t/steps): falls from ``start`` to half of it at ``steps`` and stays there.
 
-    Yu et al. (2018), Eq. 6. The paper calls it linear, and so does the command line; it is harmonic. `affine` is the
-    straight line.
+    Yu et al. (2018), Eq. 6. The paper calls this harmonic schedule linear, and so does the command line. `affine` is
+    the straight line.
 
     >>> [round(linear(12.0, 4)(t), 3) for t in range(6)]
     [12.0, 9.6, 8.0, 6.857, 6.0, 6.0]
@@ -150,7 +150,7 @@ def _linear(t: Array, start: float, steps: int) -> Array:
 
 
 def affine(start: float, steps: int) -> Formula:
-    """start·(1 − t/(2·steps)): the straight line from ``start`` to half of it at ``steps``, and constant from there.
+    """start·(1 − t/(2·steps)): a straight line from ``start`` to half of it at ``steps``, then constant.
 
     >>> [affine(12.0, 4)(t) for t in range(6)]
     [12.0, 10.5, 9.0, 7.5, 6.0, 6.0]
@@ -202,9 +202,9 @@ def _falling(start: float, floor: float) -> None:
 
 
 def decay_then_hold(start: float, end: float, steps: int) -> Formula:
-    """The straight line from ``start`` to ``end`` over ``steps``, then ``end``.
+    """A straight line from ``start`` to ``end`` over ``steps``, then ``end``.
 
-    The learning rate of Abadi et al. (2016), who advise against an ``end`` near zero: noise does not need it.
+    The learning-rate schedule of Abadi et al. (2016), who advise against an ``end`` near zero.
 
     >>> [decay_then_hold(0.5, 0.25, steps=2)(t) for t in range(4)]
     [0.5, 0.375, 0.25, 0.25]
@@ -220,7 +220,7 @@ def _decay_then_hold(t: Array, start: float, end: float, steps: int) -> Array:
 
 
 def cosine(start: float, end: float, steps: int) -> Formula:
-    """end + (start − end)·(1 + cos(π·t/steps))/2, then ``end``: as torch's CosineAnnealingLR over its first half wave.
+    """end + (start − end)·(1 + cos(π·t/steps))/2, then ``end``; equals torch's CosineAnnealingLR up to ``steps``.
 
     >>> [round(cosine(1.0, 0.0, steps=4)(t), 3) for t in range(6)]
     [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
@@ -236,7 +236,7 @@ def _cosine(t: Array, start: float, end: float, steps: int) -> Array:
 
 
 def warmup(of: float | Schedule, steps: int) -> Formula:
-    """of(t)·min(1, (t+1)/steps): another schedule, multiplied by a ramp over its first ``steps``; its clock runs on.
+    """of(t)·min(1, (t+1)/steps): another schedule, multiplied by a ramp over the first ``steps``.
 
     >>> [warmup(0.1, steps=2)(t) for t in range(3)]
     [0.05, 0.1, 0.1]
@@ -250,7 +250,7 @@ def _warmup(t: Array, of: Schedule, steps: int) -> Array:
 
 
 def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Formula:
-    """``values[i]`` from step ``boundaries[i−1]`` on, up to the step before ``boundaries[i]``.
+    """``values[i]`` from step ``boundaries[i−1]`` to the step before ``boundaries[i]``.
 
     >>> halved = piecewise(boundaries=[100], values=[0.1, 0.05])
     >>> halved(99), halved(100)
@@ -275,7 +275,7 @@ def _piecewise(t: Array, boundaries: tuple[int, ...], values: tuple[float, ...])
 
 
 def as_schedule(value: float | Schedule, name: str = "schedule") -> Schedule:
-    """``value`` itself where it is a function of the step, the constant schedule where it is a number.
+    """Return ``value`` if it is a function of the step, or the constant schedule of a number.
 
     >>> as_schedule(1.5)
     constant(value=1.5)
@@ -290,7 +290,7 @@ def as_schedule(value: float | Schedule, name: str = "schedule") -> Schedule:
 
 
 def is_constant(value: float | Schedule) -> bool:
-    """Whether the schedule is known to hold one value for ever.
+    """Whether the schedule is known to be constant.
 
     >>> is_constant(1.0), is_constant(linear(1.0, 10))
     (True, False)
@@ -299,9 +299,9 @@ def is_constant(value: float | Schedule) -> bool:
 
 
 def values(schedule: float | Schedule, steps: int, start: int = 0, name: str = "schedule", zero: bool = False) -> Array:
-    """The schedule at steps start, start + 1, …, ``steps`` of them, each checked to be finite and positive.
+    """Return the schedule at ``steps`` consecutive steps from ``start``, each checked to be finite and positive.
 
-    ``zero`` admits zero as well. A plain function is called step by step, a formula once.
+    ``zero`` allows zero as well. A plain function is called step by step, a formula once.
 
     >>> values(lambda t: 1.0 / (1 + t), 3).tolist()
     [1.0, 0.5, 0.3333333333333333]
@@ -339,10 +339,10 @@ def _at(schedule: Schedule, t: Array, name: str = "schedule") -> Array:
 
 
 def parse_clip(text: str, start: float, steps: int) -> Formula:
-    """The clip schedule a command line names: ``linear``, ``affine``, ``geometric:R`` or ``arithmetic:R``.
+    """Parse a clip schedule: ``linear``, ``affine``, ``geometric:R`` or ``arithmetic:R``.
 
-    Each falls from ``start`` to half of it: the first two at ``steps``; geometric multiplies by (1−R) a step,
-    arithmetic subtracts R·start a step. Yu et al. (2018) shrink by 1/1000 a step and do not say which is meant.
+    Each falls from ``start`` to half of it. The first two get there at ``steps``; geometric multiplies by (1−R) per
+    step, arithmetic subtracts R·start per step. Yu et al. (2018) shrink by 1/1000 per step without saying which.
 
     >>> parse_clip("geometric:0.001", start=8.0, steps=100)
     geometric(start=8.0, ratio=0.999, floor=4.0)

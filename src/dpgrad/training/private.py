@@ -1,6 +1,6 @@
-"""One private step: charge it, draw a batch, clip every example, add noise, divide; the result is in ``.grad``.
+"""`PrivateGradient`: charge a step, draw its batch, clip every example, add noise, divide, and write ``.grad``.
 
-What follows is ordinary PyTorch: any ``torch.optim`` may use the gradient, which is public from then on.
+The rest is ordinary PyTorch: the noisy gradient may be used freely, by any optimizer of ``torch.optim``.
 
 >>> from dpgrad import sampling
 >>> model = nn.Linear(2, 1)
@@ -53,10 +53,10 @@ from dpgrad.training.augment import Augment, augmented, probed
 
 @dataclass(frozen=True, repr=False)
 class Observed:
-    """What one step saw on the way to its noisy mean. Private, and outside the guarantee, all but ``noisy``.
+    """Intermediate values of one step. All but ``noisy`` are private and outside the guarantee.
 
-    ``raw`` is the sum of the examples' gradients at the present weights, neither scaled nor noised, over the declared
-    divisor like ``noisy``.
+    ``raw`` is the sum of the examples' gradients at the current weights, neither scaled nor noised. Like ``noisy`` it
+    is divided by the expected batch size.
 
     >>> Observed(0, torch.ones(1, 2), torch.ones(1, 2), 1.0, {}, {}, {})
     Observed(step 0, private)
@@ -75,36 +75,37 @@ class Observed:
 
 
 class PrivateGradient:
-    """Steps of a mechanism on a model: each writes the noisy mean of clipped gradients to ``.grad``.
+    """Private steps of a mechanism on a model; each writes the noisy mean of clipped gradients to ``.grad``.
 
-    ``loss(model, batch)`` returns one value per row. ``rule`` is one of `dpgrad.scaling`, or a function of your own,
-    ``rule(norms, clip)``: it is applied to each example alone and cannot exceed the clip bound. ``engine`` is a name in
-    `dpgrad.grads.ENGINES`. ``microbatch`` is the most examples that are worked on at a time, or ``memory_limit`` the
-    bytes from which to find it; neither changes the result. With ``several_rows`` the data are (examples, K, ...): an
-    example's gradient is the mean over its rows.
-    ``augment(batch, generator)`` makes such rows at every step: it is called for one example at a time, (1, ...), and
-    returns (1, K, ...), drawn from the generator; `dpgrad.augment.Shifts` moves all images of a lot at once.
-    ``inner_momentum`` and ``average`` (the γ of full batches) scale a momentum of each example's gradients instead of
-    the gradient (`dpgrad.grads.history`).
+    ``loss(model, batch)`` returns one value per row. ``rule`` is a rule of `dpgrad.scaling` or your own function
+    ``rule(norms, clip)``; it is applied to each example alone, and the clip bound is enforced. ``engine`` is a name in
+    `dpgrad.grads.ENGINES`. ``microbatch`` is the largest number of examples processed at a time, and ``memory_limit``
+    the bytes from which to choose it; neither changes the result.
 
-    ``seed`` makes the run reproducible and therefore not for release: whoever guesses it can subtract the noise.
-    ``.grad`` is overwritten, not added to: `zero_grad` is not needed. Noise is added to every coordinate, also to the
-    row of an embedding's ``padding_idx``. ``collate`` puts the examples of a Dataset into a batch.
+    With ``several_rows`` the data are (examples, K, ...), and an example's gradient is the mean over its K rows.
+    ``augment(batch, generator)`` makes such rows at every step. It is called for one example at a time, (1, ...), and
+    returns (1, K, ...), drawn from the generator. `dpgrad.augment.Shifts` shifts all images of a batch at once.
+    ``inner_momentum`` and ``average`` (the γ for full batches) scale a momentum of each example's gradients in place of
+    the gradient (`dpgrad.grads.history`). ``collate`` makes a batch from the examples of a Dataset.
 
-    A run that outlives its process (`dpgrad.checkpoint.Run`) gives the ``key``, the step ``start`` at which that key
-    came into use, what was spent ``before`` under other keys, and ``charge``, which is called with the number of each
-    step before anything of it is computed; an exception there leaves the step untaken. ``observe`` is called after each
-    step with what it saw; nothing is computed for it where it is None.
+    ``seed`` makes the run reproducible and unfit for release: anyone who guesses it can subtract the noise. ``.grad``
+    is overwritten, so `zero_grad` is not needed. Noise is added to every coordinate, including the row of an
+    embedding's ``padding_idx``.
 
-    Guarantee: after all steps of the mechanism, what has been written to ``.grad`` has the privacy profile of
-    ``mechanism.event()`` for neighbouring data in the sense of ``mechanism.relation``, one example being one row of the
-    data. A step is charged before its gradients are computed. Clip bound, noise and charge are read from one
-    frozen mechanism, and the divisor is its declared constant, never the size of the batch drawn. Not covered: what the
-    model, the loss or the caller does with the data elsewhere, timing, attacks on floating-point noise, rounding beyond
-    what `dpgrad.grads.precision.norm_error` accounts for (neighbours by add-remove, long sums over positions), that the
-    comparison of the engine with its definition, on the first rows before the first step, did not refuse, and errors
-    and warnings: one that is raised during a step may tell the size of its batch, which paths its examples take or a
-    value of the loss, and is not to be released.
+    A run that outlives its process (`dpgrad.checkpoint.Run`) passes its ``key``, the first step ``start`` of that key,
+    what was spent ``before`` under other keys, and ``charge``. ``charge`` is called with the number of each step before
+    anything of it is computed; if it raises, the step is not taken. ``observe`` is called after each step with its
+    intermediate values, which are computed only if it is given.
+
+    Guarantee: after all steps, everything written to ``.grad`` has the privacy profile of ``mechanism.event()`` under
+    ``mechanism.relation``, where one example is one row of the data. A step is charged before its gradients are
+    computed. Clip bound, noise and charge are read from one frozen mechanism. The divisor is its declared constant,
+    never the size of the batch drawn.
+
+    Not covered: other uses of the data by the model, the loss or the caller; timing; attacks on floating-point noise;
+    rounding beyond `dpgrad.grads.precision.norm_error` (add-remove neighbours, long sums over positions); that the
+    comparison of the engine with its definition before the first step passed; and errors and warnings. A message raised
+    during a step may reveal the batch size, the paths of its examples or a loss value. Do not release it.
     """
 
     def __init__(
@@ -188,12 +189,12 @@ class PrivateGradient:
 
     @property
     def steps_taken(self) -> int:
-        """How many steps of the mechanism have been charged, those before ``start`` among them."""
+        """The number of steps charged so far, including those before ``start``."""
         return self._step
 
     @property
     def ledger(self) -> Event:
-        """What the steps so far released; equal to ``mechanism.event()`` after the last, where one key served all."""
+        """The event of the steps so far; ``mechanism.event()`` after the last step of a run with a single key."""
         parts = [part for part in (self._before, self._own_ledger) if part != NOTHING]
         return parts[0] if len(parts) == 1 else Compose(tuple(parts))
 
@@ -203,10 +204,10 @@ class PrivateGradient:
         return grouped(self._charged) if self._charged else NOTHING
 
     def spent(self, delta: float, accountant: str = "pld") -> Guarantee:
-        """The ε of the steps so far.
+        """Return the ε of the steps so far.
 
-        It holds for a run whose number of steps was fixed in advance; a run that is stopped because of what it showed
-        is covered by ``mechanism.guarantee(delta)``, the whole plan.
+        It holds if the number of steps was fixed in advance. A run stopped because of what it showed costs the whole
+        plan: ``mechanism.guarantee(delta)``.
         """
         return Guarantee.of(account(self.ledger, self.mechanism.relation, accountant), delta)
 
@@ -214,15 +215,15 @@ class PrivateGradient:
         """Draw this step's batch from ``data`` and write the noisy mean of its clipped gradients to ``.grad``.
 
         ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), or a
-        map-style Dataset. The batch is moved to the model's device. An empty batch is noise alone.
+        map-style Dataset. The batch is moved to the model's device. An empty batch gives pure noise.
         """
         step = self.charged(data)
         self.compute(data, step)
 
     def charged(self, data: Any) -> int:
-        """Charge the next step and return its number; whoever calls it must then `compute` that step, once.
+        """Charge the next step and return its number; the caller must then `compute` that step, once.
 
-        For those who replay a captured step (`dpgrad.training.graph`); everyone else calls `step`.
+        For callers that replay a captured step (`dpgrad.training.graph`). All others call `step`.
         """
         _processes.refuse_several()
         rows = self._same_rows(data)
@@ -251,7 +252,7 @@ class PrivateGradient:
         return step
 
     def compute(self, data: Any, step: int) -> None:
-        """The gradient of a step that was charged, in ``.grad``; refused for any other, and the second time."""
+        """Compute a charged step and write ``.grad``; refuse a step that was not charged or was already computed."""
         _processes.refuse_several()
         rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
         if step not in self._owed:
@@ -270,20 +271,20 @@ class PrivateGradient:
             self.observe(self._observed(step, batch, scale, total, noisy))
 
     def scale(self, clip: Tensor | float) -> Scale:
-        """From the norms of examples to their factors, which keep every example within ``clip`` whatever the rule is.
+        """Return the function from norms to factors that keeps every example within ``clip``, whatever the rule.
 
-        Every step goes through here, captured or not.
+        Every step uses it, captured or not.
         """
         return Bounded(self.rule, clip)
 
     def computed_elsewhere(self) -> None:
-        """All steps that were charged have been computed by other means: `compute` will take none of them."""
+        """Mark all charged steps as computed by other means: `compute` then refuses them."""
         self._owed.clear()
 
     def state(self) -> dict[str, Any]:
-        """Everything but the key that the next step depends on: tensors and plain values. Private; to be stored now.
+        """Return everything except the key that the next step depends on. Private; store it at once.
 
-        ``key`` in it is a digest that tells whether a key is the same, and nothing else about it.
+        Its ``key`` is a digest that identifies the key and reveals nothing else about it.
 
         >>> from dpgrad import sampling
         >>> plan = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, batch_size=3)
@@ -304,11 +305,11 @@ class PrivateGradient:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continue from a `state`.
 
-        Under the key it was taken with, and its ``start``, the next step is the one that would have followed, bit for
-        bit. Another key is a new release: it needs a ``start`` where the state ends and, in ``before``, what the state
-        spent. The averages of single examples then begin anew: they are vectors of the rows there were.
+        With the same key and ``start``, the next step is bit for bit the one that would have followed. A different key
+        is a new release: ``start`` must be where the state ends, and ``before`` must hold what the state spent. The
+        averages of single examples then start again, because they are vectors of the rows there were.
         """
         if set(state) | {"key"} != {"key", "step", "start", "ledger", "microbatch", "iterates", "average"}:
             raise ResumeError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
