@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad.cli import _options, _rows
-from dpgrad.errors import DataError, ReportError
+from dpgrad.errors import DataError, OptionError, ReportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dpgrad.cli._options import Commands
     from dpgrad.cli._rows import Array
@@ -36,6 +36,11 @@ def add(commands: "Commands") -> None:
     )
     add = parser.add_argument
     add("run", metavar="RUN", help="The folder of a finished run, or the folder release/ that was shared of one.")
+    add(
+        "--model",
+        metavar="FILE.py:FUNCTION",
+        help="For a model that you brought to dpgrad.fit: the function, without arguments, that builds it again.",
+    )
     add("--input", metavar="FILE", required=True, help="Prepared rows as .npy, .npz (one array, or x) or .csv.")
     add(
         "--header",
@@ -62,10 +67,11 @@ def _answer(args: argparse.Namespace) -> str:
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ReportError(
-            f"{args.run}: its model was brought by a program, which alone can rebuild it: load weights.pt there"
+            f"{args.run}: its report does not say which rows its model takes: load weights.pt in the program that "
+            "trained it"
         )
     _refuse_outputs(args.run, found)
-    model = _model(Path(args.run), found)
+    model = _model(Path(args.run), found, args.model)
     shape = tuple(found["model"]["shape"])
     rows, outputs = _applied(model, _rows.blocks(Path(args.input), shape, args.header, args.separator), found, args)
     text = _written(found, outputs, args.json)
@@ -77,7 +83,11 @@ def _answer(args: argparse.Namespace) -> str:
 
 
 def _classes(report: "Report") -> list[str] | None:
-    found: list[str] | None = None if report["data"] is None else report["data"]["classes"]
+    """The names of the classes; of rows of one's own their numbers, and None where the target is a real value."""
+    if report["data"] is None:
+        counted = range(report["model"]["outputs"] if report["result"]["metric"] == "accuracy" else 0)
+        return [str(number) for number in counted] or None
+    found: list[str] | None = report["data"]["classes"]
     return found
 
 
@@ -107,18 +117,24 @@ def _refuse_units(name: str, report: "Report", most: float) -> None:
         )
 
 
-def _model(run: Path, report: "Report") -> Any:
-    """The model as it was released."""
+def _model(run: Path, report: "Report", own: str | None) -> Any:
+    """The model as it was released, built by name or by the function ``own``."""
     import torch
 
     from dpgrad.reports.report import released
     from dpgrad.training.fit import WEIGHTS
-    from dpgrad.training.models import build
+    from dpgrad.training.models import OWN_MODEL, build
 
     named, path = report["model"], released(run) / WEIGHTS
     if not path.is_file():
         raise ReportError(f"{path} is missing: predictions need the weights that were released with the report")
-    built = partial(build, named["name"], named["shape"], named["outputs"])
+    if (named["name"] == OWN_MODEL) != (own is not None):
+        raise OptionError(
+            f"{run} holds a model of your own: name the function that builds it with --model FILE.py:FUNCTION"
+            if own is None
+            else f"--model is for models of your own, and {run} holds {named['name']}: leave it out"
+        )
+    built = partial(build, named["name"], named["shape"], named["outputs"]) if own is None else _function(own)
     try:
         with torch.device("meta"):  # where a model of any size takes no memory
             size = sum(value.nbytes for value in built().state_dict().values())
@@ -132,6 +148,28 @@ def _model(run: Path, report: "Report") -> Any:
     except Exception as error:  # torch raises many kinds for a file that is not what it was
         raise ReportError(f"{path} does not hold the weights of this model: {type(error).__name__}") from None
     return model.eval()
+
+
+def _function(text: str) -> "Callable[[], Any]":
+    """The function that FILE.py:FUNCTION names."""
+    import runpy
+
+    from torch import nn
+
+    file, _, name = text.rpartition(":")
+    if not file.endswith(".py") or not Path(file).is_file():
+        raise OptionError(f"--model must be FILE.py:FUNCTION with a file that exists, got {text!r:.80}")
+    found = runpy.run_path(file).get(name)
+    if not callable(found):
+        raise OptionError(f"--model {text}: {file} has no function {name!r:.40}")
+
+    def made() -> Any:
+        model: object = found()
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"--model {text} must return a torch.nn.Module, it returned a {type(model).__name__}")
+        return model
+
+    return made
 
 
 def _forward(model: Any, block: "Array", report: "Report") -> Any:

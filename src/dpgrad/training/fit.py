@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from dpgrad import _processes, _validate
@@ -43,11 +43,12 @@ from dpgrad.runs.weights import Weights
 from dpgrad.runs.writeahead import charges
 from dpgrad.training import source
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.curves import Point, Progress, Watch, evaluate, refuse_held_out
+from dpgrad.training.curves import Point, Progress, Watch, evaluate, judging, refuse_held_out
 from dpgrad.training.diagnostics import Diagnostics, Recorder
 from dpgrad.training.graph import elsewhere, refusal
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, loss_named, metric_named
+from dpgrad.training.models import OWN_MODEL
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
@@ -69,7 +70,8 @@ class Fitted:
     because of what it showed, that of the whole plan. ``public`` is assumed to be known to everyone; ``outside`` is not
     covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private. ``way`` is
     how the gradients of single examples were computed, and why so, without sizes or values of the data; None where no
-    step was taken. ``dataset`` is the dataset of dpgrad that was trained on, if it was one.
+    step was taken. ``dataset`` is the dataset of dpgrad that was trained on, if it was one, and ``described`` what
+    `dpgrad predict` needs to know of the model.
     """
 
     model: nn.Module
@@ -87,6 +89,7 @@ class Fitted:
     diagnostics: Recorder | None = None
     way: Way | None = None
     dataset: Dataset | None = None
+    described: dict[str, Any] | None = None
 
     @property
     def held_out(self) -> float | None:
@@ -95,7 +98,7 @@ class Fitted:
 
     def report(self) -> report.Report:
         """The privacy report as a plain dictionary, in the format of docs/report.md."""
-        return report.privacy(self, self.dataset)
+        return report.privacy(self, self.dataset, self.described)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write a release folder: the weights, and the report as JSON, text and page.
@@ -348,7 +351,20 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         diagnostics=session.recorder,
         way=way,
         dataset=task.dataset,
+        described=_described(task),
     )
+
+
+def _described(task: _Task) -> dict[str, Any] | None:
+    """The shape of a row and the number of outputs, where the data are (inputs, targets); both are public."""
+    inputs = task.data[0] if isinstance(task.data, tuple) and len(task.data) == 2 else None
+    if not isinstance(inputs, Tensor) or task.privacy.several_rows or inputs.ndim < 2 or 0 in inputs.shape:
+        return None
+    with torch.no_grad(), judging(task.core):
+        found: object = task.core(torch.zeros_like(inputs[:1], device=task.device))
+    if not isinstance(found, Tensor) or found.ndim > 2:
+        return None
+    return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": found.shape[1] if found.ndim == 2 else 1}
 
 
 def _every(given: int | None, plan: Plan) -> int:

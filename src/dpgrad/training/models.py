@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from dpgrad import _validate
 from dpgrad.errors import OptionError
 
+OWN_MODEL = "own"  # in a report: the caller brought the model
+
 
 class OrientedGradients(nn.Module):
     """Histograms of oriented gradients: fixed features of small images, in which nothing is learnt.
