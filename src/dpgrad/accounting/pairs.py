@@ -135,17 +135,10 @@ class Pair:
 
     def mass(self, left: Array | float, right: Array | float) -> Array:
         """P's mass between left and right, which may be infinite."""
-        return self._mass(left, right, 1.0 if self.up else 0.0)
-
-    def other_mass(self, left: Array | float, right: Array | float) -> Array:
-        """Q's mass between left and right, which may be infinite."""
-        return self._mass(left, right, -1.0 if self.down else 0.0)
-
-    def _mass(self, left: Array | float, right: Array | float, shift: float) -> Array:
         plain = _interval(left / self.sigma, right / self.sigma)
-        if not shift:
+        if not self.up:
             return plain
-        shifted = _interval((left - shift) / self.sigma, (right - shift) / self.sigma)
+        shifted = _interval((left - 1.0) / self.sigma, (right - 1.0) / self.sigma)
         return np.asarray((1 - self.rate) * plain + self.rate * shifted)
 
     @property

@@ -212,21 +212,6 @@ def _largest(product: Callable[[Array], Array], shape: tuple[int, int]) -> Estim
     return Estimate(value, float(np.linalg.norm(operator.matvec(vector) - value * vector)))
 
 
-def hutchinson(
-    product: Callable[[Array], Array], shape: tuple[int, ...], random: np.random.Generator, draws: int = 64
-) -> Estimate:
-    """The trace of a symmetric map by Hutchinson's estimator, the mean of vᵀHv over random signs v.
-
-    For maps whose trace has no formula; `Objective.trace` has one. Unbiased, with the standard error of the mean.
-
-    >>> hutchinson(lambda v: 3.0 * v, shape=(5, 2), random=np.random.default_rng(0))
-    Estimate(value=30.0, error=0.0)
-    """
-    _validate.whole(least=2, draws=draws)
-    signs = (random.choice([-1.0, 1.0], size=shape) for _ in range(draws))
-    return _mean(float(np.vdot(v, product(v))) for v in signs)
-
-
 def expected(objective: Objective, coefficients: Array, best: Array, std: float) -> float:
     """The expected curvature ν at x for noise of ``std`` on each coordinate, by Eq. 5; ``best`` is x*.
 

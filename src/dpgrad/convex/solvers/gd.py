@@ -17,7 +17,7 @@ gradient of a single row is ever formed (Goodfellow 2015). T releases with noise
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,8 +32,6 @@ from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
 from dpgrad.mechanism.schedules import Schedule
-
-ORDERS = tuple(range(2, 1025))
 
 
 def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: float, relation: Relation) -> Mechanism:
@@ -222,36 +220,6 @@ def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = R
             f"{profile.epsilon(delta):.6g}; use calibrated, which is exact"
         )
     return multiplier
-
-
-def rdp_grid(
-    steps: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation = Relation.REPLACE_ONE,
-    orders: Iterable[float] = ORDERS,
-) -> float:
-    """The least noise multiplier that the Rényi bound of one of ``orders`` certifies.
-
-    Order α gives ε = α·m²T/2z² + log(1/δ)/(α−1) (Mironov 2017), m = 2 under replace-one and 1 otherwise. It is here to
-    compare, the paper's experiments being accounted so: no order gives less noise than `calibrated`.
-
-    >>> round(rdp_grid(50, epsilon=0.1, delta=36176**-2.0) / closed_form(50, epsilon=0.1, delta=36176**-2.0), 4)
-    1.0012
-    """
-    _check_budget(steps, epsilon, delta)
-    log_term = math.log(1 / delta)
-    found = [
-        _moved(relation) * math.sqrt(steps * order / (2 * left))
-        for order in orders
-        if order > 1 and (left := epsilon - log_term / (order - 1)) > 0
-    ]
-    if not found:
-        raise ValueError(
-            f"orders must reach beyond 1 + log(1/delta)/epsilon = {1 + log_term / epsilon:.6g} to certify "
-            f"epsilon {epsilon!r}: give larger orders"
-        )
-    return min(found)
 
 
 def _moved(relation: Relation) -> int:
