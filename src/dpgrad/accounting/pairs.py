@@ -187,7 +187,7 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
     """The pair that dominates one application of ``leaf``; what has no price under ``relation`` is refused by name."""
     relation = Relation(relation)  # a name that is no relation must never be priced as another
     # A full-batch Gaussian under replace-one moves by 2 clips. Its pair is symmetric, so REMOVE at rate 1 serves.
-    shift = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    shift = float(relation.reach)
     match leaf:
         case Gaussian(z):
             return Pair(Kind.REMOVE, 1.0, z / shift)

@@ -273,12 +273,12 @@ def solve(
     gd.check_delta(delta, plain.rows)
     if not isinstance(loss, KNOWN):
         raise ValueError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
-    moved = _moved(relation)
+    relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
     mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING)
-    plan = Plan(plain.rows, plain.features, reach, mu, moved, steps, loss.outputs)
-    mechanism = plan.mechanism(Relation(relation))
+    plan = Plan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
+    mechanism = plan.mechanism(relation)
     releases = plan.releases(mechanism)
-    event = _event(releases, plan, Relation(relation))
+    event = _event(releases, plan, relation)
     if exact.account(event, relation).epsilon(delta) > epsilon:
         raise ValueError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
 
@@ -334,19 +334,6 @@ def fitted_chances(log_chances: Array, cut: float, outputs: int) -> Array:
     [[0.499, 0.501]]
     """
     return np.logaddexp(math.log1p(-KEPT) + unclipped(log_chances, cut, outputs), math.log(KEPT) + log_chances)
-
-
-def _moved(relation: Relation) -> int:
-    """How many times a row counts where neighbours differ in it."""
-    match Relation(relation):
-        case Relation.ZERO_OUT:
-            return 1
-        case Relation.REPLACE_ONE:
-            return 2
-    raise ValueError(
-        "relation add-remove is refused: auto sets noise and learning rate by the number of rows, "
-        "which must be public; use zero-out or replace-one"
-    )
 
 
 def _event(releases: tuple[Release, ...], plan: Plan, relation: Relation) -> Event:

@@ -65,6 +65,18 @@ def check_delta(delta: float, rows: int) -> None:
         raise ValueError(f"delta must be below 1/n = {1 / rows:g} for n = {rows:,} rows, got {delta!r}: 1/n^2 is usual")
 
 
+def same_size(relation: Relation, why: str) -> Relation:
+    """The relation, refused where neighbours differ in their number of rows; ``why`` says what depends on it.
+
+    >>> same_size(Relation.ADD_REMOVE, "batches reveal the number of rows")
+    Traceback (most recent call last):
+    ValueError: relation add-remove is refused: batches reveal the number of rows; use zero-out or replace-one
+    """
+    if Relation(relation) is Relation.ADD_REMOVE:
+        raise ValueError(f"relation add-remove is refused: {why}; use zero-out or replace-one")
+    return Relation(relation)
+
+
 def solve(
     design: Design,
     targets: ArrayLike,
@@ -212,7 +224,7 @@ def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = R
     0.9163
     """
     _check_budget(steps, epsilon, delta)
-    multiplier = _moved(relation) * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
+    multiplier = Relation(relation).reach * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
     profile = exact.account(Repeat(Gaussian(multiplier), steps), relation)
     if profile.delta(epsilon) > delta:
         raise ValueError(
@@ -220,11 +232,6 @@ def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = R
             f"{profile.epsilon(delta):.6g}; use calibrated, which is exact"
         )
     return multiplier
-
-
-def _moved(relation: Relation) -> int:
-    """How many clip bounds the sum moves by between neighbours."""
-    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1
 
 
 def _check_budget(steps: int, epsilon: float, delta: float) -> None:

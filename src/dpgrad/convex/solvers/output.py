@@ -68,7 +68,7 @@ class Descent:
     @property
     def event(self) -> Event:
         """One Gaussian release."""
-        return Gaussian(_moved(self.relation) * self.std / self.sensitivity)
+        return Gaussian(self.relation.reach * self.std / self.sensitivity)
 
 
 def calibrated(
@@ -101,7 +101,7 @@ def calibrated(
     >>> round(plan.sensitivity, 4)  # at most 2·L/(l2·n) = 0.2
     0.1979
     """
-    moved = _moved(relation)
+    relation = gd.same_size(relation, "batches reveal the number of rows")
     _validate.whole(least=1, rows=rows, passes=passes, batch_size=batch_size, models=models)
     _validate.whole(most=rows, batch_size=batch_size)
     _validate.positive(epsilon=epsilon)
@@ -112,9 +112,9 @@ def calibrated(
     batches = -(-rows // batch_size)
     smoothness = loss.smoothness(radius) + l2
     rates = _rates(learning_rate, passes * batches, l2, smoothness)
-    sensitivity = moved * loss.lipschitz(radius) / batch_size * stability(rates, batches, l2, smoothness)
+    sensitivity = relation.reach * loss.lipschitz(radius) / batch_size * stability(rates, batches, l2, smoothness)
     std = sensitivity * math.sqrt(models) / (exact.mu_for(epsilon, delta) * (1 - 1e-9))
-    return Descent(loss, radius, rows, Relation(relation), passes, batch_size, rates, l2, sensitivity, std)
+    return Descent(loss, radius, rows, relation, passes, batch_size, rates, l2, sensitivity, std)
 
 
 def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: float) -> float:
@@ -197,11 +197,3 @@ def _rates(learning_rate: float | Schedule | None, steps: int, l2: float, smooth
     if l2 <= 0:
         raise ValueError("learning_rate is required where l2 is 0: at most 2/smoothness of the loss")
     return tuple(np.minimum(1 / smoothness, 1 / (l2 * np.arange(1, steps + 1))).tolist())
-
-
-def _moved(relation: Relation) -> int:
-    if Relation(relation) is Relation.ADD_REMOVE:
-        raise ValueError(
-            "relation add-remove is refused: batches reveal the number of rows; use zero-out or replace-one"
-        )
-    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1

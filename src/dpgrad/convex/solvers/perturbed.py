@@ -110,12 +110,7 @@ def moved(relation: Relation) -> int:
     Guarantee: add/remove is refused. What rounding may hide of a gradient grows with the number of rows, so whether the
     minimiser is found within γ would tell of that number, were it not public.
     """
-    if Relation(relation) is Relation.ADD_REMOVE:
-        raise ValueError(
-            "relation add-remove is refused: how accurately the minimiser is found depends on the number of rows; use "
-            "zero-out or replace-one"
-        )
-    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1
+    return gd.same_size(relation, "how accurately the minimiser is found depends on the number of rows").reach
 
 
 def solve(

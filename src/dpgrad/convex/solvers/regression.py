@@ -54,18 +54,17 @@ class Statistics:
     @property
     def event(self) -> Event:
         """Three Gaussian releases of the same price, under the relation that they were calibrated for."""
-        moved = 2 if self.relation is Relation.REPLACE_ONE else 1
-        return Repeat(Pinned(Gaussian(moved / self.share), self.relation), 3)
+        return Repeat(Pinned(Gaussian(self.relation.reach / self.share), self.relation), 3)
 
     @property
     def moment_std(self) -> float:
         """s₁, of the noise on XᵀX: on its diagonal, and in the coordinates whose norm is Frobenius'."""
-        return (math.sqrt(2) if self.relation is Relation.REPLACE_ONE else 1) * self.radius**2 / self.share
+        return math.sqrt(self.relation.reach) * self.radius**2 / self.share
 
     @property
     def product_std(self) -> float:
         """The noise on each coordinate of Xᵀy."""
-        return (2 if self.relation is Relation.REPLACE_ONE else 1) * self.radius * self.target_bound / self.share
+        return self.relation.reach * self.radius * self.target_bound / self.share
 
     @property
     def eigenvalue_std(self) -> float:
