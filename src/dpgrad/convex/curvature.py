@@ -36,6 +36,7 @@ import numpy as np
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.convex import bounds
+from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Softmax, Squared, Targets
 from dpgrad.data import Dataset
@@ -323,16 +324,8 @@ def minimiser(objective: Objective, start: Array | None = None) -> Array:
 
 def _solved(objective: Objective, coefficients: Array, gradient: Array, ridge: float, tolerance: float) -> Array:
     """(H + ridge·I)⁻¹·gradient by conjugate gradients, which stay in the span of the rows."""
-    from scipy.sparse.linalg import LinearOperator, cg
-
-    product, shape = objective.hessian_product(coefficients), objective.shape
-    operator = LinearOperator(
-        (gradient.size, gradient.size),
-        matvec=lambda v: product(v.reshape(shape)).ravel() + ridge * v,
-        dtype=np.float64,
-    )
-    found, _ = cg(operator, gradient.ravel(), rtol=tolerance, maxiter=1000)
-    return np.asarray(found).reshape(shape)
+    product = objective.hessian_product(coefficients)
+    return conjugate(lambda vector: product(vector) + ridge * vector, gradient, tolerance)
 
 
 def _checked(objective: Objective, found: Array) -> Array:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Relation
+from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
 from dpgrad.convex.solvers import gd
@@ -25,7 +26,7 @@ from dpgrad.mechanism.keys import AnyKey, Key
 
 Curved = Logistic | HuberSvm | Squared
 _TOLERANCE = 3e-10  # of the largest gradient that is possible
-_MOST_STEPS, _MOST_PRODUCTS = 200, 1000
+_MOST_STEPS = 200
 
 
 class Law(StrEnum):
@@ -184,7 +185,7 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
             break
         first = first or norm
         bends = loss.curvatures(scores, targets)[:, None]
-        step = _conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
+        step = conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
         found = found + _length(precise, targets, loss, ridge, linear, found, scores, step) * step
     raise ValueError(
         f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge (l2)"
@@ -193,24 +194,6 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
 
 def _product(design: Design, bends: Array, ridge: float) -> Callable[[Array], Array]:
     return lambda vector: design.summed(vector, lambda rows, scores: bends[rows] * scores) + ridge * vector
-
-
-def _conjugate(product: Callable[[Array], Array], target: Array, accuracy: float) -> Array:
-    """x with ‖product(x) − target‖ ≤ accuracy·‖target‖, by conjugate gradients."""
-    found, left = np.zeros_like(target), target.copy()
-    direction = left.copy()
-    square = float(np.vdot(left, left))
-    enough = accuracy**2 * square
-    for _ in range(_MOST_PRODUCTS):
-        image = product(direction)
-        length = square / float(np.vdot(direction, image))
-        found += length * direction
-        left -= length * image
-        square, last = float(np.vdot(left, left)), square
-        if square <= enough:
-            break
-        direction = left + (square / last) * direction
-    return found
 
 
 def _length(
