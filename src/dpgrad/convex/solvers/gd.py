@@ -27,7 +27,7 @@ from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Targets
-from dpgrad.mechanism import schedules
+from dpgrad.mechanism import normal, schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
@@ -198,17 +198,15 @@ def clipped_sum(design: Design, targets: Targets, loss: Loss, coefficients: Arra
 
 
 def gaussian(key: Key, step: int, shape: tuple[int, ...], std: float) -> Array:
-    """Noise of standard deviation ``std``, a function of the key and the step: Philox at a counter of its own a step.
+    """Noise of standard deviation ``std``, a function of the key and the step; see `dpgrad.mechanism.normal`.
 
-    Guarantee: the stream is keyed apart from the one that draws batches. Good statistics, not a cryptographic stream.
+    Guarantee: the stream is keyed apart from the one that draws batches.
 
     >>> noise = gaussian(Key.from_seed(7), step=3, shape=(2, 1), std=1.0)
     >>> bool((noise == gaussian(Key.from_seed(7), step=3, shape=(2, 1), std=1.0)).all())
     True
     """
-    words = np.frombuffer(key.derive("convex noise", size=16), "<u8")
-    random = np.random.Generator(np.random.Philox(key=words, counter=np.array([0, 0, step, 0], np.uint64)))
-    return std * random.standard_normal(shape)
+    return normal.gaussian(key, shape, std, "convex noise", str(step))
 
 
 def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = Relation.REPLACE_ONE) -> float:
