@@ -19,13 +19,8 @@ orders is needed. Any order gives a valid bound, so the search cannot break the 
 Removing a row is the worse direction at every order (Mironov, Talwar and Zhang 2019, Thm. 5): the order is searched
 there, and both directions are priced at the order found.
 
-**Quadrature.** With g = x/σ standard normal and m(g) = 1 − q + q·e^{g/σ − 1/2σ²}, K is log E m(g)^{1+c} (remove),
-log E m(g)^{−c} (add) and log E m(g)^{1+c}·m(−g)^{−c} (antipodal). The integrand is analytic in a strip |Im g| < πσ, in
-which |m(g + ia)| lies between cos(a/2σ)·m(g) and m(g); there the trapezoidal rule of spacing h errs by less than
-e^{a²/2 − 2πa/h}·cos(a/2σ)^{−c} of the value (no cosine where the power is positive). `_spacing` keeps it under e^{−30}.
-Many noise levels share a grid, so a schedule of ten thousand distinct steps costs about a tenth of a second an order.
-Below σ = 1/50 (1/20 for the larger pair), where sampling hides next to nothing, K is bounded by the plain Gaussian's
-c(c+1)/2σ², for the antipodal pair plus c·log 1/(1−q) because m(−g) ≥ 1 − q.
+**Quadrature.** K is an integral of an analytic function against a Gaussian, taken by the trapezoidal rule; `_spacing`
+keeps its error under e^{−30} of the value, by the bound in docs/proofs/rdp.md. Many noise levels share a grid.
 
 **Leaves that are no Gaussian** (see `accounting.exact`). A purely ε-private one has the loss ±ε of randomised response,
 K(c) = log (e^{(1+c)ε} + e^{−cε})/(1 + e^ε); a shifted one s + max(0, G), K(c) = cs + log(Φ(−μ/2) + e^{c(c+1)μ²/2}·Φ(μ/2
