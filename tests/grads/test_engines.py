@@ -30,7 +30,7 @@ from dpgrad.grads import ClippedSum, bookkeeping, clipped_sum, single
 from dpgrad.grads.precision import MEASURED_ERROR
 from dpgrad.grads.scaling import Automatic, Hard, Quotient
 from dpgrad.grads.tape import Shared
-from dpgrad.grads.uses import Outer, Rows, Tied
+from dpgrad.grads.uses import Lookup, Outer, Tied
 from dpgrad.grads.ways import Attributed
 
 BOTH = tuple(ENGINES)
@@ -442,11 +442,11 @@ class TestNorms:
         """R + O with O = −R but for ``left`` of it: what is left is measured, not lost in the difference."""
         ids = torch.tensor([[0, 3, 3, 1]])
         r = torch.randn(1, 4, 6, dtype=dtype)
-        matrix = Rows(ids, r, 5).per_example()[0].double()
+        matrix = Lookup(ids, r, 5).per_example()[0].double()
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
         outer = Outer(v[None].to(dtype), (-(1 - left) * u * s).T[None].to(dtype))
-        use = Tied(Rows(ids, r, 5), outer)
-        exact = Tied(Rows(ids, r.double(), 5), Outer(outer.inputs.double(), outer.gradients.double()))
+        use = Tied(Lookup(ids, r, 5), outer)
+        exact = Tied(Lookup(ids, r.double(), 5), Outer(outer.inputs.double(), outer.gradients.double()))
         true = exact.per_example().norm()
         measured, source = use.measured()
         summed = source.weighted_sum(torch.ones(1, dtype=dtype)).double().norm()

@@ -19,7 +19,7 @@ from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.precision import MEASURED_ERROR, exact_products, norm_error, own_products, precision_settings
 from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc
-from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, worth_forming
+from dpgrad.grads.uses import Dense, Lookup, Outer, Tied, lengths, worth_forming
 
 CLIP = 0.5
 EXAMPLES = 12
@@ -149,17 +149,17 @@ def test_hard_clipping_comes_within_tau_of_the_bound(engine: str, network: Calla
         assert 0.995e-4 <= flat(found.sums).norm() <= 1e-4
 
 
-def exactly(use: Outer | Rows | Tied | Dense) -> Tensor:
+def exactly(use: Outer | Lookup | Tied | Dense) -> Tensor:
     """The norms in float64."""
     return use.per_example().double().flatten(1).norm(dim=1)
 
 
-def double(use: Outer | Rows | Tied) -> Outer | Rows | Tied:
+def double(use: Outer | Lookup | Tied) -> Outer | Lookup | Tied:
     match use:
         case Outer(a, g):
             return Outer(a.double(), g.double())
-        case Rows(ids, g, count):
-            return Rows(ids, g.double(), count)
+        case Lookup(ids, g, count):
+            return Lookup(ids, g.double(), count)
         case Tied(rows, outer):
             return Tied(double(rows), double(outer))  # type: ignore[arg-type]
 
@@ -211,7 +211,7 @@ def test_tied_uses_that_cancel_are_never_measured_too_short(left: float) -> None
     ids = torch.randint(0, 7, (10, 9), device=DEVICE)
     g = torch.randn(10, 9, 4, device=DEVICE)
     onehot = F.one_hot(ids, 7).float()  # a linear layer that undoes the embedding's gradient
-    use = Tied(Rows(ids, g, 7), Outer(-g * (1 - left), onehot))
+    use = Tied(Lookup(ids, g, 7), Outer(-g * (1 - left), onehot))
     with exact_products():
         norms, _ = use.measured()
     assert (norms.double() >= exactly(double(use)) * (1 - MEASURED_ERROR[torch.float32])).all()
@@ -239,7 +239,9 @@ def test_a_tied_use_whose_positions_cancel_adds_no_more_than_its_norm(positions:
     a = torch.randint(-9, 10, (8, positions, 3), device=DEVICE).float()
     g = torch.randint(-9, 10, (8, positions, 5), device=DEVICE).float()
     outer = Outer(torch.cat([3 * a, a], 1), torch.cat([g, -3 * g], 1))
-    use = Tied(Rows(torch.zeros(8, 1, dtype=torch.int64, device=DEVICE), torch.zeros(8, 1, 3, device=DEVICE), 5), outer)
+    use = Tied(
+        Lookup(torch.zeros(8, 1, dtype=torch.int64, device=DEVICE), torch.zeros(8, 1, 3, device=DEVICE), 5), outer
+    )
     with own_products():
         norms, summed = use.measured()
         factors = (1 / norms).clamp(max=1e6)

@@ -356,7 +356,7 @@ def _mean(draws: Iterable[float]) -> Estimate:
     return Estimate(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(len(found)))
 
 
-class Printed(NamedTuple):
+class PrintedCurvature(NamedTuple):
     """What Table 2 prints of a dataset, and how it differs from what is found here.
 
     >>> TABLE_2["graduate-admission"].minimum
@@ -370,16 +370,16 @@ class Printed(NamedTuple):
 
 # Under the squared loss, columns scaled by their least and greatest value (preprocessing "yu2020").
 TABLE_2 = {
-    "graduate-admission": Printed(6.68e-3, 0.40, "The same here."),
-    "sonar": Printed(
+    "graduate-admission": PrintedCurvature(6.68e-3, 0.40, "The same here."),
+    "sonar": PrintedCurvature(
         3.63e-4,
         0.19,
         "The average is the same; nine in ten of random 80 % of the rows give minima of 2.7e-4 to 3.8e-4, all 4.0e-4.",
     ),
-    "boston-housing": Printed(
+    "boston-housing": PrintedCurvature(
         3.44e-3, 0.34, "No choice of columns of the UCI file gives both printed figures, with the target or without."
     ),
-    "swedish-motor-insurance": Printed(
+    "swedish-motor-insurance": PrintedCurvature(
         9.07e-6,
         0.24,
         "The printed minimum is that of the columns with the target among them (preprocessing yu2020-with-target), the "
@@ -388,10 +388,10 @@ TABLE_2 = {
 }
 
 
-class Plan(NamedTuple):
+class RiskPlan(NamedTuple):
     """So many steps of DP-GD at η = 1/β: σ, s = η·σ, the weight of the average in ν, ν, and a figure of the risk.
 
-    >>> Plan(50, std=0.1, noise=0.05, weight=0.02, expected=0.8, risk=0.05).steps
+    >>> RiskPlan(50, std=0.1, noise=0.05, weight=0.02, expected=0.8, risk=0.05).steps
     50
     """
 
@@ -422,7 +422,7 @@ class Description:
     epsilon: float
     delta: float
     orders: tuple[bounds.Order, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[RiskPlan, ...]
     curve: tuple[tuple[float, float], ...]
     measured: int
 
@@ -500,7 +500,7 @@ def describe(
     def problem(curvature: float) -> bounds.Problem:
         return bounds.Problem(n, objective.dimension, clip, beta, curvature, distance)
 
-    def plan(steps: int) -> Plan:
+    def plan(steps: int) -> RiskPlan:
         std = 2 * clip * math.sqrt(steps) / (n * mu)
         nu = expected(objective, start, best, std / beta)
         risk = min(
@@ -508,7 +508,7 @@ def describe(
             for bound in (bounds.gd_risk, bounds.gd_average_risk)
         )
         weight = 1 / (1 + distance**2 / (objective.dimension * (std / beta) ** 2))
-        return Plan(steps, std, std / beta, weight, nu, risk)
+        return RiskPlan(steps, std, std / beta, weight, nu, risk)
 
     plans = tuple(plan(steps) for steps in (50, 200, 800))
     least = minimum(objective, start).value

@@ -134,12 +134,12 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AutoPlan:
     """Which releases are made and with how much noise: a function of public numbers alone.
 
     ``mu`` is that of all releases together, ``moved`` the m of the relation.
 
-    >>> small, large = (Plan(rows, 50, 1.0, 0.2, 2, 60, outputs=1) for rows in (300, 300_000))
+    >>> small, large = (AutoPlan(rows, 50, 1.0, 0.2, 2, 60, outputs=1) for rows in (300, 300_000))
     >>> small.centred, small.preconditioned, large.centred, large.preconditioned
     (False, False, True, True)
     """
@@ -275,7 +275,7 @@ def solve(
         raise ValueError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
     relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
     mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING)
-    plan = Plan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
+    plan = AutoPlan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
     mechanism = plan.mechanism(relation)
     releases = plan.releases(mechanism)
     event = _event(releases, plan, relation)
@@ -336,7 +336,7 @@ def fitted_chances(log_chances: Array, cut: float, outputs: int) -> Array:
     return np.logaddexp(math.log1p(-KEPT) + unclipped(log_chances, cut, outputs), math.log(KEPT) + log_chances)
 
 
-def _event(releases: tuple[Release, ...], plan: Plan, relation: Relation) -> Event:
+def _event(releases: tuple[Release, ...], plan: AutoPlan, relation: Relation) -> Event:
     """All releases; a noise multiplier is std to half the sensitivity under replace-one, as accountants price it.
 
     The second moment moves by √2 under replace-one, not by 2: its multiplier is right for this relation alone.
@@ -349,7 +349,7 @@ def _event(releases: tuple[Release, ...], plan: Plan, relation: Relation) -> Eve
     return Compose(tuple(Repeat(leaf(made), made.count) for made in releases))
 
 
-def _noisy_mean(plain: Design, plan: Plan, key: Key) -> Array:
+def _noisy_mean(plain: Design, plan: AutoPlan, key: Key) -> Array:
     """The mean row with its noise; a counter of the noise that no step of the descent uses."""
     return mean_row(plain) + gd.gaussian(key, plan.steps, (plan.columns,), plan.mean_std)
 
@@ -395,7 +395,7 @@ def symmetric_noise(key: Key, step: int, columns: int, std: float) -> Array:
     return (square + square.T) / 2
 
 
-def _preconditioner(plain: Design, centre: Array, plan: Plan, key: Key) -> tuple[Array, float]:
+def _preconditioner(plain: Design, centre: Array, plan: AutoPlan, key: Key) -> tuple[Array, float]:
     """M = (A − c·cᵀ)^(−1/2) of the noisy second moment, and the largest eigenvalue of the covariance it leaves.
 
     It is scaled so that the mean square of a row's norm is about R².
