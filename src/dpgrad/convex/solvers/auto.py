@@ -261,18 +261,13 @@ def solve(
     The number of rows is public, so add/remove is refused. Sums run in float64, and every row's part in a release is
     lowered by what rounding may add to it.
     """
-    _validate.positive(epsilon=epsilon, kappa=kappa)
-    _validate.step_count(steps=steps)
-    if not isinstance(fit_intercept, bool):
-        raise ValueError(f"fit_intercept must be True or False, got {_validate.shown(fit_intercept)}")
+    _check(loss, epsilon, kappa, steps, fit_intercept)
     rule: Rule = "normalise" if radius is None else "clip"
     reach = 1.0 if radius is None else radius
     plain = Design(rows, radius=reach, rule=rule)
     reach = plain.radius
     checked = loss.checked(targets, plain.rows)
     gd.check_delta(delta, plain.rows)
-    if not isinstance(loss, KNOWN):
-        raise ValueError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
     relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
     mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING)
     plan = AutoPlan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
@@ -296,6 +291,15 @@ def solve(
     scored = loss == Logistic() or isinstance(loss, Softmax)
     cut = math.hypot(reach, constant) / plan.clip if plan.preconditioned and scored else None
     return Solution(*_folded(coefficients, constant, centre, linear_map), reach, rule, event, releases, cut)
+
+
+def _check(loss: Loss, epsilon: float, kappa: float, steps: int, fit_intercept: bool) -> None:
+    _validate.positive(epsilon=epsilon, kappa=kappa)
+    _validate.step_count(steps=steps)
+    if not isinstance(fit_intercept, bool):
+        raise ValueError(f"fit_intercept must be True or False, got {_validate.shown(fit_intercept)}")
+    if not isinstance(loss, KNOWN):
+        raise ValueError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
 
 
 def unclipped(log_chances: Array, length: float, outputs: int) -> Array:

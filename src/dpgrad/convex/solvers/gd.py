@@ -65,6 +65,22 @@ def check_delta(delta: float, rows: int) -> None:
         raise ValueError(f"delta must be below 1/n = {1 / rows:g} for n = {rows:,} rows, got {delta!r}: 1/n^2 is usual")
 
 
+def check_design(design: Design, radius: float, rows: int | None = None) -> None:
+    """Refuse longer rows than noise was calibrated for, or another number of them where ``rows`` is given.
+
+    >>> check_design(Design([[3.0]], radius=3.0), radius=1.0)
+    Traceback (most recent call last):
+    ValueError: rows may be as long as 3, beyond the radius 1 that the noise was calibrated for: ...
+    """
+    if rows is not None and design.rows != rows:
+        raise ValueError(f"the noise was calibrated for {rows:,} rows, got {design.rows:,}")
+    if design.bound > radius * (1 + 1e-12):
+        raise ValueError(
+            f"rows may be as long as {design.bound:g}, beyond the radius {radius:g} that the noise was calibrated "
+            "for: give design.bound as the radius"
+        )
+
+
 def same_size(relation: Relation, why: str) -> Relation:
     """The relation, refused where neighbours differ in their number of rows; ``why`` says what depends on it.
 

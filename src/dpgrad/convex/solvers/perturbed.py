@@ -127,13 +127,7 @@ def solve(
     """
     if loss != plan.loss:
         raise ValueError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
-    if design.rows != plan.rows:
-        raise ValueError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
-    if design.bound > plan.radius * (1 + 1e-12):
-        raise ValueError(
-            f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
-            "for: give design.bound as the radius"
-        )
+    gd.check_design(design, plan.radius, plan.rows)
     checked = plan.loss.checked(targets, design.rows)
     secret = Key.fresh() if key is None else Key.of(key)
     shape = (design.features, 1)

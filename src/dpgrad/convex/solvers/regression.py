@@ -118,11 +118,7 @@ def solve(design: Design, targets: ArrayLike, plan: Statistics, *, key: AnyKey |
     data is one of its three releases. Sums run in float64, and every row's part in a release is lowered by what
     rounding may add to it.
     """
-    if design.bound > plan.radius * (1 + 1e-12):
-        raise ValueError(
-            f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
-            "for: give design.bound as the radius"
-        )
+    gd.check_design(design, plan.radius)
     checked = Squared(math.inf).checked(targets, design.rows)
     secret, p = Key.fresh() if key is None else Key.of(key), design.features
     moment, product = statistics(design, np.clip(checked, -plan.target_bound, plan.target_bound))
