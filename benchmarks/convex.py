@@ -115,7 +115,7 @@ def risk_trials(epsilon: float) -> list[lab.Trial]:
     ]
 
 
-def peer_rows(task: lab.Task, log: lab.Log, epsilon: float, peer: str, runs: int) -> Iterator[lab.Outcome]:
+def peer_rows(task: lab.Prepared, log: lab.Log, epsilon: float, peer: str, runs: int) -> Iterator[lab.Outcome]:
     """diffprivlib's fits: one of each C, then the best of them."""
     if task.sparse:
         return  # it cannot clip sparse rows
@@ -127,7 +127,7 @@ def peer_rows(task: lab.Task, log: lab.Log, epsilon: float, peer: str, runs: int
     yield from peer_fits(task, log, replace(first, setting=best), peer, runs)
 
 
-def peer_fits(task: lab.Task, log: lab.Log, trial: lab.Trial, peer: str, runs: int) -> Iterator[lab.Outcome]:
+def peer_fits(task: lab.Prepared, log: lab.Log, trial: lab.Trial, peer: str, runs: int) -> Iterator[lab.Outcome]:
     left = [one for run in range(runs) if (one := replace(trial, run=run)) not in log.outcomes]
     if not left:
         return
@@ -139,7 +139,7 @@ def peer_fits(task: lab.Task, log: lab.Log, trial: lab.Trial, peer: str, runs: i
 
 
 def peer_run(
-    task: lab.Task, peer: str, epsilon: float, C: float, seeds: list[int]
+    task: lab.Prepared, peer: str, epsilon: float, C: float, seeds: list[int]
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Coefficients (fits, outputs, columns), intercepts and seconds of the peer on unit rows."""
     rows = np.asarray(task.rows, np.float64)
@@ -221,7 +221,7 @@ def tried(name: str, like: lab.Trial, outcomes: list[lab.Outcome]) -> str:
         grid: list[lab.Setting] = [(("C", c),) for c in PEER_GRID]
     else:
         rows = sparse.csr_array((1, 1)) if name in SPARSE else np.zeros((1, 1))
-        grid = lab.SOLVERS[like.solver].grid(lab.Task(name, rows, rows, lab.Logistic(), rows, rows))
+        grid = lab.SOLVERS[like.solver].grid(lab.Prepared(name, rows, rows, lab.Logistic(), rows, rows))
     return "–" if len(grid) == 1 else f"{len(set(grid) & set(cells(outcomes, like)))} of {len(grid)}"
 
 
@@ -395,9 +395,9 @@ NOTE = (
     "mean loss with l2 = 1e-4, without intercept, on raw rows for DP-GD and DP-SGD and on unit rows for others "
     "(`auto`, diffprivlib and one row of DP-GD fit an intercept, which min F lacks). That of `auto` is large in part "
     "since it clips gradients far below the Lipschitz constant: its scores are too large for F at any ε "
-    "(`dpgrad.convex.auto`), and F is not what it minimises. The non-private row minimises F on raw rows or on unit "
-    "rows: it is the floor of the risk, not a ceiling of the accuracy, which centred rows with an intercept can pass, "
-    "as on Covertype."
+    "(`dpgrad.convex.solvers.auto`), and F is not what it minimises. The non-private row minimises F on raw rows or on "
+    "unit rows: it is the floor of the risk, not a ceiling of the accuracy, which centred rows with an intercept can "
+    "pass, as on Covertype."
 )
 DIFFERENCES = (
     "Where this differs from the paper. Non-private: here without intercept and with l2 = 1e-4, there scikit-learn's "

@@ -79,7 +79,7 @@ MEANING = (
 )
 
 
-def accuracies(task: lab.Task, reading: Reading, fits: int) -> list[float]:
+def accuracies(task: lab.Prepared, reading: Reading, fits: int) -> list[float]:
     """Test accuracy in % of so many fits."""
     radius = 1.0 if reading.rows == "unit" else lab.UNBOUNDED
     design = Design(task.rows, radius=radius, intercept=reading.intercept)
@@ -88,7 +88,7 @@ def accuracies(task: lab.Task, reading: Reading, fits: int) -> list[float]:
     return (100 * np.mean((scores > 0) == (task.test_classes == 1)[:, None], axis=0)).tolist()
 
 
-def std(task: lab.Task, reading: Reading) -> float:
+def std(task: lab.Prepared, reading: Reading) -> float:
     """The noise on the sum of the clipped gradients."""
     if reading.noise == "paper":
         return CLIP * gd.closed_form(reading.steps, EPSILON, task.delta)

@@ -38,6 +38,7 @@ SOURCES = ROOT / "src" / "dpgrad"
 
 # The tests of each file, the quickest first.
 TESTS: dict[str, tuple[str, ...]] = {
+    "mechanism/normal.py": ("randomness/test_noise.py",),
     "randomness/noise.py": ("randomness/test_noise.py",),
     "randomness/device_noise.py": ("randomness/test_device_noise.py",),
     "randomness/philox.py": ("randomness/test_draw.py", "randomness/test_device_noise.py"),

@@ -37,7 +37,7 @@ def opacus(workload: Workload, device: str, *, mode: str) -> Prepared:
         torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
         noise_multiplier=NOISE,
         max_grad_norm=CLIP,
-        batch_size=len(batch[1]),
+        expected_batch_size=len(batch[1]),
     )
     criterion = nn.CrossEntropyLoss()
     if mode == "ghost":

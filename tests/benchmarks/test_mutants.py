@@ -88,6 +88,7 @@ def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "utf-8",
     )
     monkeypatch.setattr(mutants, "ROOT", root)
+    monkeypatch.setitem(mutants.TESTS, "noise.py", ("test_noise.py",))
     bench = mutants.Bench(tmp_path / "copy")
     assert bench.outcome(FILE, None, 120.0) == "survived"
     assert bench.outcome(FILE, "def half(x):\n    return x * 2\n", 120.0) == "killed"

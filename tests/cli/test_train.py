@@ -191,7 +191,7 @@ class TestConfig:
     def test_the_command_line_overrules_the_file(self, capsys: Capture, tmp_path: Path) -> None:
         file = tmp_path / "job.toml"
         file.write_text(
-            'method = ["psac"]\nepsilon = 2\ndelta = 1e-6\nepochs = 5\nlot = 128\nclip = 0.2\n"learning-rate" = 3\n'
+            'method = ["psac"]\nepsilon = 2\ndelta = 1e-6\nepochs = 5\nbatch-size = 128\nclip = 0.2\n"learning-rate" = 3\n'
             'averaging = "ema:0.9"\nplan = true\ndata = "digits"\nbaseline = false\n',
             "utf-8",
         )
@@ -401,7 +401,7 @@ class TestResume:
             assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
     def test_interrupted_while_it_is_released(self, capsys: Capture, tmp_path: Path) -> None:
-        (tmp_path / "job.toml").write_text('method = "dpsgd"\nsteps = 3\nlot = 100\n', "utf-8")
+        (tmp_path / "job.toml").write_text('method = "dpsgd"\nsteps = 3\nbatch-size = 100\n', "utf-8")
         command = f"train --config {tmp_path / 'job.toml'} --no-baseline --epsilon 2.5 --out {tmp_path / 'a'}"
 
         def interrupted(folder: Path, found: report.Report) -> None:

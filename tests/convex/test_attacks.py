@@ -182,7 +182,7 @@ def test_a_map_does_not_lengthen_what_rounding_adds() -> None:
     """Rows close together are stretched a hundredfold: a residual rounded to float32 would be, too."""
     random, n = np.random.default_rng(0), 200_000
     rows = (np.ones(2) / math.sqrt(2) + 0.01 * random.standard_normal((n, 2))).astype(np.float32)
-    plan = auto.Plan(n, 2, 1.0, exact.mu_for(8.0, n**-2.0), 2, 60, 1)
+    plan = auto.AutoPlan(n, 2, 1.0, exact.mu_for(8.0, n**-2.0), 2, 60, 1)
     plain, key = Design(rows, radius=1.0, rule="normalise"), Key.from_seed(0)
     centre = auto._noisy_mean(plain, plan, key)
     linear_map, _ = auto._preconditioner(plain, centre, plan, key)
@@ -247,7 +247,7 @@ class TestRelations:
     @pytest.mark.parametrize("made_for", [ZERO, REPLACE])
     def test_auto(self, made_for: Relation) -> None:
         n, steps = 100_000, 60
-        plan = auto.Plan(n, 2, 1.0, exact.mu_for(1.0, 1e-10), 2 if made_for is REPLACE else 1, steps, outputs=1)
+        plan = auto.AutoPlan(n, 2, 1.0, exact.mu_for(1.0, 1e-10), 2 if made_for is REPLACE else 1, steps, outputs=1)
         mechanism = plan.mechanism(made_for)
         rows = np.random.default_rng(0).standard_normal((n, 2))
         event = auto.solve(

@@ -20,7 +20,6 @@ from dpgrad.convex.curvature import (
     excess_risk,
     expected,
     expected_by_draws,
-    hutchinson,
     minimiser,
     minimum,
     smoothness,
@@ -155,19 +154,6 @@ class TestMinimumAndAverage:
             found = minimum(objective, scale * random.standard_normal(objective.shape)).value
             assert found >= 0.01 - 1e-12
         assert_allclose(found, 0.01, atol=1e-4)
-
-    def test_hutchinson(self) -> None:
-        """Mean of 64 probes against the trace by formula; and its error against the spread over 300 repetitions."""
-        objective = objective_of(Logistic(), rows=200, columns=30)
-        w = np.zeros(objective.shape)
-        product, trace = objective.hessian_product(w), objective.trace(w)
-        runs = [hutchinson(product, objective.shape, np.random.default_rng(seed)) for seed in range(300)]
-        values, errors = (np.array(column) for column in zip(*runs, strict=True))
-        assert abs(values.mean() - trace) <= SIGMAS * values.std(ddof=1) / math.sqrt(300)
-        # the spread of 300 values is known to 1/√600 = 4 %, their mean error to 0.5 %
-        assert_allclose(errors.mean(), values.std(ddof=1), rtol=SIGMAS * 0.045)
-        with pytest.raises(ValueError, match="draws must be a whole number of at least 2"):
-            hutchinson(product, objective.shape, np.random.default_rng(0), draws=1)
 
 
 class Dot:

@@ -27,10 +27,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from dpgrad.grads import ClippedSum, bookkeeping, clipped_sum, single
-from dpgrad.grads.precision import measured_error
+from dpgrad.grads.precision import MEASURED_ERROR
 from dpgrad.grads.scaling import Automatic, Hard, Quotient
 from dpgrad.grads.tape import Shared
-from dpgrad.grads.uses import Outer, Rows, Tied
+from dpgrad.grads.uses import Lookup, Outer, Tied
 from dpgrad.grads.ways import Attributed
 
 BOTH = tuple(ENGINES)
@@ -421,7 +421,7 @@ class TestNorms:
         model, batch = network.model(), network.batch()
         found = ENGINES[engine](model, network.loss, batch, torch.ones(4))
         wanted = example_gradients(model, network.loss, batch)
-        assert_norms_bound(found, wanted, error=measured_error(torch.float64), excess=1e-6)
+        assert_norms_bound(found, wanted, error=MEASURED_ERROR[torch.float64], excess=1e-6)
 
     @by_network
     def test_in_float32(self, name: str, engine: str) -> None:
@@ -434,7 +434,7 @@ class TestNorms:
             name: torch.stack([use.measured()[1].weighted_sum(one) for one in torch.eye(4)])
             for name, use in found.uses.items()
         }
-        assert_norms_bound(found, summed, error=measured_error(torch.float32), excess=0.02)
+        assert_norms_bound(found, summed, error=MEASURED_ERROR[torch.float32], excess=0.02)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("left", [0.0, 1e-7, 1e-4, 1e-2, 1.0])
@@ -442,15 +442,15 @@ class TestNorms:
         """R + O with O = −R but for ``left`` of it: what is left is measured, not lost in the difference."""
         ids = torch.tensor([[0, 3, 3, 1]])
         r = torch.randn(1, 4, 6, dtype=dtype)
-        matrix = Rows(ids, r, 5).per_example()[0].double()
+        matrix = Lookup(ids, r, 5).per_example()[0].double()
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
         outer = Outer(v[None].to(dtype), (-(1 - left) * u * s).T[None].to(dtype))
-        use = Tied(Rows(ids, r, 5), outer)
-        exact = Tied(Rows(ids, r.double(), 5), Outer(outer.inputs.double(), outer.gradients.double()))
+        use = Tied(Lookup(ids, r, 5), outer)
+        exact = Tied(Lookup(ids, r.double(), 5), Outer(outer.inputs.double(), outer.gradients.double()))
         true = exact.per_example().norm()
         measured, source = use.measured()
         summed = source.weighted_sum(torch.ones(1, dtype=dtype)).double().norm()
-        assert measured.double() >= max(true, summed) * (1 - measured_error(dtype))
+        assert measured.double() >= max(true, summed) * (1 - MEASURED_ERROR[dtype])
         assert measured.double() <= true * 1.001 + 100 * torch.finfo(dtype).eps ** 0.5 * matrix.norm()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -463,7 +463,7 @@ class TestNorms:
         measured, source = use.measured()
         for one in torch.eye(3, dtype=dtype):
             summed = source.weighted_sum(one).double().norm()
-            assert (one * measured).sum().double() >= summed * (1 - measured_error(dtype))
+            assert (one * measured).sum().double() >= summed * (1 - MEASURED_ERROR[dtype])
 
 
 class Doubled(torch.autograd.Function):

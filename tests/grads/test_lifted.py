@@ -22,7 +22,7 @@ from dpgrad.grads.lifted import CannotLiftError
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.scaling import Automatic, Hard
 from dpgrad.grads.tape import Shared
-from dpgrad.grads.uses import Dense, Outer, Rows, Tied
+from dpgrad.grads.uses import Dense, Lookup, Outer, Tied
 
 
 @pytest.fixture(autouse=True)
@@ -424,7 +424,7 @@ class TestForms:
         found = lifted.gradients(
             model, lambda model, x: model(x).sin().sum(1), torch.randint(999, (3, 6)), torch.ones(3)
         )
-        assert isinstance(found.uses["e.weight"], Rows)
+        assert isinstance(found.uses["e.weight"], Lookup)
         assert isinstance(found.uses["c.weight"], Patches)
         assert isinstance(found.uses["l.weight"], Outer)
 

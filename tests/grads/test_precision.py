@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
 from dpgrad.grads.patches import Patches
-from dpgrad.grads.precision import exact_products, measured_error, norm_error, own_products, precision_settings
+from dpgrad.grads.precision import MEASURED_ERROR, exact_products, norm_error, own_products, precision_settings
 from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc
-from dpgrad.grads.uses import Dense, Outer, Rows, Tied, lengths, worth_forming
+from dpgrad.grads.uses import Dense, Lookup, Outer, Tied, lengths, worth_forming
 
 CLIP = 0.5
 EXAMPLES = 12
@@ -149,17 +149,17 @@ def test_hard_clipping_comes_within_tau_of_the_bound(engine: str, network: Calla
         assert 0.995e-4 <= flat(found.sums).norm() <= 1e-4
 
 
-def exactly(use: Outer | Rows | Tied | Dense) -> Tensor:
+def exactly(use: Outer | Lookup | Tied | Dense) -> Tensor:
     """The norms in float64."""
     return use.per_example().double().flatten(1).norm(dim=1)
 
 
-def double(use: Outer | Rows | Tied) -> Outer | Rows | Tied:
+def double(use: Outer | Lookup | Tied) -> Outer | Lookup | Tied:
     match use:
         case Outer(a, g):
             return Outer(a.double(), g.double())
-        case Rows(ids, g, count):
-            return Rows(ids, g.double(), count)
+        case Lookup(ids, g, count):
+            return Lookup(ids, g.double(), count)
         case Tied(rows, outer):
             return Tied(double(rows), double(outer))  # type: ignore[arg-type]
 
@@ -180,11 +180,11 @@ def test_cancelling_products_are_never_measured_too_short(
         assert isinstance(summed, Dense) == worth_forming(2 * positions, d, p, a.device)  # both are among the sizes
         if not isinstance(summed, Dense):  # else what was measured is itself what is summed
             # TF32 measures factors that are cut: what it adds for that covers the rounding of the factors as well.
-            assert (norms.double() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
+            assert (norms.double() >= exactly(double(use)) * (1 - MEASURED_ERROR[torch.float32])).all()
         factors = torch.rand(20, device=DEVICE)
         for i in range(3):
             term = summed.weighted_sum(torch.where(torch.arange(20, device=DEVICE) == i, factors, 0))
-            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
+            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + MEASURED_ERROR[torch.float32])
 
 
 @pytest.mark.parametrize("left", [1.0, 1e-2, 1e-4, 0.0])
@@ -202,7 +202,7 @@ def test_cancelling_convolutions_are_never_measured_too_short(left: float, preci
         factors = torch.rand(130, device=DEVICE)
         for i in range(3):
             term = summed.weighted_sum(torch.where(torch.arange(130, device=DEVICE) == i, factors, 0))
-            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
+            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + MEASURED_ERROR[torch.float32])
 
 
 @pytest.mark.parametrize("left", [1.0, 1e-3, 1e-6, 0.0])
@@ -211,10 +211,10 @@ def test_tied_uses_that_cancel_are_never_measured_too_short(left: float) -> None
     ids = torch.randint(0, 7, (10, 9), device=DEVICE)
     g = torch.randn(10, 9, 4, device=DEVICE)
     onehot = F.one_hot(ids, 7).float()  # a linear layer that undoes the embedding's gradient
-    use = Tied(Rows(ids, g, 7), Outer(-g * (1 - left), onehot))
+    use = Tied(Lookup(ids, g, 7), Outer(-g * (1 - left), onehot))
     with exact_products():
         norms, _ = use.measured()
-    assert (norms.double() >= exactly(double(use)) * (1 - measured_error(torch.float32))).all()
+    assert (norms.double() >= exactly(double(use)) * (1 - MEASURED_ERROR[torch.float32])).all()
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
@@ -239,13 +239,15 @@ def test_a_tied_use_whose_positions_cancel_adds_no_more_than_its_norm(positions:
     a = torch.randint(-9, 10, (8, positions, 3), device=DEVICE).float()
     g = torch.randint(-9, 10, (8, positions, 5), device=DEVICE).float()
     outer = Outer(torch.cat([3 * a, a], 1), torch.cat([g, -3 * g], 1))
-    use = Tied(Rows(torch.zeros(8, 1, dtype=torch.int64, device=DEVICE), torch.zeros(8, 1, 3, device=DEVICE), 5), outer)
+    use = Tied(
+        Lookup(torch.zeros(8, 1, dtype=torch.int64, device=DEVICE), torch.zeros(8, 1, 3, device=DEVICE), 5), outer
+    )
     with own_products():
         norms, summed = use.measured()
         factors = (1 / norms).clamp(max=1e6)
         for i in range(8):
             term = summed.weighted_sum(torch.where(torch.arange(8, device=DEVICE) == i, factors, 0))
-            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + measured_error(torch.float32))
+            assert term.double().norm() <= factors[i] * norms[i].double() * (1 + MEASURED_ERROR[torch.float32])
 
 
 @pytest.mark.parametrize("values", [1 << 13, (1 << 13) + 1, 1 << 20, 3 << 20])
@@ -254,7 +256,7 @@ def test_the_norm_of_a_long_row_is_not_short(values: int) -> None:
     row = torch.full((1, values), 2.0**-13 * 0.99, device=DEVICE)
     row[0, ::64] = 1.0
     true = float(row.double().norm())
-    assert true * (1 - measured_error(torch.float32)) <= float(Dense(row).measured()[0]) <= true * (1 + 1e-5)
+    assert true * (1 - MEASURED_ERROR[torch.float32]) <= float(Dense(row).measured()[0]) <= true * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-19, 1e-10, 1.0, 1e18])

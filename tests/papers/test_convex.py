@@ -15,11 +15,11 @@ from dpgrad.papers import convex as lab
 
 
 @pytest.fixture
-def small() -> lab.Task:
+def small() -> lab.Prepared:
     random = np.random.default_rng(0)
     rows = random.standard_normal((600, 4)).astype(np.float32)
     classes = (rows @ np.array([2.0, -1.0, 0.5, 0.0]) > 0).astype(int)
-    return lab.Task("small", rows[:500], 2 * classes[:500] - 1, Logistic(), rows[500:], classes[500:])
+    return lab.Prepared("small", rows[:500], 2 * classes[:500] - 1, Logistic(), rows[500:], classes[500:])
 
 
 class TestTrial:
@@ -34,7 +34,7 @@ class TestTrial:
 
 class TestOutcome:
     @pytest.mark.parametrize("solver", sorted(lab.SOLVERS))
-    def test_every_solver_learns_at_a_generous_budget(self, small: lab.Task, solver: str) -> None:
+    def test_every_solver_learns_at_a_generous_budget(self, small: lab.Prepared, solver: str) -> None:
         epsilon = None if solver == "non-private" else 20.0
         if solver.startswith("amp"):
             epsilon = 5.0  # its precondition holds up to there
@@ -46,12 +46,12 @@ class TestOutcome:
         assert best.auc > 0.9
         assert math.isfinite(best.risk)
 
-    def test_the_minimiser_has_the_least_risk(self, small: lab.Task) -> None:
+    def test_the_minimiser_has_the_least_risk(self, small: lab.Prepared) -> None:
         least = lab.outcome(small, lab.Trial("small", "non-private", None, (("rows", "raw"),)))
         for setting in lab.SOLVERS["gd"].grid(small):
             assert lab.outcome(small, lab.Trial("small", "gd", 5.0, setting)).risk > least.risk
 
-    def test_the_same_trial_gives_the_same_figures(self, small: lab.Task) -> None:
+    def test_the_same_trial_gives_the_same_figures(self, small: lab.Prepared) -> None:
         trial = lab.Trial("small", "auto", 1.0)
         one, other = lab.outcome(small, trial), lab.outcome(small, trial)
         assert (one.accuracy, one.auc, one.risk) == (other.accuracy, other.auc, other.risk)
@@ -60,12 +60,12 @@ class TestOutcome:
         random = np.random.default_rng(0)
         rows = random.standard_normal((600, 3)).astype(np.float32)
         classes = rows.argmax(axis=1)
-        three = lab.Task("three", rows[:500], classes[:500], Softmax(3), rows[500:], classes[500:])
+        three = lab.Prepared("three", rows[:500], classes[:500], Softmax(3), rows[500:], classes[500:])
         found = lab.outcome(three, lab.Trial("three", "objective", 100.0, (("slope", 1.0),)))
         assert found.accuracy > 85
         assert found.auc is None
 
-    def test_an_intercept_is_a_column_of_ones(self, small: lab.Task) -> None:
+    def test_an_intercept_is_a_column_of_ones(self, small: lab.Prepared) -> None:
         setting = lab.SOLVERS["gd-intercept"].grid(small)[4]
         trial = lab.Trial("small", "gd-intercept", 5.0, setting)
         coefficients, intercept, design = lab.SOLVERS["gd-intercept"].fit(small, trial)
@@ -81,7 +81,7 @@ class TestOutcome:
         np.testing.assert_allclose(np.append(coefficients[:, 0], intercept), expected[:, 0], rtol=1e-5)
 
     def test_the_published_ridge_is_four_times_the_least(
-        self, small: lab.Task, monkeypatch: pytest.MonkeyPatch
+        self, small: lab.Prepared, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ridges = []
         solve = amp.solve
@@ -90,7 +90,7 @@ class TestOutcome:
             lab.outcome(small, lab.Trial("small", solver, 1.0))
         assert ridges[1] == pytest.approx(4 * ridges[0])
 
-    def test_a_private_solver_without_a_budget_is_refused(self, small: lab.Task) -> None:
+    def test_a_private_solver_without_a_budget_is_refused(self, small: lab.Prepared) -> None:
         with pytest.raises(ValueError, match="gd needs an epsilon"):
             lab.outcome(small, lab.Trial("small", "gd", None, lab.SOLVERS["gd"].grid(small)[0]))
 
@@ -108,14 +108,14 @@ class TestAuc:
 
 
 class TestLog:
-    def test_a_run_goes_on_where_it_stopped(self, small: lab.Task, tmp_path: Path) -> None:
+    def test_a_run_goes_on_where_it_stopped(self, small: lab.Prepared, tmp_path: Path) -> None:
         file = tmp_path / "log.json"
         first = [next(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2))]
         rest = list(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2))
         assert len(first + rest) == 3 * 2 + 2  # a pilot of three settings, and two more runs of the best
         assert list(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2)) == []
 
-    def test_what_is_read_is_what_was_written(self, small: lab.Task, tmp_path: Path) -> None:
+    def test_what_is_read_is_what_was_written(self, small: lab.Prepared, tmp_path: Path) -> None:
         log = lab.Log(tmp_path / "log.json")
         found = lab.outcome(small, lab.Trial("small", "gd", 1.0, lab.SOLVERS["gd"].grid(small)[0]))
         log.add(found)
@@ -123,7 +123,7 @@ class TestLog:
         assert again.accuracy == pytest.approx(found.accuracy, abs=1e-4)
         assert len(json.loads(log.file.read_text("utf-8"))) == 1
 
-    def test_two_runs_keep_what_the_other_wrote(self, small: lab.Task, tmp_path: Path) -> None:
+    def test_two_runs_keep_what_the_other_wrote(self, small: lab.Prepared, tmp_path: Path) -> None:
         one, other = lab.Log(tmp_path / "log.json"), lab.Log(tmp_path / "log.json")
         for run, log in enumerate((one, other, one)):
             log.add(lab.outcome(small, lab.Trial("small", "auto", 1.0, run=run)))

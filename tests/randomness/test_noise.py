@@ -15,7 +15,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpgrad.mechanism import sampling
+from dpgrad.convex.solvers import gd
+from dpgrad.mechanism import normal, sampling
 from dpgrad.mechanism.keys import Key
 from dpgrad.randomness import device_noise, noise
 from dpgrad.randomness.noise import gaussian
@@ -80,7 +81,7 @@ class TestLaw:
         for a, b in itertools.combinations(streams, 2):
             assert_uncorrelated(a, b)
 
-    @pytest.mark.parametrize("lag", [1, 2, 4, 1000, noise._BLOCK // 2])
+    @pytest.mark.parametrize("lag", [1, 2, 4, 1000, normal._BLOCK // 2])
     def test_values_are_independent(self, lag: int) -> None:
         """Also the two of a pair, which are made of one length and stand half a block apart."""
         x = draws(200_000, key=26)
@@ -98,9 +99,38 @@ class TestLaw:
 
     def test_pairs(self) -> None:
         """Lengths have the law of Rayleigh and angles are uniform."""
-        first, second = draws(noise._BLOCK, key=29).reshape(2, -1)
+        first, second = draws(normal._BLOCK, key=29).reshape(2, -1)
         assert stats.kstest(np.hypot(first, second), "rayleigh").pvalue > FALSE_ALARM
         assert stats.kstest(np.arctan2(first, second) / (2 * math.pi) + 0.5, "uniform").pvalue > FALSE_ALARM
+
+
+class TestConvex:
+    """The convex solvers draw from the same law."""
+
+    def test_values_are_those_of_a_parameter(self) -> None:
+        """So that what holds of the law of training holds here."""
+        like = torch.zeros(3, normal._BLOCK, dtype=torch.float64)
+        drawn = normal.gaussian(Key.from_seed(7), tuple(like.shape), 2.5, "noise", "w", "3")
+        assert np.array_equal(drawn, gaussian(like, 2.5, 7, 3, "w").numpy())
+
+    @pytest.mark.parametrize("std", [1e-3, 1.0, 250.0])
+    def test_normal(self, std: float) -> None:
+        assert_normal(gd.gaussian(Key.from_seed(41), 0, (300_000,), std), std)
+
+    def test_normal_across_steps(self) -> None:
+        assert_normal(
+            np.concatenate([gd.gaussian(Key.from_seed(42), t, (3, 2), 1.0).ravel() for t in range(5000)]), 1.0
+        )
+
+    def test_steps_and_keys_are_independent(self) -> None:
+        streams = [
+            gd.gaussian(Key.from_seed(43), 0, (100_000,), 1.0),
+            gd.gaussian(Key.from_seed(43), 1, (100_000,), 1.0),
+            gd.gaussian(Key.from_seed(44), 0, (100_000,), 1.0),
+            normal.gaussian(Key.from_seed(43), (100_000,), 1.0, "noise", "w", "0"),
+        ]
+        for a, b in itertools.combinations(streams, 2):
+            assert_uncorrelated(a, b)
 
 
 class TestUniform:
@@ -108,15 +138,15 @@ class TestUniform:
 
     def fill(self, pairs: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         uniform = np.zeros((2, pairs))
-        noise._fill(*uniform, np.random.Generator(np.random.SFC64(0)), Key.from_seed(30).derive("test"))
+        normal._fill(*uniform, np.random.Generator(np.random.SFC64(0)), Key.from_seed(30).derive("test"))
         return uniform
 
     def test_small_ones_have_further_digits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(noise, "_SHORT", 0.0)
+        monkeypatch.setattr(normal, "_SHORT", 0.0)
         lengths, angles = self.fill(200_000)
         assert stats.kstest(lengths, "uniform").pvalue > FALSE_ALARM
         assert stats.kstest(angles, "uniform").pvalue > FALSE_ALARM
-        monkeypatch.setattr(noise, "_SHORT", 2.0**-8)
+        monkeypatch.setattr(normal, "_SHORT", 2.0**-8)
         finer, same = self.fill(200_000)
         few = lengths < 2.0**-8
         assert (same == angles).all()
@@ -134,7 +164,7 @@ class TestUniform:
         def fill(of_lengths: np.ndarray[Any, Any], of_angles: np.ndarray[Any, Any], *_: Any) -> None:
             of_lengths[:], of_angles[:] = lengths, angles
 
-        monkeypatch.setattr(noise, "_fill", fill)
+        monkeypatch.setattr(normal, "_fill", fill)
         with mpmath.workdps(40):
             far = [3 * mpmath.sqrt(-2 * mpmath.log(length)) for length in lengths]
             turns = [2 * mpmath.pi * angle for angle in angles]
@@ -203,14 +233,14 @@ class TestFunction:
 
     @pytest.mark.parametrize("threads", [1, 2, 5])
     def test_threads_do_not_matter(self, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(noise, "_BLOCK", 7)
+        monkeypatch.setattr(normal, "_BLOCK", 7)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         alone = draws(100)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         assert draws(100).tolist() == alone.tolist()
 
     def test_parameters_beside_it_do_not_matter(self) -> None:
-        sizes = {"a": 3, "b": noise._BLOCK + 5, "c": 0, "d": 3 * noise._BLOCK, "e": 1}
+        sizes = {"a": 3, "b": normal._BLOCK + 5, "c": 0, "d": 3 * normal._BLOCK, "e": 1}
         likes = {name: torch.zeros(size) for name, size in sizes.items()}
         stds = {name: 1.0 + place for place, name in enumerate(sizes)}
         drawn = noise.gaussians(likes, stds, 7, 2)
@@ -227,18 +257,18 @@ class TestFunction:
 
     def test_blocks_are_independent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also normal: the values of many blocks of a few values each."""
-        monkeypatch.setattr(noise, "_BLOCK", 4)
+        monkeypatch.setattr(normal, "_BLOCK", 4)
         x = draws(40_000, key=27)
         assert_normal(x, 1.0)
         for lag in (2, 4):
             assert_uncorrelated(x[:-lag], x[lag:])
-        monkeypatch.setattr(noise, "_BLOCK", 20_000)
+        monkeypatch.setattr(normal, "_BLOCK", 20_000)
         x = draws(40_000, key=27)
         assert_uncorrelated(x[:20_000], x[20_000:])
 
     def test_a_shorter_tensor_has_the_first_of_the_blocks(self) -> None:
-        shorter, longer = draws(noise._BLOCK + 9), draws(2 * noise._BLOCK)
-        assert (shorter[: noise._BLOCK] == longer[: noise._BLOCK]).all()
+        shorter, longer = draws(normal._BLOCK + 9), draws(2 * normal._BLOCK)
+        assert (shorter[: normal._BLOCK] == longer[: normal._BLOCK]).all()
 
     def test_std_may_be_a_tensor(self) -> None:
         like = torch.zeros(50)

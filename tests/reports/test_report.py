@@ -194,7 +194,7 @@ class TestFormat:
         assert found == made | {"way": None}
         for one in (old, found):
             assert "gradients" not in dict(report.facts(one))
-            assert "lots of 20 out of 100 rows" in report.text(one)
+            assert "batches of 20 out of 100 rows" in report.text(one)
         with pytest.raises(ValueError, match="stopped is missing"):
             report.check({name: value for name, value in old.items() if name != "stopped"})
 
@@ -240,7 +240,7 @@ class TestText:
         text = " ".join(report.text(made).split())
         for words in (
             "ε at most", "by any proof", "δ 0.0001", "neighbours zero-out", "privacy unit one row", "Poisson sampling",
-            "lots of 20 out of 100 rows", "accountant pld", "public the sampling rate", "not covered",
+            "batches of 20 out of 100 rows", "accountant pld", "public the sampling rate", "not covered",
             "the held-out rows", "3, as planned", "digits", "gradients batched: no operation depends on values",
         ):  # fmt: skip
             assert words in text

@@ -871,7 +871,7 @@ class TestRefusals:
             ),
             ({"held_out": rows(3)[0]}, r"metric accuracy on held_out: .* pair \(inputs, targets\)"),
             ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1"),
-            ({"checkpoint_every": -1}, "checkpoint_every must be a whole number"),
+            ({"folder": "unused", "checkpoint_every": -1}, "checkpoint_every must be a whole number"),
             ({"engine": "ghost"}, "engine must be one of bookkeeping, vmap"),
             ({"ledger": "ledger.jsonl"}, r"ledger must be a dpgrad Ledger, got 'ledger.jsonl': give Ledger\(path\)"),
             (

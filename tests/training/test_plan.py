@@ -238,7 +238,7 @@ class TestSuggestions:
     def test_rules_of_thumb(self) -> None:
         plan = make("dpsgd", rows=60_000, batch_size=600, epochs=20, noise_multiplier=1.0, delta=1e-5)
         text = dict(plan.suggestions())["batches"]
-        assert "100 lots an epoch for 20 epochs" in text
+        assert "100 batches an epoch for 20 epochs" in text
         assert "batches of about 3000 for as many epochs, 1342 for as many steps" in text  # 60,000/20, 60,000/√2000
         assert "learning rate" not in dict(plan.suggestions())
         assert "no need to end near zero" in dict(small(learning_rate_schedule="cosine").suggestions())["learning rate"]

@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from dpgrad import _validate
-from dpgrad.accounting import account
+from dpgrad.accounting import _search, account
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Profile, refuse_history
 from dpgrad.accounting.pairs import TooLittleNoise
@@ -104,7 +104,7 @@ class _Falling:
                 step = max(reach, 1.5 * step) if f > 0 else min(reach, 1.5 * step)
                 u = min(max(u + step, bottom), top)
                 f = self.excess(math.exp(u))
-        x, self.slope = _root(lambda v: self.excess(math.exp(v)), low, high, max(self.slack / 5, _TOLERANCE))
+        x, self.slope = _search.root(lambda v: self.excess(math.exp(v)), low, high, max(self.slack / 5, _TOLERANCE))
         return math.exp(x)
 
     def certified(self, x: float) -> float:
@@ -141,40 +141,6 @@ class _Falling:
                 if k * grid > self.high:
                     return self.certified(self.high)  # raises: nothing up to here is within the target
         return float(k * unit)
-
-
-def _root(
-    f: Callable[[float], float], low: tuple[float, float], high: tuple[float, float], tolerance: float
-) -> tuple[float, float]:
-    """An x with −tolerance ≤ f(x) ≤ 0, and the slope there, for an f that falls; Chandrupatla's method.
-
-    Where f jumps over that strip, the right side of the jump, to twelve digits.
-    """
-    (b, fb), (a, fa) = low, high
-    middle = tolerance / 2  # aim at the middle of the strip
-    fa, fb = fa + middle, fb + middle
-    c, fc = b, fb
-    good, slope = a, (fb - fa) / (b - a)
-    t = fa / (fa - fb)
-    for _ in range(100):
-        if -middle <= fa <= middle or abs(a - b) < 1e-12:
-            break
-        x = a + min(max(t, 1e-3), 1 - 1e-3) * (b - a)
-        fx = f(x) + middle
-        slope = (fx - fa) / (x - a)
-        if (fx > 0) == (fa > 0):
-            c, fc = a, fa
-        else:
-            c, fc, b, fb = b, fb, a, fa
-        a, fa = x, fx
-        if fx <= middle:
-            good = x
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        if phi**2 < xi and (1 - phi) ** 2 < 1 - xi:  # the parabola through the three is monotone: follow it
-            t = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        else:
-            t = 0.5
-    return good, slope
 
 
 def most_steps(

@@ -42,6 +42,15 @@ class Relation(StrEnum):
     ZERO_OUT = "zero-out"
     REPLACE_ONE = "replace-one"
 
+    @property
+    def reach(self) -> int:
+        """How far a sum of rows of norm at most 1 moves between neighbours: 2 where a row is exchanged, else 1.
+
+        >>> [relation.reach for relation in Relation]
+        [1, 1, 2]
+        """
+        return 2 if self is Relation.REPLACE_ONE else 1
+
 
 @dataclass(frozen=True)
 class Gaussian:

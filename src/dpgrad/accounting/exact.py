@@ -29,7 +29,7 @@ import numpy as np
 from scipy.special import erfcx, log_expit, log_ndtr
 
 from dpgrad import _validate
-from dpgrad.accounting import pairs
+from dpgrad.accounting import _search, pairs
 from dpgrad.accounting.events import (
     Approximate,
     Compose,
@@ -102,20 +102,13 @@ def mu_for(epsilon: float, delta: float) -> float:
     low = 1.0
     while log_delta(low, epsilon) > target:
         low /= 2
-    high = 2 * low
-    while log_delta(high, epsilon) <= target:
-        high *= 2
+    _, high = _search.doubled(lambda mu: log_delta(mu, epsilon) <= target, low, 2 * low)
     return 1 / _falling(lambda x: log_delta(1 / x, epsilon) - target, 1 / high, 1 / low)
 
 
 def _falling(excess: Callable[[float], float], low: float, high: float) -> float:
     """The point in [low, high] from which on a falling function is at most zero, from above."""
-    while high - low > 4e-15 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high * (1 + 1e-13)
+    return _search.halved(lambda x: excess(x) > 0, low, high, relative=4e-15)[1] * (1 + 1e-13)
 
 
 @dataclass(frozen=True)
@@ -167,12 +160,8 @@ class MixedProfile:
         _validate.open_unit(delta=delta)
         if self.delta(0.0) <= delta:
             return 0.0
-        high = max(self.total, 1e-3)
-        while self.delta(high) > delta:
-            high *= 2
-            if high > 1e6:
-                return math.inf
-        return _falling(lambda x: self.delta(x) - delta, 0.0, high)
+        _, high = _search.doubled(lambda x: self.delta(x) > delta, 0.0, max(self.total, 1e-3), most=1e6)
+        return _falling(lambda x: self.delta(x) - delta, 0.0, high) if high < math.inf else high
 
     def delta(self, epsilon: float) -> float:
         """The least δ at ``epsilon``, from above."""

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpgrad import _validate
-from dpgrad.accounting import exact, pairs
+from dpgrad.accounting import _search, exact, pairs
 from dpgrad.accounting.events import Event, Gaussian, Leaf, Poisson, Relation, leaves, tally
 from dpgrad.accounting.pairs import Kind
 from dpgrad.errors import AccountingError
@@ -122,13 +122,10 @@ class PrintedProfile:
 def _inverse(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     """The least δ at which a falling ε(δ) is at most ``epsilon``, from above."""
     _validate.non_negative(epsilon=epsilon)
-    low, high = math.log(_LEAST), 0.0
     if epsilon_at(_LEAST) <= epsilon:
         return _LEAST
-    while high - low > 1e-11:
-        middle = (low + high) / 2
-        low, high = (low, middle) if epsilon_at(math.exp(middle)) <= epsilon else (middle, high)
-    return math.exp(high)
+    found = _search.halved(lambda x: epsilon_at(math.exp(x)) > epsilon, math.log(_LEAST), 0.0, absolute=1e-11)
+    return math.exp(found[1])
 
 
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> StrongProfile:

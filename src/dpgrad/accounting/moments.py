@@ -43,7 +43,10 @@ class MomentsProfile:
 
     def epsilon(self, delta: float) -> float:
         """min_λ (α(λ) + log(1/δ))/λ; zero where nothing was released."""
-        return max(float(self._epsilons(delta).min()), 0.0) if self.log_moments.any() else 0.0
+        _validate.open_unit(delta=delta)
+        if not self.log_moments.any():
+            return 0.0
+        return max(float(((self.log_moments - math.log(delta)) / MOMENTS).min()), 0.0)
 
     def delta(self, epsilon: float) -> float:
         """min_λ e^{α(λ) − λε}, at most 1; zero only where nothing was released."""
@@ -51,14 +54,6 @@ class MomentsProfile:
         if not self.log_moments.any():
             return 0.0
         return max(math.exp(min(float((self.log_moments - MOMENTS * epsilon).min()), 0.0)), sys.float_info.min)
-
-    def best_moment(self, delta: float) -> int:
-        """The λ at which ε at ``delta`` is least."""
-        return int(MOMENTS[self._epsilons(delta).argmin()])
-
-    def _epsilons(self, delta: float) -> Array:
-        _validate.open_unit(delta=delta)
-        return np.asarray((self.log_moments - math.log(delta)) / MOMENTS)
 
 
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsProfile:
@@ -68,8 +63,8 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPr
 
     >>> from dpgrad.accounting.events import Repeat
     >>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000))
-    >>> round(profile.epsilon(1e-5), 7), profile.best_moment(1e-5)
-    (1.2585747, 19)
+    >>> round(profile.epsilon(1e-5), 7)
+    1.2585747
 
     Guarantee: (epsilon(δ), δ)-private for every δ, for neighbours under ``relation``.
     """

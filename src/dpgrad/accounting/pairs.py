@@ -12,15 +12,8 @@ increasing in x and invertible in closed form.
 **remove** (P shifted) and **add** (Q shifted) are Poisson sampling under add/remove and zero-out; both directions
 must be composed and the worse one reported.
 
-**antipodal** (both shifted) is Poisson sampling under replace-one. *Proof that it dominates.* Let the exchanged row
-contribute a or b, |a|, |b| ≤ 1; conditioned on the other rows, which a shift removes, P = (1−q)N₀ + qN_a and Q =
-(1−q)N₀ + qN_b. Fix α ≥ 0 and let R = {P > αQ}. Turn b within span(a, b), its length fixed: by the envelope theorem
-dH_α = −αq∫_R N_b(x)·(x·b_⊥)/σ² dx with b_⊥ the direction in which b turns. Let b turn away from a. Reflecting x
-across span(b) keeps N₀ and N_b and raises N_a on the half that faces a, so R has more N_b-mass on that half, where
-x·b_⊥ < 0: the integral is ≤ 0 and H_α grows until b is antipodal to a. On the line they then span, P/Q is increasing
-in x; moving a outwards raises P's mass above the threshold of R, moving b outwards lowers Q's, so H_α grows with both
-lengths and |a| = |b| = 1 is worst. This holds for every α ≥ 0, so the pair dominates, and it composes. ∎ It is
-symmetric under x → −x, so one direction serves both.
+**antipodal** (both shifted) is Poisson sampling under replace-one. It is symmetric under x → −x: one direction serves
+both.
 
 **larger** is fixed-size sampling under replace-one. With the same rows drawn around it, an exchanged row shifts the
 sum by at most 2 clips with probability q; every such step is dominated by the *pointwise maximum* of the remove and
@@ -29,14 +22,10 @@ bound). The maximum is the remove profile where ε ≥ 0 and the add profile whe
 that of add below zero, that of remove above, and an atom at zero.
 
 **Noise levels and rates interpolate.** For fixed q each profile is convex in s = 2Φ(κ/σ) − 1, so a step at σ between
-two nodes is dominated by the mixture of the nodes with weights linear in s. *Proof.* Write μ = 1/σ. Remove and add
-profiles are a non-negative constant times the Gaussian profile at some ε′, whose derivative is dδ/dμ = φ(μ/2 − ε′/μ).
-With κ = ½, ds/dμ = φ(μ/2), and dδ/ds = exp(ε′/2 − ε′²/2μ²) grows with μ. For the antipodal pair take κ = 1, ds/dμ =
-2φ(μ). At the threshold x* write z = x*/σ², so e^z − αe^{−z} = (1−q)(α−1)/q·e^{μ²/2}; by the envelope theorem dδ/dμ =
-q[φ(z/μ − μ) + αφ(z/μ + μ)], hence dδ/ds = (q/2)·e^F with F = −z²/2μ² + log(e^z + αe^{−z}). With τ = (e^z −
-αe^{−z})/(e^z + αe^{−z}), dz/dμ = μτ, and dF/dμ = [(z/μ)² − (z/μ)(μτ) + (μτ)²]/μ ≥ 0. A maximum of convex functions is
-convex, which covers **larger**. ∎ In q, (P, Q) is linear, and H_α is jointly convex: mixtures of nodes in q dominate
-too. Both together: interpolate in one, then in the other.
+two nodes is dominated by the mixture of the nodes with weights linear in s. Mixtures of nodes in q dominate too:
+interpolate in one, then in the other.
+
+The proofs that the antipodal pair dominates and that profiles interpolate are in docs/proofs/pairs.md.
 """
 
 from dataclasses import dataclass
@@ -136,17 +125,10 @@ class Pair:
 
     def mass(self, left: Array | float, right: Array | float) -> Array:
         """P's mass between left and right, which may be infinite."""
-        return self._mass(left, right, 1.0 if self.up else 0.0)
-
-    def other_mass(self, left: Array | float, right: Array | float) -> Array:
-        """Q's mass between left and right, which may be infinite."""
-        return self._mass(left, right, -1.0 if self.down else 0.0)
-
-    def _mass(self, left: Array | float, right: Array | float, shift: float) -> Array:
         plain = _interval(left / self.sigma, right / self.sigma)
-        if not shift:
+        if not self.up:
             return plain
-        shifted = _interval((left - shift) / self.sigma, (right - shift) / self.sigma)
+        shifted = _interval((left - 1.0) / self.sigma, (right - 1.0) / self.sigma)
         return np.asarray((1 - self.rate) * plain + self.rate * shifted)
 
     @property
@@ -195,7 +177,7 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
     """The pair that dominates one application of ``leaf``; what has no price under ``relation`` is refused by name."""
     relation = Relation(relation)  # a name that is no relation must never be priced as another
     # A full-batch Gaussian under replace-one moves by 2 clips. Its pair is symmetric, so REMOVE at rate 1 serves.
-    shift = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    shift = float(relation.reach)
     match leaf:
         case Gaussian(z):
             return Pair(Kind.REMOVE, 1.0, z / shift)

@@ -19,13 +19,8 @@ orders is needed. Any order gives a valid bound, so the search cannot break the 
 Removing a row is the worse direction at every order (Mironov, Talwar and Zhang 2019, Thm. 5): the order is searched
 there, and both directions are priced at the order found.
 
-**Quadrature.** With g = x/σ standard normal and m(g) = 1 − q + q·e^{g/σ − 1/2σ²}, K is log E m(g)^{1+c} (remove),
-log E m(g)^{−c} (add) and log E m(g)^{1+c}·m(−g)^{−c} (antipodal). The integrand is analytic in a strip |Im g| < πσ, in
-which |m(g + ia)| lies between cos(a/2σ)·m(g) and m(g); there the trapezoidal rule of spacing h errs by less than
-e^{a²/2 − 2πa/h}·cos(a/2σ)^{−c} of the value (no cosine where the power is positive). `_spacing` keeps it under e^{−30}.
-Many noise levels share a grid, so a schedule of ten thousand distinct steps costs about a tenth of a second an order.
-Below σ = 1/50 (1/20 for the larger pair), where sampling hides next to nothing, K is bounded by the plain Gaussian's
-c(c+1)/2σ², for the antipodal pair plus c·log 1/(1−q) because m(−g) ≥ 1 − q.
+**Quadrature.** K is an integral of an analytic function against a Gaussian, taken by the trapezoidal rule; `_spacing`
+keeps its error under e^{−30} of the value, by the bound in docs/proofs/rdp.md. Many noise levels share a grid.
 
 **Leaves that are no Gaussian** (see `accounting.exact`). A purely ε-private one has the loss ±ε of randomised response,
 K(c) = log (e^{(1+c)ε} + e^{−cε})/(1 + e^ε); a shifted one s + max(0, G), K(c) = cs + log(Φ(−μ/2) + e^{c(c+1)μ²/2}·Φ(μ/2
@@ -39,12 +34,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import gammaln, log_ndtr
+from scipy.special import log_ndtr
 
 from dpgrad import _validate
 from dpgrad.accounting import exact, pairs
-from dpgrad.accounting.events import Approximate, Event, FixedSize, Leaf, Relation, Shifted, tally
+from dpgrad.accounting.events import Approximate, Event, Leaf, Relation, Shifted, tally
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
 from dpgrad.errors import AccountingError, OptionError
@@ -372,44 +366,3 @@ def _root(excess: Callable[[float], tuple[float, float]], most: float) -> float:
             break
         c = following
     return c
-
-
-def without_replacement(leaf: FixedSize, order: int) -> float:
-    """The Rényi bound of Wang, Balle and Kasiviswanathan (2019, Thm. 27) for one fixed-size step under replace-one.
-
-    With γ = m/n, base curve ε(j) = j/2s² at s = z/2 (a replaced row moves the sum by two clips) and the even central
-    moments B(l) = E(P/Q − 1)^l, the divergence of integer order α is at most
-
-        1/(α−1) · log(1 + γ²·C(α,2)·min(4(e^{ε(2)} − 1), 2e^{ε(2)})
-                        + Σ_{j≥3} γ^j·C(α,j)·min(4·√(B(2⌊j/2⌋)·B(2⌈j/2⌉)), 2e^{(j−1)ε(j)})).
-
-    It is here to compare: `account` uses the smaller divergence of the pair that dominates the step.
-
-    >>> from dpgrad.accounting.events import Gaussian
-    >>> step = FixedSize(60_000, 512, Gaussian(0.8916415))
-    >>> round(2343 * without_replacement(step, 2) - math.log(2e-5) - math.log(2), 1)  # ε at δ = 1e-5 after 2,343 steps
-    61.8
-    """
-    _validate.whole(least=2, order=order)
-    rate, sigma = leaf.sampling_rate, leaf.event.noise_multiplier / 2
-    if rate == 1:
-        return order / (2 * sigma**2)
-    j = np.arange(2, order + 1)
-    plain = math.log(2) + j * (j - 1) / (2 * sigma**2)
-    central = math.log(4) + (_log_even_moment(2 * (j // 2), sigma) + _log_even_moment(2 * -(-j // 2), sigma)) / 2
-    log_choose = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
-    terms = j * math.log(rate) + log_choose + np.minimum(plain, central)
-    return float(np.logaddexp.reduce([0.0, *terms])) / (order - 1)
-
-
-def _log_even_moment(powers: NDArray[np.int64], sigma: float) -> Array:
-    """log E_Q(P/Q − 1)^l for even l and a Gaussian of noise ``sigma``: entire, so the trapezoidal rule serves."""
-    found = {}
-    for power in set(powers.tolist()):
-        g = np.arange(-14.0, 14 + power / sigma, min(0.25, sigma / 8))
-        y = g / sigma - 0.5 / sigma**2
-        with np.errstate(divide="ignore"):
-            log_gap = np.where(y > 30, y, np.log(np.abs(np.expm1(np.minimum(y, 30)))))
-        terms = power * log_gap - g * g / 2 - _LOG_SQRT_2PI + math.log(g[1] - g[0])
-        found[power] = float(np.logaddexp.reduce(terms))
-    return np.array([found[power] for power in powers.tolist()])

@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _validate
@@ -192,6 +191,8 @@ def draw(path: str, found: "Description") -> None:
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
+    from dpgrad.reports import plot
+
     settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(settings):
         figure = Canvas(figsize=(6.4, 4.2), layout="constrained")
@@ -204,11 +205,4 @@ def draw(path: str, found: "Description") -> None:
         axes.set_title(f"{found.name} (not private: for the owner of the rows)", loc="left", fontsize=11)
         axes.grid(True, which="major", color="#DDDDDD", linewidth=0.8)
         axes.legend(frameon=False)
-        buffer = io.BytesIO()
-        kind = Path(path).suffix[1:].lower()
-        empty = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(buffer, format=kind, dpi=150, metadata=empty)
-    try:
-        Path(path).write_bytes(buffer.getvalue())
-    except OSError as error:
-        raise OptionError(f"--plot cannot write {path}: {error.strerror}") from None
+        plot.write(figure, path)

@@ -36,6 +36,7 @@ import numpy as np
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.convex import bounds
+from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Softmax, Squared, Targets
 from dpgrad.data import Dataset
@@ -213,21 +214,6 @@ def _largest(product: Callable[[Array], Array], shape: tuple[int, int]) -> Estim
     return Estimate(value, float(np.linalg.norm(operator.matvec(vector) - value * vector)))
 
 
-def hutchinson(
-    product: Callable[[Array], Array], shape: tuple[int, ...], random: np.random.Generator, draws: int = 64
-) -> Estimate:
-    """The trace of a symmetric map by Hutchinson's estimator, the mean of vᵀHv over random signs v.
-
-    For maps whose trace has no formula; `Objective.trace` has one. Unbiased, with the standard error of the mean.
-
-    >>> hutchinson(lambda v: 3.0 * v, shape=(5, 2), random=np.random.default_rng(0))
-    Estimate(value=30.0, error=0.0)
-    """
-    _validate.whole(least=2, draws=draws)
-    signs = (random.choice([-1.0, 1.0], size=shape) for _ in range(draws))
-    return _mean(float(np.vdot(v, product(v))) for v in signs)
-
-
 def expected(objective: Objective, coefficients: Array, best: Array, std: float) -> float:
     """The expected curvature ν at x for noise of ``std`` on each coordinate, by Eq. 5; ``best`` is x*.
 
@@ -339,16 +325,8 @@ def minimiser(objective: Objective, start: Array | None = None) -> Array:
 
 def _solved(objective: Objective, coefficients: Array, gradient: Array, ridge: float, tolerance: float) -> Array:
     """(H + ridge·I)⁻¹·gradient by conjugate gradients, which stay in the span of the rows."""
-    from scipy.sparse.linalg import LinearOperator, cg
-
-    product, shape = objective.hessian_product(coefficients), objective.shape
-    operator = LinearOperator(
-        (gradient.size, gradient.size),
-        matvec=lambda v: product(v.reshape(shape)).ravel() + ridge * v,
-        dtype=np.float64,
-    )
-    found, _ = cg(operator, gradient.ravel(), rtol=tolerance, maxiter=1000)
-    return np.asarray(found).reshape(shape)
+    product = objective.hessian_product(coefficients)
+    return conjugate(lambda vector: product(vector) + ridge * vector, gradient, tolerance)
 
 
 def _checked(objective: Objective, found: Array) -> Array:
@@ -379,7 +357,7 @@ def _mean(draws: Iterable[float]) -> Estimate:
     return Estimate(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(len(found)))
 
 
-class Printed(NamedTuple):
+class PrintedCurvature(NamedTuple):
     """What Table 2 prints of a dataset, and how it differs from what is found here.
 
     >>> TABLE_2["graduate-admission"].minimum
@@ -393,16 +371,16 @@ class Printed(NamedTuple):
 
 # Under the squared loss, columns scaled by their least and greatest value (preprocessing "yu2020").
 TABLE_2 = {
-    "graduate-admission": Printed(6.68e-3, 0.40, "The same here."),
-    "sonar": Printed(
+    "graduate-admission": PrintedCurvature(6.68e-3, 0.40, "The same here."),
+    "sonar": PrintedCurvature(
         3.63e-4,
         0.19,
         "The average is the same; nine in ten of random 80 % of the rows give minima of 2.7e-4 to 3.8e-4, all 4.0e-4.",
     ),
-    "boston-housing": Printed(
+    "boston-housing": PrintedCurvature(
         3.44e-3, 0.34, "No choice of columns of the UCI file gives both printed figures, with the target or without."
     ),
-    "swedish-motor-insurance": Printed(
+    "swedish-motor-insurance": PrintedCurvature(
         9.07e-6,
         0.24,
         "The printed minimum is that of the columns with the target among them (preprocessing yu2020-with-target), the "
@@ -411,10 +389,10 @@ TABLE_2 = {
 }
 
 
-class Plan(NamedTuple):
+class RiskPlan(NamedTuple):
     """So many steps of DP-GD at η = 1/β: σ, s = η·σ, the weight of the average in ν, ν, and a figure of the risk.
 
-    >>> Plan(50, std=0.1, noise=0.05, weight=0.02, expected=0.8, risk=0.05).steps
+    >>> RiskPlan(50, std=0.1, noise=0.05, weight=0.02, expected=0.8, risk=0.05).steps
     50
     """
 
@@ -445,7 +423,7 @@ class Description:
     epsilon: float
     delta: float
     orders: tuple[bounds.Order, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[RiskPlan, ...]
     curve: tuple[tuple[float, float], ...]
     measured: int
 
@@ -523,7 +501,7 @@ def describe(
     def problem(curvature: float) -> bounds.Problem:
         return bounds.Problem(n, objective.dimension, clip, beta, curvature, distance)
 
-    def plan(steps: int) -> Plan:
+    def plan(steps: int) -> RiskPlan:
         std = 2 * clip * math.sqrt(steps) / (n * mu)
         nu = expected(objective, start, best, std / beta)
         risk = min(
@@ -531,7 +509,7 @@ def describe(
             for bound in (bounds.gd_risk, bounds.gd_average_risk)
         )
         weight = 1 / (1 + distance**2 / (objective.dimension * (std / beta) ** 2))
-        return Plan(steps, std, std / beta, weight, nu, risk)
+        return RiskPlan(steps, std, std / beta, weight, nu, risk)
 
     plans = tuple(plan(steps) for steps in (50, 200, 800))
     least = minimum(objective, start).value

@@ -17,7 +17,7 @@ CHOSEN_BOUNDS = (
 )
 
 # A numpy array, or a scipy CSR array for Reuters; `| Any` keeps scipy out of this module's imports.
-Rows: TypeAlias = NDArray[Any] | Any
+Inputs: TypeAlias = NDArray[Any] | Any
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,9 +35,9 @@ class Dataset:
     """
 
     name: str
-    x_train: Rows
+    x_train: Inputs
     y_train: NDArray[Any]
-    x_test: Rows
+    x_test: Inputs
     y_test: NDArray[Any]
     classes: tuple[str, ...] | None
     preprocessing: str
@@ -68,7 +68,7 @@ class Dataset:
         )
 
 
-def _flat(x: Rows) -> Rows:
+def _flat(x: Inputs) -> Inputs:
     if isinstance(x, np.ndarray):
         return x.reshape(x.shape[0], int(np.prod(x.shape[1:])))
     return x

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import Rows
+from dpgrad.data._dataset import Inputs
 from dpgrad.errors import DataError
 
 
-def parse(blob: bytes, name: str, *, rows: int, columns: int) -> tuple[Rows, NDArray[np.int64]]:
+def parse(blob: bytes, name: str, *, rows: int, columns: int) -> tuple[Inputs, NDArray[np.int64]]:
     """A scipy CSR array of shape (rows, columns) and labels 0 (for -1) and 1 (for +1).
 
     >>> x, y = parse(b"+1 2:0.5\\n-1 1:1 3:2\\n", "toy", rows=2, columns=3)

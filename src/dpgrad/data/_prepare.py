@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._dataset import OUTSIDE, Rows
+from dpgrad.data._dataset import OUTSIDE, Inputs
 
 # The seed of the benchmark of Iyengar et al., which Yu et al. (2020) reuse; a public constant.
 SEED = 10000019
@@ -27,7 +27,7 @@ def fixed_permutation(rows: int) -> NDArray[np.int64]:
     return np.random.RandomState(SEED).permutation(rows).astype(np.int64)
 
 
-def split_80_20(x: Rows, y: NDArray[Any]) -> tuple[Rows, NDArray[Any], Rows, NDArray[Any]]:
+def split_80_20(x: Inputs, y: NDArray[Any]) -> tuple[Inputs, NDArray[Any], Inputs, NDArray[Any]]:
     """Train rows, train labels, test rows, test labels: the first int(0.8 n) after the fixed permutation, the rest.
 
     >>> [part.tolist() for part in split_80_20(np.arange(5), np.arange(5))]
@@ -37,7 +37,7 @@ def split_80_20(x: Rows, y: NDArray[Any]) -> tuple[Rows, NDArray[Any], Rows, NDA
     return cut_80_20(x[order], y[order])
 
 
-def cut_80_20(x: Rows, y: NDArray[Any]) -> tuple[Rows, NDArray[Any], Rows, NDArray[Any]]:
+def cut_80_20(x: Inputs, y: NDArray[Any]) -> tuple[Inputs, NDArray[Any], Inputs, NDArray[Any]]:
     """Train rows, train labels, test rows, test labels of rows that are shuffled already.
 
     >>> [part.tolist() for part in cut_80_20(np.arange(5), np.arange(5))]
@@ -47,7 +47,7 @@ def cut_80_20(x: Rows, y: NDArray[Any]) -> tuple[Rows, NDArray[Any], Rows, NDArr
     return x[:cut], y[:cut], x[cut:], y[cut:]
 
 
-def scrambled_80_20(x: Rows, y: NDArray[Any]) -> tuple[Rows, NDArray[Any], Rows, NDArray[Any]]:
+def scrambled_80_20(x: Inputs, y: NDArray[Any]) -> tuple[Inputs, NDArray[Any], Inputs, NDArray[Any]]:
     """`split_80_20` of CSR rows whose values stay in the unshuffled order: places are right and values scrambled.
 
     A defect of the benchmark of Iyengar et al.; it reads every row for each, outside any guarantee.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad.data import _libsvm
-from dpgrad.data._dataset import ROW_COUNTS, Dataset, Rows, check_preprocessing
+from dpgrad.data._dataset import ROW_COUNTS, Dataset, Inputs, check_preprocessing
 from dpgrad.data._prepare import cut_80_20, fixed_permutation
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import gunzip
@@ -83,7 +83,7 @@ def members(text: bytes, name: str) -> set[bytes]:
 
 def parse(
     texts: Iterable[bytes], named: Set[bytes], places: NDArray[np.int64], name: str
-) -> tuple[Rows, NDArray[np.int64]]:
+) -> tuple[Inputs, NDArray[np.int64]]:
     """The stories at these places, counted through all texts, and whether each is named.
 
     A line is `story index:value …`.

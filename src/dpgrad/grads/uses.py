@@ -4,7 +4,7 @@ A layer hands over what its gradient is made of, and four forms say how it is pu
 
 - `Dense`: the gradients themselves, (examples, *shape);
 - `Outer`: Gᵢ = Σ_t g_it a_itᵀ, a product over T positions (linear layers);
-- `Rows`: Gᵢ has the row g_it added at index id_it (embeddings);
+- `Lookup`: Gᵢ has the row g_it added at index id_it (embeddings);
 - `Patches` (in `patches`): a convolution, which is an `Outer` over the patches of its input.
 
 Guarantee: `measured` returns a norm that is not below the norm of what `weighted_sum` adds for that example. Summing
@@ -238,7 +238,7 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Lookup:
     """Gᵢ has g_it added to its row id_it: the weight of an embedding looked up at T positions."""
 
     indices: Tensor  # (examples, T)
@@ -267,7 +267,7 @@ class Rows:
         places = torch.zeros_like(segment).scatter(1, order, segment)
         added = torch.zeros_like(g).scatter_add(1, places[..., None].expand_as(g), g)
         distinct = torch.zeros_like(ordered).scatter(1, segment, ordered)  # 0 where nothing is added
-        return lengths(added), Rows(distinct, added, self.count)
+        return lengths(added), Lookup(distinct, added, self.count)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         g = wide(self.gradients)
@@ -282,13 +282,13 @@ class Rows:
         total = torch.zeros((len(g), *self.shape), dtype=g.dtype, device=g.device)
         return total.scatter_add_(1, self.indices[..., None].expand_as(g), g)
 
-    def kept(self, keep: Tensor) -> "Rows":
+    def kept(self, keep: Tensor) -> "Lookup":
         return replace(self, gradients=select(keep, self.gradients))
 
-    def part(self, examples: slice) -> "Rows":
-        return Rows(self.indices[examples], self.gradients[examples], self.count)
+    def part(self, examples: slice) -> "Lookup":
+        return Lookup(self.indices[examples], self.gradients[examples], self.count)
 
-    def scaled(self, factor: float) -> "Rows":
+    def scaled(self, factor: float) -> "Lookup":
         return replace(self, gradients=self.gradients * factor)
 
 
@@ -300,7 +300,7 @@ class Tied:
     vocabulary is held for an example.
     """
 
-    rows: Rows
+    rows: Lookup
     outer: Outer
 
     @property
@@ -312,7 +312,7 @@ class Tied:
 
     def measured(self) -> tuple[Tensor, Use]:
         of_rows, rows = self.rows.measured()
-        assert isinstance(rows, Rows)
+        assert isinstance(rows, Lookup)
         ids, r = rows.indices, rows.gradients
         a, g = wide(self.outer.inputs), wide(self.outer.gradients)
         of_outer = ghost_squares(a, g)  # the sum is formed anew: the norm of a matrix that is not kept has no margin
@@ -417,7 +417,7 @@ def ghost_squares(a: Tensor, g: Tensor) -> Tensor:
 def combined(uses: Sequence[Use]) -> Use:
     """One parameter's several uses as one: their gradients add up before they are measured."""
     uses = [part for use in uses for part in ((use.rows, use.outer) if isinstance(use, Tied) else (use,))]
-    rows = [use for use in uses if isinstance(use, Rows)]
+    rows = [use for use in uses if isinstance(use, Lookup)]
     outers = [use for use in uses if isinstance(use, Outer)]
     if len(uses) == 1:
         return uses[0]
@@ -425,13 +425,15 @@ def combined(uses: Sequence[Use]) -> Use:
         together: list[Use] = []
         if rows:
             together.append(
-                Rows(torch.cat([r.indices for r in rows], 1), torch.cat([r.gradients for r in rows], 1), rows[0].count)
+                Lookup(
+                    torch.cat([r.indices for r in rows], 1), torch.cat([r.gradients for r in rows], 1), rows[0].count
+                )
             )
         if outers:
             a, g = torch.cat([o.inputs for o in outers], 1), torch.cat([o.gradients for o in outers], 1)
             together.append(Outer(a, g))
         match together:
-            case [Rows() as looked_up, Outer() as applied]:
+            case [Lookup() as looked_up, Outer() as applied]:
                 return Tied(looked_up, applied)
             case _:
                 return together[0]

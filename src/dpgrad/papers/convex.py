@@ -104,7 +104,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Prepared:
     """A dataset as the solvers get it: rows, targets of the loss, and the test split."""
 
     name: str
@@ -134,11 +134,11 @@ class Task:
 
 
 @functools.cache
-def _within(task: Task, radius: float, intercept: float) -> Design:
+def _within(task: Prepared, radius: float, intercept: float) -> Design:
     return Design(task.rows, radius=radius, intercept=intercept)
 
 
-def task(name: str, root: Path | str | None = None) -> Task:
+def task(name: str, root: Path | str | None = None) -> Prepared:
     """The dataset of a table by name; "covertype-binary" is its second class against the rest.
 
     >>> len(task("digits").targets)
@@ -155,7 +155,7 @@ def task(name: str, root: Path | str | None = None) -> Task:
         raise OptionError(f"{name} has no classes: the tables compare classifiers")
     loss = Logistic() if classes == 2 else Softmax(classes)
     targets = 2 * y_train - 1 if classes == 2 else y_train
-    return Task(
+    return Prepared(
         name, found.x_train.astype(np.float32), targets, loss, found.x_test.astype(np.float32), np.asarray(y_test)
     )
 
@@ -165,7 +165,7 @@ def task(name: str, root: Path | str | None = None) -> Task:
 Model = tuple[Array, Array, Design]
 
 
-def _gd(task: Task, trial: Trial) -> Model:
+def _gd(task: Prepared, trial: Trial) -> Model:
     given = dict(trial.setting)
     steps, clip, constant = int(given["steps"]), float(given["clip"]), float(given.get("intercept", 0))
     design = _rows(task, trial)
@@ -179,7 +179,7 @@ def _gd(task: Task, trial: Trial) -> Model:
     return (found[:-1], constant * found[-1], design) if constant else _plain(found, design)
 
 
-def _sgd(task: Task, trial: Trial) -> Model:
+def _sgd(task: Prepared, trial: Trial) -> Model:
     """DP-SGD; ``noise`` is "accountant" or "bound", ``decay`` is "halved" or "constant"."""
     given = dict(trial.setting)
     steps, rate = int(given["steps"]), float(given["rate"])
@@ -216,7 +216,7 @@ def bound_multiplier(steps: int, epsilon: float, delta: float) -> float:
     return 4 * SAMPLING_RATE * math.sqrt(steps * math.log(1 / delta)) / epsilon
 
 
-def _auto(task: Task, trial: Trial) -> Model:
+def _auto(task: Prepared, trial: Trial) -> Model:
     found = auto.solve(
         task.rows, task.targets, task.loss,
         epsilon=_epsilon(trial), delta=task.delta, relation=RELATION, key=trial.seed,
@@ -224,7 +224,7 @@ def _auto(task: Task, trial: Trial) -> Model:
     return found.coef, found.intercept, task.within(1.0)  # no row here is shorter: normalising is clipping
 
 
-def _amp(task: Task, trial: Trial) -> Model:
+def _amp(task: Prepared, trial: Trial) -> Model:
     """AMP; "amp-published" has the ridge of its authors' code, whose curvature is L² for every loss."""
     given = dict(trial.setting)
 
@@ -242,14 +242,14 @@ def _amp(task: Task, trial: Trial) -> Model:
     return _against_the_rest(task, trial, Logistic(), plan, amp.solve)
 
 
-def _objective(task: Task, trial: Trial) -> Model:
+def _objective(task: Prepared, trial: Trial) -> Model:
     def plan(design: Design, loss: Logistic, models: int) -> Perturbation:
         return objective.calibrated(design.rows, loss, **_common(task, trial, design, models))
 
     return _against_the_rest(task, trial, Logistic(float(dict(trial.setting)["slope"])), plan, objective.solve)
 
 
-def _output(task: Task, trial: Trial) -> Model:
+def _output(task: Prepared, trial: Trial) -> Model:
     given = dict(trial.setting)
     batch = int(given.get("batch", len(task.targets)))
 
@@ -263,20 +263,20 @@ def _output(task: Task, trial: Trial) -> Model:
     return _against_the_rest(task, trial, Logistic(), plan, output.solve)
 
 
-def _common(task: Task, trial: Trial, design: Design, models: int) -> dict[str, Any]:
+def _common(task: Prepared, trial: Trial, design: Design, models: int) -> dict[str, Any]:
     return {
         "radius": design.bound, "epsilon": _epsilon(trial), "delta": task.delta, "relation": RELATION, "models": models,
     }  # fmt: skip
 
 
-Plan = TypeVar("Plan")
+Planned = TypeVar("Planned")
 
 
 def _against_the_rest(
-    task: Task,
+    task: Prepared,
     trial: Trial,
     loss: Logistic,
-    plan: Callable[[Design, Logistic, int], Plan],
+    plan: Callable[[Design, Logistic, int], Planned],
     solve: Callable[..., tuple[Array, Event]],
 ) -> Model:
     """One fit for two classes, else one a class against the rest, which share the budget."""
@@ -291,7 +291,7 @@ def _against_the_rest(
     return _plain(np.hstack(parts), design)
 
 
-def _non_private(task: Task, trial: Trial) -> Model:
+def _non_private(task: Prepared, trial: Trial) -> Model:
     """The minimiser of F, which gives the risk that others exceed."""
     design = _rows(task, trial)
     return _plain(_minimised(task.objective(design), 3000), design)
@@ -313,7 +313,7 @@ def _plain(coefficients: Array, design: Design) -> Model:
     return coefficients, np.zeros(coefficients.shape[1]), design
 
 
-def _rows(task: Task, trial: Trial) -> Design:
+def _rows(task: Prepared, trial: Trial) -> Design:
     given = dict(trial.setting)
     return task.within(UNBOUNDED if given.get("rows") == "raw" else float(given.get("radius", 1.0)))
 
@@ -324,11 +324,11 @@ def _epsilon(trial: Trial) -> float:
     return trial.epsilon
 
 
-def _rates(task: Task) -> tuple[float, ...]:
+def _rates(task: Prepared) -> tuple[float, ...]:
     return (0.2, 2.0, 10.0) if task.sparse else (0.1, 1.0, 5.0)
 
 
-def _descent_grid(task: Task, factor: float = 1.0) -> list[Setting]:
+def _descent_grid(task: Prepared, factor: float = 1.0) -> list[Setting]:
     """The paper's grid; DP-SGD's learning rates are twice those of DP-GD."""
     clip = 0.5 if task.sparse else 1.0
     return [
@@ -338,7 +338,7 @@ def _descent_grid(task: Task, factor: float = 1.0) -> list[Setting]:
     ]
 
 
-def _intercept_grid(task: Task) -> list[Setting]:
+def _intercept_grid(task: Prepared) -> list[Setting]:
     """The paper's grid of DP-GD with a column of ones."""
     return [(*setting, ("intercept", 1.0)) for setting in _descent_grid(task)]
 
@@ -364,8 +364,8 @@ def _output_grid() -> list[Setting]:
 class Solver:
     """How a solver fits, and the settings among which the best is taken."""
 
-    fit: Callable[[Task, Trial], Model]
-    grid: Callable[[Task], list[Setting]]
+    fit: Callable[[Prepared, Trial], Model]
+    grid: Callable[[Prepared], list[Setting]]
 
 
 SOLVERS: dict[str, Solver] = {
@@ -386,7 +386,7 @@ SOLVERS: dict[str, Solver] = {
 # ── running ──
 
 
-def outcome(task: Task, trial: Trial) -> Outcome:
+def outcome(task: Prepared, trial: Trial) -> Outcome:
     """The figures of one trial."""
     began = time.process_time()
     model = SOLVERS[trial.solver].fit(task, trial)
@@ -400,11 +400,11 @@ def source_of(solver: str) -> str:
     >>> source_of("amp") == source_of("amp-free") != source_of("gd")
     True
     """
-    module = {"non-private": "curvature"}.get(solver, solver.partition("-")[0])
-    return sources.digest(f"dpgrad.convex.solvers.{module}")
+    module = "curvature" if solver == "non-private" else f"solvers.{solver.partition('-')[0]}"
+    return sources.digest(f"dpgrad.convex.{module}")
 
 
-def judged(task: Task, trial: Trial, model: Model, seconds: float) -> Outcome:
+def judged(task: Prepared, trial: Trial, model: Model, seconds: float) -> Outcome:
     """The figures of a model, however it was found."""
     coefficients, intercept, design = model
     scores = Design(task.test_rows, radius=design.radius).scores(coefficients) + intercept
@@ -471,7 +471,7 @@ def _read(line: Mapping[str, Any]) -> Outcome:
 
 
 def complete(
-    task: Task, log: Log, solver: str, epsilon: float | None, *, runs: int = 20, pilot: int = 3
+    task: Prepared, log: Log, solver: str, epsilon: float | None, *, runs: int = 20, pilot: int = 3
 ) -> Iterator[Outcome]:
     """Run what is missing of a cell of the table: a pilot of every setting of the grid, then the best of them."""
     grid = SOLVERS[solver].grid(task)
@@ -482,7 +482,7 @@ def complete(
     yield from repeated(task, log, replace(first, setting=best(log.outcomes.values(), first, grid, pilot)), runs)
 
 
-def repeated(task: Task, log: Log, trial: Trial, runs: int) -> Iterator[Outcome]:
+def repeated(task: Prepared, log: Log, trial: Trial, runs: int) -> Iterator[Outcome]:
     """Run what is missing of so many runs of one trial."""
     for run in range(runs):
         one = replace(trial, run=run)

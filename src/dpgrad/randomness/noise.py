@@ -1,8 +1,7 @@
 """Gaussian noise as a pure function of (secret run key, step, parameter).
 
-On the CPU the numbers come from numpy's SFC64, whose state of 256 bits is derived anew for every block of values, on a
-CUDA device from Philox4x64-10 under a 128-bit key. torch's own generators are not used: they keep 32 and 64 bits of
-their seeds.
+On the CPU the numbers come from `dpgrad.mechanism.normal`, on a CUDA device from Philox4x64-10 under a 128-bit key.
+torch's own generators are not used: they keep 32 and 64 bits of their seeds.
 Neither stream is cryptographic, and the low-order bits of floating-point noise can leak what it hides (Mironov, "On
 significance of the least significant bits for differential privacy", CCS 2012).
 
@@ -13,25 +12,18 @@ significance of the least significant bits for differential privacy", CCS 2012).
 True
 """
 
-import math
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpgrad import _validate
 from dpgrad.errors import OptionError
+from dpgrad.mechanism import normal
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import device_noise
 
-_BLOCK = 1 << 16  # values on the CPU that share a generator: their number is part of the function
-_SHORT = 2.0**-20  # uniform numbers below it are given further digits
-
 Std = float | Tensor
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tensor:
@@ -105,80 +97,14 @@ def _drawn_type(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
-class _Block(NamedTuple):
-    """Values on the CPU that share a generator."""
-
-    values: Array  # to be written
-    std: float
-    state: bytes  # of the generator
-
-
 def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
-    """Drawn block by block, each from a generator of its own, so that threads may share the work.
-
-    The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
-    alone, since torch would start as many threads again in each.
-    """
     drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like), device="cpu") for name, like in likes.items()}
-    flat = {name: values.view(-1).numpy() for name, values in drawn.items()}
-    blocks = [
-        _Block(
-            values[place * _BLOCK : (place + 1) * _BLOCK],
-            float(stds[name]),
-            key.derive("noise", name, str(step), str(place)),
-        )
-        for name, values in flat.items()
-        for place in range(-(-len(values) // _BLOCK))
+    wanted = [
+        normal.Wanted(values.view(-1).numpy(), float(stds[name]), ("noise", name, str(step)))
+        for name, values in drawn.items()
     ]
-    threads = min(torch.get_num_threads(), len(blocks))
-    if threads < 2 or sum(map(len, flat.values())) < _BLOCK:
-        _draw(iter(blocks))
-        return drawn
-    waiting = iter(blocks)  # each thread takes the next
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(_draw, waiting) for _ in range(threads)]:
-            done.result()
+    normal.fill(key, wanted, threads=torch.get_num_threads())
     return drawn
-
-
-def _draw(blocks: Iterator[_Block]) -> None:
-    """Two values from two uniform numbers: √(−2 ln u)·(cos 2πv, sin 2πv) (Box and Muller, 1958).
-
-    They are cos 2πv = 2/(1 + t²) − 1 and sin 2πv = 2t/(1 + t²) with t = tan πv: one function in place of two.
-    """
-    random = np.random.Generator(np.random.SFC64(0))
-    held = np.empty((3, (_BLOCK + 1) // 2))
-    for values, std, state in blocks:
-        pairs = (len(values) + 1) // 2
-        lengths, tangents, bases = held[:, :pairs]
-        _fill(lengths, tangents, random, state)
-        np.log(lengths, out=lengths)
-        np.multiply(lengths, -2, out=lengths)
-        np.sqrt(lengths, out=lengths)
-        np.multiply(lengths, std, out=lengths)
-        np.multiply(tangents, math.pi, out=tangents)
-        np.tan(tangents, out=tangents)
-        np.multiply(tangents, tangents, out=bases)
-        np.multiply(bases, 0.5, out=bases)
-        np.add(bases, 0.5, out=bases)
-        np.divide(lengths, bases, out=bases)
-        np.subtract(bases, lengths, out=values[:pairs], casting="same_kind")
-        rest = len(values) - pairs
-        np.multiply(bases[:rest], tangents[:rest], out=values[pairs:], casting="same_kind")
-
-
-def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: bytes) -> None:
-    """Uniform numbers from a state of 256 bits: in (0, 1) for the lengths of pairs, in [0, 1) for their angles.
-
-    numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
-    """
-    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64)}
-    random.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
-    random.random(out=lengths)
-    random.random(out=angles)
-    if lengths.min() < _SHORT:
-        short = np.flatnonzero(lengths < _SHORT)
-        lengths[short] += (1 - random.random(len(short))) * 2.0**-53
 
 
 def _check_std(std: Std, dtype: torch.dtype) -> None:

@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,10 +125,15 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
             loc="outside right upper", frameon=False, title=f"accountant, ε at {run.steps:,} steps{history}",
             fontsize=9, title_fontsize=9, alignment="left",
         )  # fmt: skip
-        buffer = io.BytesIO()
-        kind = Path(path).suffix[1:].lower()
-        empty = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(buffer, format=kind, dpi=150, metadata=empty)
+        write(figure, path)
+
+
+def write(figure: Any, path: str) -> None:
+    """Write a figure of matplotlib, without the date and the program that made it: the same figure is the same file."""
+    buffer = io.BytesIO()
+    kind = Path(path).suffix[1:].lower()
+    empty = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    figure.savefig(buffer, format=kind, dpi=150, metadata=empty)
     try:
         Path(path).write_bytes(buffer.getvalue())
     except OSError as error:

@@ -33,7 +33,6 @@ from dpgrad.data import Source, read_all
 from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.training import source
 
-Rows = Tensor | np.ndarray[Any, Any]
 _COMPANY = 100.0  # how much larger than a row its company is made, to see whether it acts on the row
 
 
@@ -70,7 +69,7 @@ class Extractor:
     def __call__(self, rows: Tensor) -> Tensor: ...
     @overload
     def __call__(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]: ...
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: source.Values) -> source.Values:
         """The features, (rows, features), as an array or tensor like ``rows``, on the device of ``rows``."""
         given: object = rows  # a caller may ignore types
         if not isinstance(given, Tensor | np.ndarray) or given.ndim < 2:

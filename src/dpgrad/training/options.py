@@ -29,6 +29,7 @@ T = TypeVar("T")
 CHECKS: dict[str, Callable[..., None]] = {
     "positive": _validate.positive,
     "epochs": _validate.positive,
+    "size": _validate.positive,
     "number": lambda **named: None,
     "delta": _validate.open_unit,
     "count": lambda **named: _validate.whole(least=1, **named),
@@ -118,7 +119,7 @@ class Budget:
     steps: int | None = option(None, "How many steps, instead of epochs.", kind="steps", metavar="T")
     batch_size: float | None = option(
         None, "The expected number of rows in a step, which divides the noisy sum (Abadi's lot).",
-        kind="positive", metavar="B",
+        kind="size", metavar="B",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -39,8 +39,6 @@ from dpgrad.training import source
 _HELD = 1 << 23  # float64 values of rows that are worked on at a time
 _WHOLE = 1 << 24  # up to here float32 holds every whole number
 
-Rows = Tensor | np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -69,7 +67,7 @@ class Projection:
     def __call__(self, rows: Tensor) -> Tensor: ...
     @overload
     def __call__(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]: ...
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: source.Values) -> source.Values:
         """The coordinates of each row, (rows, directions), as an array or tensor like ``rows``, by blocks.
 
         Rows are taken as they are: not scaled to norm 1, as they were for finding the directions. Sums run in float64
@@ -107,7 +105,7 @@ class Projection:
 
 
 def principal_directions(
-    rows: Rows,
+    rows: source.Values,
     directions: int,
     noise_multiplier: float,
     *,
@@ -172,7 +170,7 @@ def calibrated(
     return event, mechanism.calibrated(epsilon, delta, accountant, beside=event)
 
 
-def _second_moment(rows: Rows, features: int) -> Tensor:
+def _second_moment(rows: source.Values, features: int) -> Tensor:
     """Σ x xᵀ over the rows, each of norm 1 or a little less, in float64. Private."""
     device = rows.device if isinstance(rows, Tensor) else torch.device("cpu")
     total = torch.zeros(features, features, dtype=torch.float64, device=device)
@@ -182,7 +180,7 @@ def _second_moment(rows: Rows, features: int) -> Tensor:
     return total
 
 
-def _double(rows: Rows, held: int) -> Iterator[Tensor]:
+def _double(rows: source.Values, held: int) -> Iterator[Tensor]:
     """Blocks of rows, flattened, in float64.
 
     Guarantee: how a row is read does not depend on the others. Where one is not whole, numpy makes all of them float64,
@@ -214,7 +212,7 @@ def _upright(components: Tensor) -> Tensor:
     return components * components.gather(1, largest).sign()
 
 
-def _features(rows: Rows) -> int:
+def _features(rows: source.Values) -> int:
     """The number of values in a row; what does not hold rows of real numbers is refused."""
     given: object = rows  # a caller may ignore types
     if not isinstance(given, Tensor | np.ndarray) or given.ndim < 2 or not math.prod(given.shape[1:]):

@@ -132,19 +132,11 @@ class PrivateGradient:
     ) -> None:
         _processes.refuse_several()
         refuse_kinds(loss, mechanism, rule, inner_momentum)
-        self.model = unwrapped(model)
-        self.mechanism = mechanism
+        self.model, self.mechanism = unwrapped(model), mechanism
         self.rule = Hard() if rule is None else rule
-        if engine not in ENGINES:
-            raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-        if average is not None and (
-            inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
-        ):
-            raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
-        if microbatch is not None:
-            _validate.whole(least=1, microbatch=microbatch)
-        if memory_limit is not None:
-            _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
+        _check_computing(engine, microbatch, memory_limit)
+        if average is not None:
+            _check_average(mechanism, inner_momentum)
         if augment is not None and several_rows:
             raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
         if seed is not None and key is not None:
@@ -524,6 +516,20 @@ class PrivateGradient:
 
     def _device(self) -> torch.device:
         return next(parameter.device for parameter in self.model.parameters() if parameter.requires_grad)
+
+
+def _check_computing(engine: str, microbatch: int | None, memory_limit: int | None) -> None:
+    if engine not in ENGINES:
+        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if microbatch is not None:
+        _validate.whole(least=1, microbatch=microbatch)
+    if memory_limit is not None:
+        _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
+
+
+def _check_average(mechanism: Mechanism, inner_momentum: InnerMomentum | None) -> None:
+    if inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch):
+        raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
 
 
 def _expanded(event: Event) -> list[Leaf]:

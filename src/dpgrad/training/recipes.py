@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from dpgrad import _validate
 from dpgrad.errors import OptionError
-from dpgrad.mechanism import schedules
-from dpgrad.mechanism.mechanism import Group
-from dpgrad.mechanism.schedules import Schedule
 from dpgrad.training.options import check, option
 
-if TYPE_CHECKING:  # torch is imported where a recipe is used: the command line reads the options of one without it
+if TYPE_CHECKING:  # torch and numpy are imported where a recipe is used: the command line needs its fields alone
     import torch
 
     from dpgrad.grads.history import InnerMomentum
     from dpgrad.grads.scaling import ScaleRule
+    from dpgrad.mechanism.mechanism import Group
+    from dpgrad.mechanism.schedules import Schedule
     from dpgrad.training.augment import Augment
 
 OptimizerChoice: TypeAlias = "str | Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]"
@@ -64,13 +63,13 @@ class Recipe:
     title: str
     citation: str
     rule: "Literal['hard', 'automatic', 'psac', 'psasc'] | ScaleRule"
-    learning_rate: float | Schedule | None = option(
+    learning_rate: "float | Schedule | None" = option(
         None,
         "The learning rate; without one, that of the method or the optimizer's own.",
         kind="positive",
         metavar="ETA",
     )
-    clip: float | Schedule | None = option(None, "The clip bound C.", kind="positive", metavar="C")
+    clip: "float | Schedule | None" = option(None, "The clip bound C.", kind="positive", metavar="C")
     clip_schedule: str | None = option(
         None, "linear, affine, geometric:R or arithmetic:R; the noise is held.", kind="text", metavar="NAME"
     )
@@ -97,7 +96,7 @@ class Recipe:
         None, "An average of the iterates: ema:DECAY or tail:SHARE.", kind="text", metavar="NAME"
     )
     augment: "Augment | None" = None
-    groups: tuple[Group, ...] = ()
+    groups: "tuple[Group, ...]" = ()
     full_batch: bool = False
     chosen: tuple[str, ...] = ()
 
@@ -136,7 +135,7 @@ class Recipe:
         return self.rule
 
     @property
-    def bound(self) -> float | Schedule:
+    def bound(self) -> "float | Schedule":
         """The clip bound that makes the factors the paper's weights: C, 1 for Auto-S, C/s for DP-PSASC.
 
         A schedule in place of C is the bound itself: DP-PSASC then has C(t) = s·bound(t).
@@ -151,12 +150,14 @@ class Recipe:
         rule, C = self.scaling(), 1.0 if self.clip is None else float(self.clip)
         return rule.sensitivity(C) if isinstance(rule, Quotient) else C
 
-    def clip_over(self, steps: int) -> float | Schedule:
+    def clip_over(self, steps: int) -> "float | Schedule":
         """The clip bound of the mechanism, where the schedule's clock runs over ``steps``.
 
         >>> RECIPES["dpsgd-dynamic"].clip_over(100)
         linear(start=12.0, steps=100)
         """
+        from dpgrad.mechanism import schedules
+
         bound = self.bound
         if self.clip_schedule is None or callable(bound):
             return bound
@@ -214,6 +215,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, object]:
         """The recipe as plain values, for JSON."""
+        from dpgrad.mechanism import schedules
+
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.clip):
             found["clip"] = schedules.to_plain(self.clip, "clip")
@@ -229,8 +232,10 @@ class Recipe:
         }
 
 
-def plain_rate(rate: float | Schedule | None) -> object:
+def plain_rate(rate: "float | Schedule | None") -> object:
     """The learning rate for JSON; of a plain function only that it is one, since the rate is not accounted."""
+    from dpgrad.mechanism import schedules
+
     if callable(rate) and not isinstance(rate, schedules.Formula):
         return {"schedule": "function"}
     return None if rate is None else schedules.to_plain(rate, "learning_rate")
@@ -361,7 +366,7 @@ def recipe(method: str | Recipe) -> Recipe:
 _ENDS = {"decay-then-hold": 0.5, "linear": 0.0, "cosine": 0.0}
 
 
-def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> Schedule:
+def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> "Schedule":
     """The learning-rate schedule a command line names.
 
     ``constant``; ``linear`` and ``cosine`` fall over all steps to a share of ``start``, as in ``cosine:0.1`` (default
@@ -373,6 +378,8 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> S
     >>> parse_rate("warmup:5+constant", start=0.5, steps=100, steps_per_epoch=10)
     warmup(of=constant(value=0.5), steps=5)
     """
+    from dpgrad.mechanism import schedules
+
     first, plus, rest = text.partition("+")
     name, *numbers = first.split(":")
     try:

@@ -20,6 +20,7 @@ from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
 Collate = Callable[[list[Any]], Batch]
+Values = Tensor | np.ndarray[Any, Any]
 
 
 def rows(data: Any) -> int:

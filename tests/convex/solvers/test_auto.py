@@ -48,8 +48,8 @@ class TestSensitivity:
 
     N = 4
 
-    def plan(self, relation: Relation, radius: float) -> auto.Plan:
-        return auto.Plan(self.N, 3, radius, 0.5, 2 if relation is REPLACE else 1, 5, outputs=1)
+    def plan(self, relation: Relation, radius: float) -> auto.AutoPlan:
+        return auto.AutoPlan(self.N, 3, radius, 0.5, 2 if relation is REPLACE else 1, 5, outputs=1)
 
     @settings(max_examples=60)
     @given(
@@ -218,12 +218,12 @@ class TestNoise:
     def test_of_the_releases_differs(self) -> None:
         """The mean, the matrix and the steps draw at counters of their own."""
         steps, key = 5, Key.of(3)
-        values = [gd.gaussian(key, step, (9,), 1.0) for step in range(steps + 2)]
+        values = [gd.gaussian(key, step, (3,), 1.0) for step in range(steps + 2)]
         assert len({tuple(v) for v in values}) == steps + 2
-        plan = auto.Plan(400, 3, 1.0, 0.5, 2, steps, outputs=1)
+        plan = auto.AutoPlan(400, 3, 1.0, 0.5, 2, steps, outputs=1)
         design = Design(problem(Logistic())[0], radius=1.0)
         np.testing.assert_allclose(
-            auto._noisy_mean(design, plan, key) - auto.mean_row(design), plan.mean_std * values[5][:3], atol=1e-12
+            auto._noisy_mean(design, plan, key) - auto.mean_row(design), plan.mean_std * values[5], atol=1e-12
         )
 
     @pytest.mark.parametrize("relation", RELATIONS)
@@ -266,7 +266,7 @@ class TestPublicRules:
         assert all(one == made[0] for one in made)
 
     def test_the_mean_is_skipped_where_its_noise_nears_the_radius(self) -> None:
-        plan = auto.Plan(1000, 10, 3.0, 0.1, 2, 60, outputs=1)
+        plan = auto.AutoPlan(1000, 10, 3.0, 0.1, 2, 60, outputs=1)
         # in units of the radius the norm of the noise at 15 % of μ² is 2·√p/(n·μ·√0.15)
         limit = math.floor((0.5 * 100 * math.sqrt(0.15) / 2) ** 2)
         assert dataclasses.replace(plan, columns=limit).centred
@@ -274,7 +274,7 @@ class TestPublicRules:
 
     @pytest.mark.parametrize(("rows", "share"), [(10**6, 0.05), (801, 0.09975), (500, 0.15)])
     def test_the_mean_gets_what_brings_its_noise_to_a_quarter(self, rows: int, share: float) -> None:
-        plan = auto.Plan(rows, 10, 3.0, 0.1, 2, 60, outputs=1)
+        plan = auto.AutoPlan(rows, 10, 3.0, 0.1, 2, 60, outputs=1)
         assert plan.mean_share == pytest.approx(share, rel=1e-3)
         noise = plan.mean_std * math.sqrt(10) / 3
         assert noise == pytest.approx(0.25) or (noise < 0.25) == (share == 0.05)
@@ -282,7 +282,7 @@ class TestPublicRules:
         assert sum(release.share for release in plan.releases(plan.mechanism(REPLACE))) == pytest.approx(1)
 
     def test_the_second_moment_is_skipped_where_its_noise_hides_it(self) -> None:
-        plan = auto.Plan(10**6, 100, 3.0, 0.1, 1, 60, outputs=1)
+        plan = auto.AutoPlan(10**6, 100, 3.0, 0.1, 1, 60, outputs=1)
         floor = 2 * math.sqrt(100) / (10**6 * 0.1 * math.sqrt(0.1)) * 9
         assert plan.floor == pytest.approx(floor)
         assert plan.preconditioned
@@ -295,13 +295,13 @@ class TestPublicRules:
         assert not dataclasses.replace(large, columns=2001).preconditioned
 
     def test_the_clip_bound(self) -> None:
-        wide, narrow = (auto.Plan(10**6, columns, 3.0, 0.1, 1, 60, outputs=1) for columns in (3000, 100))
+        wide, narrow = (auto.AutoPlan(10**6, columns, 3.0, 0.1, 1, 60, outputs=1) for columns in (3000, 100))
         assert (wide.preconditioned, wide.clip) == (False, 0.75)
         assert (narrow.preconditioned, narrow.clip) == (True, 1.5)
         assert dataclasses.replace(wide, outputs=3).clip == 1.5
 
     def test_the_learning_rate_is_limited_by_the_curvature(self) -> None:
-        plan = auto.Plan(10**7, 3000, 2.0, 1.0, 2, 60, outputs=1)
+        plan = auto.AutoPlan(10**7, 3000, 2.0, 1.0, 2, 60, outputs=1)
         travel = 2 * 0.5 * 10**7 * math.sqrt(plan.share) / (2 * 0.5 * 2)
         assert plan.learning_rate(0.5, spread=1e-9) == pytest.approx(travel * 0.2 / 60)
         assert plan.learning_rate(0.5, spread=0.4) == pytest.approx(20)
@@ -378,7 +378,7 @@ class TestSolution:
     def test_the_preconditioner_whitens(self) -> None:
         """Without noise to speak of, M makes the covariance a multiple of the identity, of trace R²."""
         x, _ = problem(Logistic(), 5000, 4)
-        plan = auto.Plan(5000, 4, 9.0, 1e6, 1, 60, outputs=1)
+        plan = auto.AutoPlan(5000, 4, 9.0, 1e6, 1, 60, outputs=1)
         design = Design(x, radius=9.0)
         centre = auto._noisy_mean(design, plan, Key.of(1))
         mapped = (x - centre) @ auto._preconditioner(design, centre, plan, Key.of(1))[0]
@@ -387,7 +387,7 @@ class TestSolution:
     def test_eigenvalues_are_clamped_at_the_floor(self) -> None:
         """Rows on a line: every direction but one has an eigenvalue of noise, of either sign."""
         x = np.outer(np.random.default_rng(3).choice([-1.0, 1.0], 300), [0.6, 0.8, 0, 0, 0])
-        plan = auto.Plan(300, 5, 1.0, 3.0, 2, 60, outputs=1)
+        plan = auto.AutoPlan(300, 5, 1.0, 3.0, 2, 60, outputs=1)
         design = Design(x, radius=1.0)
         centre = auto._noisy_mean(design, plan, Key.of(1))
         found, _ = auto._preconditioner(design, centre, plan, Key.of(1))

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy import optimize, sparse, stats
 
 from dpgrad import data
-from dpgrad.accounting import account
 from dpgrad.accounting.events import Gaussian, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
@@ -244,20 +243,6 @@ class TestPrice:
             with pytest.raises(ValueError, match=r"too large for the closed form at delta .* use calibrated"):
                 gd.closed_form(50, epsilon, delta, relation)
 
-    @given(st.floats(0.05, 5.0), st.floats(1e-10, 1e-3), st.integers(1, 2000), st.sampled_from(RELATIONS))
-    def test_rdp_grid_is_the_classic_conversion(
-        self, epsilon: float, delta: float, steps: int, relation: Relation
-    ) -> None:
-        multiplier = gd.rdp_grid(steps, epsilon, delta, relation)
-        event = Repeat(Gaussian(multiplier), steps)
-        assert account(event, relation, "exact").epsilon(delta) <= epsilon
-        # the best of all orders is at least as good as the best of the grid, and not by much
-        assert epsilon * 0.93 <= account(event, relation, "rdp-classic").epsilon(delta) <= epsilon * (1 + 1e-9)
-
-    def test_rdp_grid_needs_orders_that_reach(self) -> None:
-        with pytest.raises(ValueError, match=r"orders must reach beyond 1 \+ log\(1/delta\)/epsilon = 231"):
-            gd.rdp_grid(50, 0.1, 1e-10, orders=range(2, 65))
-
     @pytest.mark.parametrize("delta", [1e-3, 1 / 999, 0.5])
     def test_delta_of_one_row_is_refused(self, delta: float) -> None:
         with pytest.raises(ValueError, match=r"delta must be below 1/n = 0.001 for n = 1,000 rows"):
@@ -265,9 +250,8 @@ class TestPrice:
 
     @pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, 1e-5), ("1", 1e-5), (1.0, 0.0), (1.0, math.nan)])
     def test_budgets_that_are_none(self, epsilon: Any, delta: float) -> None:
-        for function in (gd.closed_form, gd.rdp_grid):
-            with pytest.raises(ValueError, match=r"^(epsilon|delta) must"):
-                function(5, epsilon, delta)
+        with pytest.raises(ValueError, match=r"^(epsilon|delta) must"):
+            gd.closed_form(5, epsilon, delta)
         with pytest.raises(ValueError, match=r"^(epsilon|delta) must"):
             gd.calibrated(1000, 5, clip=1.0, epsilon=epsilon, delta=delta, relation=Relation.REPLACE_ONE)
 

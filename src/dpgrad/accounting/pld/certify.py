@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
+from dpgrad.accounting import _search
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cells
 from dpgrad.accounting.pld.contour import Saddle
@@ -405,21 +406,17 @@ def epsilon_at(bound: "Upper | Lower", delta: float, near: float, upper: bool) -
     """The ε at which ``bound`` reaches ``delta``, on the safe side; ∞ where it never does."""
     if bound.delta(0.0) <= delta:
         return 0.0
-    low, high = 0.0, max(2 * near, 1e-3)
-    while bound.delta(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e6:
-            return math.inf
+
+    def beyond(epsilon: float) -> bool:
+        return bound.delta(epsilon) > delta
+
+    low, high = _search.doubled(beyond, 0.0, max(2 * near, 1e-3), most=1e6)
+    if high == math.inf:
+        return high
     # start from a narrow bracket around the estimate where it holds
     for width in (1e-4, 1e-2):
         a, b = near * (1 - width), near * (1 + width)
-        if low < a and b < high and bound.delta(a) > delta >= bound.delta(b):
+        if low < a and b < high and beyond(a) and not beyond(b):
             low, high = a, b
             break
-    while high - low > 1e-12 * high + 1e-15:
-        middle = (low + high) / 2
-        if bound.delta(middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high if upper else low
+    return _search.halved(beyond, low, high, relative=1e-12, absolute=1e-15)[upper]

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from dpgrad.accounting import exact
+from dpgrad.accounting import _search, exact
 from dpgrad.accounting.pairs import Kind, Pair
 from dpgrad.accounting.pld import discretise
 
@@ -73,12 +73,10 @@ def bound(pair: Pair, epsilon: float, upper: bool) -> float:
 
 def epsilon_at(pair: Pair, target: float, upper: bool) -> float:
     """The least ε ≥ 0 at which δ(ε) ≤ ``target``, from above or from below."""
-    if bound(pair, 0.0, upper) <= target:
+
+    def beyond(epsilon: float) -> bool:
+        return bound(pair, epsilon, upper) > target
+
+    if not beyond(0.0):
         return 0.0
-    low, high = 0.0, 1e-9
-    while bound(pair, high, upper) > target:
-        low, high = high, 2 * high
-    while high - low > 1e-14 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if bound(pair, middle, upper) > target else (low, middle)
-    return high if upper else low
+    return _search.halved(beyond, *_search.doubled(beyond, 0.0, 1e-9), relative=1e-14)[upper]

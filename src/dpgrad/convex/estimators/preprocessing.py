@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import Gaussian, Relation
+from dpgrad.accounting.events import Gaussian
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
 from dpgrad.convex.estimators import rows
@@ -131,8 +131,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         delta = delta_for(self.delta, count)
         key = rows.key_of(self.random_state, type(self).__name__)
 
-        moved = 2 if relation is Relation.REPLACE_ONE else 1
-        multiplier = moved / (exact.mu_for(epsilon, delta) * (1 - _ROUNDING))
+        multiplier = relation.reach / (exact.mu_for(epsilon, delta) * (1 - _ROUNDING))
         event, std = Gaussian(multiplier), multiplier * math.sqrt(columns)
         price = guarantee(event, relation, delta)
         if price.epsilon > epsilon:
@@ -148,7 +147,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         self.scale_: Array | None = (
             half * np.sqrt(np.maximum(variance, min(std / count, 1.0))) if self.with_std else None
         )
-        release = Release("mean and mean square", moved * math.sqrt(columns) / count, std / count, 1.0)
+        release = Release("mean and mean square", relation.reach * math.sqrt(columns) / count, std / count, 1.0)
         facts = (*rows.table_facts(X), "bounds", "every other argument")
         self.privacy_ = Privacy(price, (release,), facts, not_covered(self.ledger), key.reproducible)
         return self

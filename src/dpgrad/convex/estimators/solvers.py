@@ -52,11 +52,6 @@ class Task:
     fit_intercept: bool
     charge: Callable[[Event], None] = lambda event: None
 
-    @property
-    def moved(self) -> int:
-        """How many clip bounds a sum moves by between neighbours."""
-        return 2 if self.relation is Relation.REPLACE_ONE else 1
-
 
 @dataclass(frozen=True, eq=False)
 class Found:
@@ -136,7 +131,7 @@ def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
         epsilon=task.epsilon, delta=task.delta, relation=task.relation,
     )  # fmt: skip
     # the μ of full batches with as much noise on their mean gradient
-    mu = task.moved * sampled * math.sqrt(pace.steps) / mechanism.noise_multiplier
+    mu = task.relation.reach * sampled * math.sqrt(pace.steps) / mechanism.noise_multiplier
     pace = _pace(prepared, clip, mu, task, {**options, "max_iter": pace.steps})
     name = f"gradients of rows sampled at rate {sampled:g}"
     return _descended(name, sgd.solve, prepared, targets, mechanism, pace, task, options, key)
@@ -156,7 +151,8 @@ def _pace(prepared: Design, clip: float, mu: float, task: Task, options: Options
         gd.check_momentum(momentum)
     return paced(
         prepared.rows, clip=clip, radius=prepared.bound, smoothness=task.loss.smoothness(prepared.bound), mu=mu,
-        moved=task.moved, allowed=ALLOWED if task.classes else REGRESSION_ALLOWED, steps=steps, momentum=momentum,
+        moved=task.relation.reach, allowed=ALLOWED if task.classes else REGRESSION_ALLOWED, steps=steps,
+        momentum=momentum,
     )  # fmt: skip
 
 
@@ -179,7 +175,9 @@ def _descended(
         prepared, targets, task.loss, mechanism,
         learning_rate=rate, l2=options.get("l2", 0.0), momentum=pace.momentum, key=key, each=path.add,
     )  # fmt: skip
-    release = Release(name, task.moved * mechanism.clip_at(0), mechanism.std_at(0), share=1.0, count=mechanism.steps)
+    release = Release(
+        name, task.relation.reach * mechanism.clip_at(0), mechanism.std_at(0), share=1.0, count=mechanism.steps
+    )
     found = unfolded(path.mean if planned else last, prepared.intercept)
     return Found(*found, event, (release,), mechanism.steps, unsettled=_unsettled(path, pace))
 
@@ -245,7 +243,7 @@ def _minimised(prepared: Design, targets: Targets, plan: Perturbation, task: Tas
     else:
         coefficients, event = one_vs_rest.solve(prepared, targets, models, binary, key=key)
     releases = (
-        Release("objective", task.moved * plan.loss.lipschitz(plan.radius), plan.scale, 0.99, models),
+        Release("objective", task.relation.reach * plan.loss.lipschitz(plan.radius), plan.scale, 0.99, models),
         Release("minimiser", 2 * plan.tolerance / plan.ridge, plan.output_scale, 0.01, models),
     )
     return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1)

@@ -135,12 +135,12 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AutoPlan:
     """Which releases are made and with how much noise: a function of public numbers alone.
 
     ``mu`` is that of all releases together, ``moved`` the m of the relation.
 
-    >>> small, large = (Plan(rows, 50, 1.0, 0.2, 2, 60, outputs=1) for rows in (300, 300_000))
+    >>> small, large = (AutoPlan(rows, 50, 1.0, 0.2, 2, 60, outputs=1) for rows in (300, 300_000))
     >>> small.centred, small.preconditioned, large.centred, large.preconditioned
     (False, False, True, True)
     """
@@ -260,24 +260,19 @@ def solve(
     The number of rows is public, so add/remove is refused. Sums run in float64, and every row's part in a release is
     lowered by what rounding may add to it.
     """
-    _validate.positive(epsilon=epsilon, kappa=kappa)
-    _validate.step_count(steps=steps)
-    if not isinstance(fit_intercept, bool):
-        raise OptionError(f"fit_intercept must be True or False, got {_validate.shown(fit_intercept)}")
+    _check(loss, epsilon, kappa, steps, fit_intercept)
     rule: Rule = "normalise" if radius is None else "clip"
     reach = 1.0 if radius is None else radius
     plain = Design(rows, radius=reach, rule=rule)
     reach = plain.radius
     checked = loss.checked(targets, plain.rows)
     gd.check_delta(delta, plain.rows)
-    if not isinstance(loss, KNOWN):
-        raise OptionError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
-    moved = _moved(relation)
+    relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
     mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING)
-    plan = Plan(plain.rows, plain.features, reach, mu, moved, steps, loss.outputs)
-    mechanism = plan.mechanism(Relation(relation))
+    plan = AutoPlan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
+    mechanism = plan.mechanism(relation)
     releases = plan.releases(mechanism)
-    event = _event(releases, plan, Relation(relation))
+    event = _event(releases, plan, relation)
     if exact.account(event, relation).epsilon(delta) > epsilon:
         raise BudgetSpentError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
 
@@ -295,6 +290,15 @@ def solve(
     scored = loss == Logistic() or isinstance(loss, Softmax)
     cut = math.hypot(reach, constant) / plan.clip if plan.preconditioned and scored else None
     return Solution(*_folded(coefficients, constant, centre, linear_map), reach, rule, event, releases, cut)
+
+
+def _check(loss: Loss, epsilon: float, kappa: float, steps: int, fit_intercept: bool) -> None:
+    _validate.positive(epsilon=epsilon, kappa=kappa)
+    _validate.step_count(steps=steps)
+    if not isinstance(fit_intercept, bool):
+        raise OptionError(f"fit_intercept must be True or False, got {_validate.shown(fit_intercept)}")
+    if not isinstance(loss, KNOWN):
+        raise OptionError(f"auto knows Logistic, HuberSvm and Softmax, got {_validate.shown(loss)}: use gd or sgd")
 
 
 def unclipped(log_chances: Array, length: float, outputs: int) -> Array:
@@ -335,20 +339,7 @@ def fitted_chances(log_chances: Array, cut: float, outputs: int) -> Array:
     return np.logaddexp(math.log1p(-KEPT) + unclipped(log_chances, cut, outputs), math.log(KEPT) + log_chances)
 
 
-def _moved(relation: Relation) -> int:
-    """How many times a row counts where neighbours differ in it."""
-    match Relation(relation):
-        case Relation.ZERO_OUT:
-            return 1
-        case Relation.REPLACE_ONE:
-            return 2
-    raise OptionError(
-        "relation add-remove is refused: auto sets noise and learning rate by the number of rows, "
-        "which must be public; use zero-out or replace-one"
-    )
-
-
-def _event(releases: tuple[Release, ...], plan: Plan, relation: Relation) -> Event:
+def _event(releases: tuple[Release, ...], plan: AutoPlan, relation: Relation) -> Event:
     """All releases; a noise multiplier is std to half the sensitivity under replace-one, as accountants price it.
 
     The second moment moves by √2 under replace-one, not by 2: its multiplier is right for this relation alone.
@@ -361,7 +352,7 @@ def _event(releases: tuple[Release, ...], plan: Plan, relation: Relation) -> Eve
     return Compose(tuple(Repeat(leaf(made), made.count) for made in releases))
 
 
-def _noisy_mean(plain: Design, plan: Plan, key: Key) -> Array:
+def _noisy_mean(plain: Design, plan: AutoPlan, key: Key) -> Array:
     """The mean row with its noise; a counter of the noise that no step of the descent uses."""
     return mean_row(plain) + gd.gaussian(key, plan.steps, (plan.columns,), plan.mean_std)
 
@@ -407,7 +398,7 @@ def symmetric_noise(key: Key, step: int, columns: int, std: float) -> Array:
     return (square + square.T) / 2
 
 
-def _preconditioner(plain: Design, centre: Array, plan: Plan, key: Key) -> tuple[Array, float]:
+def _preconditioner(plain: Design, centre: Array, plan: AutoPlan, key: Key) -> tuple[Array, float]:
     """M = (A − c·cᵀ)^(−1/2) of the noisy second moment, and the largest eigenvalue of the covariance it leaves.
 
     It is scaled so that the mean square of a row's norm is about R².

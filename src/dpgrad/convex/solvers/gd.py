@@ -17,7 +17,7 @@ gradient of a single row is ever formed (Goodfellow 2015). T releases with noise
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,13 +28,11 @@ from dpgrad.accounting.events import Event, Gaussian, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Targets
 from dpgrad.errors import OptionError
-from dpgrad.mechanism import schedules
+from dpgrad.mechanism import normal, schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
 from dpgrad.mechanism.schedules import Schedule
-
-ORDERS = tuple(range(2, 1025))
 
 
 def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: float, relation: Relation) -> Mechanism:
@@ -68,6 +66,34 @@ def check_delta(delta: float, rows: int) -> None:
         raise OptionError(
             f"delta must be below 1/n = {1 / rows:g} for n = {rows:,} rows, got {delta!r}: 1/n^2 is usual"
         )
+
+
+def check_design(design: Design, radius: float, rows: int | None = None) -> None:
+    """Refuse longer rows than noise was calibrated for, or another number of them where ``rows`` is given.
+
+    >>> check_design(Design([[3.0]], radius=3.0), radius=1.0)
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: rows may be as long as 3, beyond the radius 1 that the noise was calibrated for: ...
+    """
+    if rows is not None and design.rows != rows:
+        raise OptionError(f"the noise was calibrated for {rows:,} rows, got {design.rows:,}")
+    if design.bound > radius * (1 + 1e-12):
+        raise OptionError(
+            f"rows may be as long as {design.bound:g}, beyond the radius {radius:g} that the noise was calibrated "
+            "for: give design.bound as the radius"
+        )
+
+
+def same_size(relation: Relation, why: str) -> Relation:
+    """The relation, refused where neighbours differ in their number of rows; ``why`` says what depends on it.
+
+    >>> same_size(Relation.ADD_REMOVE, "batches reveal the number of rows")
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: relation add-remove is refused: batches reveal the number of rows; use ...
+    """
+    if Relation(relation) is Relation.ADD_REMOVE:
+        raise OptionError(f"relation add-remove is refused: {why}; use zero-out or replace-one")
+    return Relation(relation)
 
 
 def solve(
@@ -191,17 +217,15 @@ def clipped_sum(design: Design, targets: Targets, loss: Loss, coefficients: Arra
 
 
 def gaussian(key: Key, step: int, shape: tuple[int, ...], std: float) -> Array:
-    """Noise of standard deviation ``std``, a function of the key and the step: Philox at a counter of its own a step.
+    """Noise of standard deviation ``std``, a function of the key and the step; see `dpgrad.mechanism.normal`.
 
-    Guarantee: the stream is keyed apart from the one that draws batches. Good statistics, not a cryptographic stream.
+    Guarantee: the stream is keyed apart from the one that draws batches.
 
     >>> noise = gaussian(Key.from_seed(7), step=3, shape=(2, 1), std=1.0)
     >>> bool((noise == gaussian(Key.from_seed(7), step=3, shape=(2, 1), std=1.0)).all())
     True
     """
-    words = np.frombuffer(key.derive("convex noise", size=16), "<u8")
-    random = np.random.Generator(np.random.Philox(key=words, counter=np.array([0, 0, step, 0], np.uint64)))
-    return std * random.standard_normal(shape)
+    return normal.gaussian(key, shape, std, "convex noise", str(step))
 
 
 def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = Relation.REPLACE_ONE) -> float:
@@ -217,7 +241,7 @@ def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = R
     0.9163
     """
     _check_budget(steps, epsilon, delta)
-    multiplier = _moved(relation) * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
+    multiplier = Relation(relation).reach * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
     profile = exact.account(Repeat(Gaussian(multiplier), steps), relation)
     if profile.delta(epsilon) > delta:
         raise OptionError(
@@ -225,41 +249,6 @@ def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = R
             f"{profile.epsilon(delta):.6g}; use calibrated, which is exact"
         )
     return multiplier
-
-
-def rdp_grid(
-    steps: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation = Relation.REPLACE_ONE,
-    orders: Iterable[float] = ORDERS,
-) -> float:
-    """The least noise multiplier that the Rényi bound of one of ``orders`` certifies.
-
-    Order α gives ε = α·m²T/2z² + log(1/δ)/(α−1) (Mironov 2017), m = 2 under replace-one and 1 otherwise. It is here to
-    compare, the paper's experiments being accounted so: no order gives less noise than `calibrated`.
-
-    >>> round(rdp_grid(50, epsilon=0.1, delta=36176**-2.0) / closed_form(50, epsilon=0.1, delta=36176**-2.0), 4)
-    1.0012
-    """
-    _check_budget(steps, epsilon, delta)
-    log_term = math.log(1 / delta)
-    found = [
-        _moved(relation) * math.sqrt(steps * order / (2 * left))
-        for order in orders
-        if order > 1 and (left := epsilon - log_term / (order - 1)) > 0
-    ]
-    if not found:
-        raise OptionError(
-            f"orders must reach beyond 1 + log(1/delta)/epsilon = {1 + log_term / epsilon:.6g} to certify "
-            f"epsilon {epsilon!r}: give larger orders"
-        )
-    return min(found)
-
-
-def _moved(relation: Relation) -> int:
-    """How many clip bounds the sum moves by between neighbours."""
-    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1
 
 
 def _check_budget(steps: int, epsilon: float, delta: float) -> None:

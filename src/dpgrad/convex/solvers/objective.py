@@ -5,43 +5,10 @@
 and release it with the small noise of `perturbed`, which pays for solving numerically. L bounds the gradient of one row
 and β its curvature; the loss is a function of one score, so its Hessian has rank one.
 
-**The privacy loss** (Chaudhuri, Monteleoni and Sarwate 2011; Kifer, Smith and Thakurta 2012; Redberg, Koskela and Wang
-2023). J is strongly convex, so w ↦ b(w) = −∇(J − b·w) is one to one, and Lipschitz both ways, hence differentiable
-almost everywhere also for losses whose second derivative jumps. The density of the minimiser is that of b(w) times
-det(H(w) + λI). For neighbours the log of its ratio has two parts.
-
-*Determinant.* With H₀ the Hessian of the rows that both share, det(H₀ + λI + h·xxᵀ) = det(H₀ + λI)·(1 + a), where
-0 ≤ a ≤ β/λ. Between neighbours the ratio is 1 + a, 1/(1 + a) or (1 + a)/(1 + a′): the log is at most s = log(1 + β/λ),
-under every relation.
-
-*Noise.* The data that gave b would have needed b + D to give the same w, where D is the gradient of the row that is
-left out, less that of the one that is put in. With Gaussian noise this part is h(D) = (‖D‖² + 2D·b)/2std², which is
-convex in D.
-
-**Tight** (`calibrated`), for margin losses, whose derivative has one sign: D = p·a + q·d with 0 ≤ p, q ≤ 1, where a and
-d are −L and L times the directions y·x of the row left out and of the one put in. The weights depend on w, but the two
-directions do not, and h is at most its maximum over the corners 0, a, d, a + d. So for ε′ = ε − s ≥ 0
-
-    δ(ε) ≤ I = ∫ max_D (φ(g) − e^{ε′}·φ(g + D))₊ dg,         D in {a, d, a + d}, in units of std.
-
-*Zero-out and add/remove*: d = 0 (or a = 0), so I is the profile of a Gaussian that moves by μ = L/std.
-
-*Replace-one*: I is at most the profile of a Gaussian that moves by 2μ. Proof. A shorter a or d only shrinks the set of
-D, so let both have length μ, at angles ±θ to their sum, 0 ≤ θ ≤ π/2. At θ = 0, a = d and I is that profile, as h(a) is
-at most half of h(0) + h(2a). Turn both at once. By the envelope theorem dI/dθ = e^{ε′}·Σ_D ∫_{R_D} (y·D′)·φ(y) dy,
-where y = g + D and R_D is where D gives the maximum; by the divergence theorem each is an integral of φ over the edges
-of R_D. On the edges that R_{a+d} shares with R_a and R_d the terms cancel (seen from either side they lie at distance
-μ/2 from the origin and reach equally far); where R_a or R_d ends against nothing, a turn runs along the edge. What is
-left, with c = cos θ and Y = (ε′/μ + μ·cos 2θ)/(2 sin θ), is
-
-    dI/dθ = −2e^{ε′}·μ·sin θ·φ(ε′/2μc + μc)·(2Φ(Y) − 1)                                               where Y ≥ 0,
-    dI/dθ = 2e^{ε′}·μ·c·φ(μ·sin θ)·[Φ(−μ·cos 2θ/2c) − Φ((ε′/μ + μ·cos 2θ/2)/c)] ≥ 0                     where Y < 0,
-
-from the end of R_{a+d} against nothing in the first case and the edge between R_a and R_d in the second. Y falls in θ,
-so I is largest at θ = 0 or θ = π/2. At π/2 d = −a, and I is 1 − 2e^{ε′}Φ(−μ) for ε′ ≤ μ²/2 and twice the profile at μ
-beyond. Let k be e^{−ε′} times the difference of I at 0 and at π/2. It is 0 at ε′ = 0; up to μ²/2 its derivative is
-e^{−ε′}·Φ(ε′/2μ − μ) > 0; beyond it is e^{−ε′}·[2Φ(μ/2 − ε′/μ) − Φ(μ − ε′/2μ)], which is positive at first and changes
-sign once, since the ratio of the two terms falls (φ/Φ falls, and μ/2 − ε′/μ ≤ μ − ε′/2μ). As k tends to 0, k ≥ 0. ∎
+**Tight** (`calibrated`), for margin losses, whose derivative has one sign. Between neighbours the log of the ratio of
+densities has two parts: the determinants of the Hessians, at most s = log(1 + β/λ), and the noise. With ε′ = ε − s ≥ 0,
+δ(ε) is at most the profile at ε′ of a Gaussian that moves by L/std under zero-out and 2L/std under replace-one. The
+proof is in docs/proofs/objective.md.
 
 The event is `Shifted`(s, Gaussian). Several such releases compose almost as Gaussians do (`accounting.exact`).
 
@@ -95,7 +62,7 @@ def calibrated(
     take no more than ``shift_share`` of ε, nor more than 10, or ``ridge`` if that is larger. ``models`` such fits on
     the same rows share the budget.
 
-    Guarantee: by the proof in this module, for Logistic and HuberSvm under zero-out and replace-one. Add/remove is
+    Guarantee: by docs/proofs/objective.md, for Logistic and HuberSvm under zero-out and replace-one. Add/remove is
     refused: the accuracy of the minimiser, and so whether one is found, depends on the number of rows.
 
     >>> plan = calibrated(1000, Logistic(), radius=1.0, epsilon=1.0, delta=1e-6, relation=Relation.ZERO_OUT)

@@ -69,7 +69,7 @@ class Descent:
     @property
     def event(self) -> Event:
         """One Gaussian release."""
-        return Gaussian(_moved(self.relation) * self.std / self.sensitivity)
+        return Gaussian(self.relation.reach * self.std / self.sensitivity)
 
 
 def calibrated(
@@ -102,7 +102,7 @@ def calibrated(
     >>> round(plan.sensitivity, 4)  # at most 2·L/(l2·n) = 0.2
     0.1979
     """
-    moved = _moved(relation)
+    relation = gd.same_size(relation, "batches reveal the number of rows")
     _validate.whole(least=1, rows=rows, passes=passes, batch_size=batch_size, models=models)
     _validate.whole(most=rows, batch_size=batch_size)
     _validate.positive(epsilon=epsilon)
@@ -113,9 +113,9 @@ def calibrated(
     batches = -(-rows // batch_size)
     smoothness = loss.smoothness(radius) + l2
     rates = _rates(learning_rate, passes * batches, l2, smoothness)
-    sensitivity = moved * loss.lipschitz(radius) / batch_size * stability(rates, batches, l2, smoothness)
+    sensitivity = relation.reach * loss.lipschitz(radius) / batch_size * stability(rates, batches, l2, smoothness)
     std = sensitivity * math.sqrt(models) / (exact.mu_for(epsilon, delta) * (1 - 1e-9))
-    return Descent(loss, radius, rows, Relation(relation), passes, batch_size, rates, l2, sensitivity, std)
+    return Descent(loss, radius, rows, relation, passes, batch_size, rates, l2, sensitivity, std)
 
 
 def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: float) -> float:
@@ -149,13 +149,7 @@ def solve(
     """
     if loss != plan.loss:
         raise OptionError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
-    if design.rows != plan.rows:
-        raise OptionError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
-    if design.bound > plan.radius * (1 + 1e-12):
-        raise OptionError(
-            f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
-            "for: give design.bound as the radius"
-        )
+    gd.check_design(design, plan.radius, plan.rows)
     secret = Key.fresh() if key is None else Key.of(key)
     found = descend(design, targets, loss, plan, order(secret, plan.rows))
     return found + gd.gaussian(secret, 0, found.shape, plan.std), plan.event
@@ -198,11 +192,3 @@ def _rates(learning_rate: float | Schedule | None, steps: int, l2: float, smooth
     if l2 <= 0:
         raise OptionError("learning_rate is required where l2 is 0: at most 2/smoothness of the loss")
     return tuple(np.minimum(1 / smoothness, 1 / (l2 * np.arange(1, steps + 1))).tolist())
-
-
-def _moved(relation: Relation) -> int:
-    if Relation(relation) is Relation.ADD_REMOVE:
-        raise OptionError(
-            "relation add-remove is refused: batches reveal the number of rows; use zero-out or replace-one"
-        )
-    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1

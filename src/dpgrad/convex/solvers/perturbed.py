@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Relation
+from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
 from dpgrad.convex.solvers import gd
@@ -26,7 +27,7 @@ from dpgrad.mechanism.keys import AnyKey, Key
 
 Curved = Logistic | HuberSvm | Squared
 _TOLERANCE = 3e-10  # of the largest gradient that is possible
-_MOST_STEPS, _MOST_PRODUCTS = 200, 1000
+_MOST_STEPS = 200
 
 
 class Law(StrEnum):
@@ -111,12 +112,7 @@ def moved(relation: Relation) -> int:
     Guarantee: add/remove is refused. What rounding may hide of a gradient grows with the number of rows, so whether the
     minimiser is found within γ would tell of that number, were it not public.
     """
-    if Relation(relation) is Relation.ADD_REMOVE:
-        raise OptionError(
-            "relation add-remove is refused: how accurately the minimiser is found depends on the number of rows; use "
-            "zero-out or replace-one"
-        )
-    return 2 if Relation(relation) is Relation.REPLACE_ONE else 1
+    return gd.same_size(relation, "how accurately the minimiser is found depends on the number of rows").reach
 
 
 def solve(
@@ -132,13 +128,7 @@ def solve(
     """
     if loss != plan.loss:
         raise OptionError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
-    if design.rows != plan.rows:
-        raise OptionError(f"the noise was calibrated for {plan.rows:,} rows, got {design.rows:,}")
-    if design.bound > plan.radius * (1 + 1e-12):
-        raise OptionError(
-            f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
-            "for: give design.bound as the radius"
-        )
+    gd.check_design(design, plan.radius, plan.rows)
     checked = plan.loss.checked(targets, design.rows)
     secret = Key.fresh() if key is None else Key.of(key)
     shape = (design.features, 1)
@@ -190,7 +180,7 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
             break
         first = first or norm
         bends = loss.curvatures(scores, targets)[:, None]
-        step = _conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
+        step = conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
         found = found + _length(precise, targets, loss, ridge, linear, found, scores, step) * step
     raise OptionError(
         f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge (l2)"
@@ -199,24 +189,6 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
 
 def _product(design: Design, bends: Array, ridge: float) -> Callable[[Array], Array]:
     return lambda vector: design.summed(vector, lambda rows, scores: bends[rows] * scores) + ridge * vector
-
-
-def _conjugate(product: Callable[[Array], Array], target: Array, accuracy: float) -> Array:
-    """x with ‖product(x) − target‖ ≤ accuracy·‖target‖, by conjugate gradients."""
-    found, left = np.zeros_like(target), target.copy()
-    direction = left.copy()
-    square = float(np.vdot(left, left))
-    enough = accuracy**2 * square
-    for _ in range(_MOST_PRODUCTS):
-        image = product(direction)
-        length = square / float(np.vdot(direction, image))
-        found += length * direction
-        left -= length * image
-        square, last = float(np.vdot(left, left)), square
-        if square <= enough:
-            break
-        direction = left + (square / last) * direction
-    return found
 
 
 def _length(

@@ -37,7 +37,6 @@ from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.convex.solvers import auto, gd
-from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 
 FAILURE = 0.05  # ρ: the chance that the ridge is too small
@@ -55,18 +54,17 @@ class Statistics:
     @property
     def event(self) -> Event:
         """Three Gaussian releases of the same price, under the relation that they were calibrated for."""
-        moved = 2 if self.relation is Relation.REPLACE_ONE else 1
-        return Repeat(Pinned(Gaussian(moved / self.share), self.relation), 3)
+        return Repeat(Pinned(Gaussian(self.relation.reach / self.share), self.relation), 3)
 
     @property
     def moment_std(self) -> float:
         """s₁, of the noise on XᵀX: on its diagonal, and in the coordinates whose norm is Frobenius'."""
-        return (math.sqrt(2) if self.relation is Relation.REPLACE_ONE else 1) * self.radius**2 / self.share
+        return math.sqrt(self.relation.reach) * self.radius**2 / self.share
 
     @property
     def product_std(self) -> float:
         """The noise on each coordinate of Xᵀy."""
-        return (2 if self.relation is Relation.REPLACE_ONE else 1) * self.radius * self.target_bound / self.share
+        return self.relation.reach * self.radius * self.target_bound / self.share
 
     @property
     def eigenvalue_std(self) -> float:
@@ -120,11 +118,7 @@ def solve(design: Design, targets: ArrayLike, plan: Statistics, *, key: AnyKey |
     data is one of its three releases. Sums run in float64, and every row's part in a release is lowered by what
     rounding may add to it.
     """
-    if design.bound > plan.radius * (1 + 1e-12):
-        raise OptionError(
-            f"rows may be as long as {design.bound:g}, beyond the radius {plan.radius:g} that the noise was calibrated "
-            "for: give design.bound as the radius"
-        )
+    gd.check_design(design, plan.radius)
     checked = Squared(math.inf).checked(targets, design.rows)
     secret, p = Key.fresh() if key is None else Key.of(key), design.features
     moment, product = statistics(design, np.clip(checked, -plan.target_bound, plan.target_bound))

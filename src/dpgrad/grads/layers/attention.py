@@ -12,7 +12,7 @@ trained, torch's own function runs and gives that weight whole to `F.linear`, wi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,22 @@ def _extended(sequence: Tensor, bias: Tensor | None, add_zero_attn: bool) -> Ten
     return torch.cat(parts, dim=1) if len(parts) > 1 else sequence
 
 
+def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """The values mixed by the weights of attention, and the weights."""
+    scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+    weights = F.dropout(F.softmax(scores if mask is None else scores + mask, dim=-1), dropout)
+    return weights @ v, weights
+
+
+def _projected(
+    inputs: tuple[Tensor, Tensor, Tensor], packed: Tensor | None, each: Sequence[Tensor | None], bias: Tensor | None
+) -> list[Tensor]:
+    """Queries, keys and values, by one packed weight or by one weight each."""
+    if packed is not None:
+        return _packed_projection(inputs, packed, bias)
+    return _separate_projections(inputs, [weight for weight in each if weight is not None], bias)
+
+
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,
@@ -140,13 +156,8 @@ def multi_head_attention_forward(
     (target, batch, _), source = query.shape, key.shape[0]
     first = {id(tensor): tensor.transpose(0, 1) for tensor in (query, key, value)}  # batch first; same stays same
     inputs = first[id(query)], first[id(key)], first[id(value)]
-    if use_separate_proj_weight:
-        weights_of = [weight for weight in (q_proj_weight, k_proj_weight, v_proj_weight) if weight is not None]
-        q, k, v = _separate_projections(inputs, weights_of, in_proj_bias)
-    else:
-        assert in_proj_weight is not None
-        q, k, v = _packed_projection(inputs, in_proj_weight, in_proj_bias)
-
+    each = (q_proj_weight, k_proj_weight, v_proj_weight)
+    q, k, v = _projected(inputs, None if use_separate_proj_weight else in_proj_weight, each, in_proj_bias)
     padding = _float_mask("key_padding_mask", key_padding_mask, [(batch, source)], query.dtype)
     mask = _float_mask("attn_mask", attn_mask, [(target, source), (batch * num_heads, target, source)], query.dtype)
     # As in torch: the hint replaces the mask where nothing else needs it.
@@ -159,16 +170,12 @@ def multi_head_attention_forward(
         for tensor in (q, _extended(k, bias_k, add_zero_attn), _extended(v, bias_v, add_zero_attn))
     )
     dropout = dropout_p if training else 0.0
-    weights = None
     if need_weights:
-        scores = (q / math.sqrt(heads[1])) @ k.mT
-        weights = F.dropout(F.softmax(scores if merged is None else scores + merged, dim=-1), dropout)
-        mixed = weights @ v
-        weights = weights.mean(dim=1) if average_attn_weights else weights
+        mixed, weights = _weighed(q, k, v, merged, dropout)
     else:
-        mixed = F.scaled_dot_product_attention(q, k, v, merged, dropout, causal)
+        mixed, weights = F.scaled_dot_product_attention(q, k, v, merged, dropout, causal), None
     output = F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
-    return output.transpose(0, 1), weights
+    return output.transpose(0, 1), weights.mean(dim=1) if weights is not None and average_attn_weights else weights
 
 
 REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpgrad.errors import UnsupportedModelError
-from dpgrad.grads.uses import Rows, Use
+from dpgrad.grads.uses import Lookup, Use
 
 
 def embedding(
@@ -30,7 +30,7 @@ def embedding(
     if padding_idx is not None:
         row = padding_idx % weight.shape[0]
         g = torch.where((ids == row)[..., None], 0, g)
-    return {"weight": Rows(ids, g, weight.shape[0])}
+    return {"weight": Lookup(ids, g, weight.shape[0])}
 
 
 RULES: dict[Callable[..., Any], Callable[..., dict[str, Use]]] = {F.embedding: embedding}

@@ -36,7 +36,7 @@ Step = Callable[[Tensor, Tensor, State], State]  # u, v and the state before -> 
 _PACKED: ContextVar[PackedSequence | None] = ContextVar("_PACKED", default=None)
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """The weights of one layer in one direction."""
 
     of_input: Tensor
@@ -63,7 +63,7 @@ def _gru_step(u: Tensor, v: Tensor, state: State) -> State:
 
 
 def _direction(
-    step: Step, weights: Weights, inputs: Tensor, state: State, valid: Sequence[Tensor | None], backwards: bool
+    step: Step, weights: LayerWeights, inputs: Tensor, state: State, valid: Sequence[Tensor | None], backwards: bool
 ) -> tuple[Tensor, State]:
     """The outputs (batch, time, hidden) of one layer in one direction, and its last state.
 
@@ -84,13 +84,13 @@ def _direction(
     return torch.stack(outputs[:: -1 if backwards else 1], dim=1), state
 
 
-def _grouped(params: Sequence[Tensor], has_biases: bool, groups: int) -> Iterator[Weights]:
+def _grouped(params: Sequence[Tensor], has_biases: bool, groups: int) -> Iterator[LayerWeights]:
     """torch's flat list of weights by layer and direction."""
     size = len(params) // groups
     for start in range(0, len(params), size):
         of_input, of_state, *rest = params[start : start + size]
         bias_of_input, bias_of_state = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
-        yield Weights(of_input, of_state, bias_of_input, bias_of_state, rest[0] if rest else None)
+        yield LayerWeights(of_input, of_state, bias_of_input, bias_of_state, rest[0] if rest else None)
 
 
 def _layers(

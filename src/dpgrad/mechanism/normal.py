@@ -1,0 +1,112 @@
+"""Gaussian noise in numpy, a pure function of (secret key, what it is for): the law of every draw on a CPU.
+
+The numbers come from numpy's SFC64, whose state of 256 bits is derived anew for every block of values. The stream is
+not cryptographic, and the low-order bits of floating-point noise can leak what it hides (Mironov, "On significance of
+the least significant bits for differential privacy", CCS 2012).
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from dpgrad.mechanism.keys import Key
+
+_BLOCK = 1 << 16  # values that share a generator: their number is part of the function
+_SHORT = 2.0**-20  # uniform numbers below it are given further digits
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class Wanted(NamedTuple):
+    """Values to be drawn: where they are written, a flat array; their standard deviation; and what they are for."""
+
+    values: Array
+    std: float
+    names: tuple[str, ...]
+
+
+class _Block(NamedTuple):
+    """Values that share a generator."""
+
+    values: Array
+    std: float
+    state: bytes  # of the generator
+
+
+def gaussian(key: Key, shape: tuple[int, ...], std: float, *names: str) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Independent N(0, std²) values, the same whenever the key, the names and the shape are.
+
+    Guarantee: values of different names come from streams of their own. They end at √(212 ln 2) ≈ 12.1 standard
+    deviations, beyond which a pair of values would lie with probability 2^-106.
+
+    >>> one, again, other = (gaussian(Key.from_seed(7), (2, 1), 1.0, "noise", step) for step in "001")
+    >>> bool((one == again).all()), bool((one == other).any())
+    (True, False)
+    """
+    values = np.empty(math.prod(shape))
+    fill(key, [Wanted(values, std, names)])
+    return values.reshape(shape)
+
+
+def fill(key: Key, wanted: Iterable[Wanted], threads: int = 1) -> None:
+    """Draw values block by block, each from a generator of its own, so that threads may share the work.
+
+    The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
+    alone, since torch would start as many threads again in each.
+    """
+    blocks = [
+        _Block(values[place * _BLOCK : (place + 1) * _BLOCK], std, key.derive(*names, str(place)))
+        for values, std, names in wanted
+        for place in range(-(-len(values) // _BLOCK))
+    ]
+    threads = min(threads, len(blocks))
+    if threads < 2 or sum(len(block.values) for block in blocks) < _BLOCK:
+        _draw(iter(blocks))
+        return
+    waiting = iter(blocks)  # each thread takes the next
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(_draw, waiting) for _ in range(threads)]:
+            done.result()
+
+
+def _draw(blocks: Iterator[_Block]) -> None:
+    """Two values from two uniform numbers: √(−2 ln u)·(cos 2πv, sin 2πv) (Box and Muller, 1958).
+
+    They are cos 2πv = 2/(1 + t²) − 1 and sin 2πv = 2t/(1 + t²) with t = tan πv: one function in place of two.
+    """
+    random = np.random.Generator(np.random.SFC64(0))
+    held = np.empty((3, (_BLOCK + 1) // 2))
+    for values, std, state in blocks:
+        pairs = (len(values) + 1) // 2
+        lengths, tangents, bases = held[:, :pairs]
+        _fill(lengths, tangents, random, state)
+        np.log(lengths, out=lengths)
+        np.multiply(lengths, -2, out=lengths)
+        np.sqrt(lengths, out=lengths)
+        np.multiply(lengths, std, out=lengths)
+        np.multiply(tangents, math.pi, out=tangents)
+        np.tan(tangents, out=tangents)
+        np.multiply(tangents, tangents, out=bases)
+        np.multiply(bases, 0.5, out=bases)
+        np.add(bases, 0.5, out=bases)
+        np.divide(lengths, bases, out=bases)
+        np.subtract(bases, lengths, out=values[:pairs], casting="same_kind")
+        rest = len(values) - pairs
+        np.multiply(bases[:rest], tangents[:rest], out=values[pairs:], casting="same_kind")
+
+
+def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: bytes) -> None:
+    """Uniform numbers from a state of 256 bits: in (0, 1) for the lengths of pairs, in [0, 1) for their angles.
+
+    numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
+    """
+    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64)}
+    random.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
+    random.random(out=lengths)
+    random.random(out=angles)
+    if lengths.min() < _SHORT:
+        short = np.flatnonzero(lengths < _SHORT)
+        lengths[short] += (1 - random.random(len(short))) * 2.0**-53
