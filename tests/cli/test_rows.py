@@ -396,7 +396,7 @@ class TestEditedReports:
             ({"model__name": "lin"}, "unknown model 'lin': did you mean linear?"),
             ({"model__outputs": 10**400}, "is no number of JSON"),
             ({"guarantee__epsilon": float("nan")}, "NaN is no number of JSON"),
-            ({"plan__lot": None}, "plan.batch_size must be of type number"),
+            ({"plan__batch_size": None}, "plan.batch_size must be of type number"),
         ],
     )
     def test_refused(

@@ -21,6 +21,7 @@ from dpgrad.cli import _progress, _summary
 from dpgrad.reports import report
 from dpgrad.training import fit, jobs
 from dpgrad.training.curves import Progress
+from dpgrad.training.options import RunFolder
 
 SHORT = "train --method dpsgd --steps 3 --batch-size 100 --no-baseline"
 Capture = pytest.CaptureFixture[str]
@@ -191,7 +192,8 @@ class TestConfig:
     def test_the_command_line_overrules_the_file(self, capsys: Capture, tmp_path: Path) -> None:
         file = tmp_path / "job.toml"
         file.write_text(
-            'method = ["psac"]\nepsilon = 2\ndelta = 1e-6\nepochs = 5\nbatch-size = 128\nclip = 0.2\n"learning-rate" = 3\n'
+            'method = ["psac"]\nepsilon = 2\ndelta = 1e-6\nepochs = 5\nbatch-size = 128\nclip = 0.2\n'
+            '"learning-rate" = 3\n'
             'averaging = "ema:0.9"\nplan = true\ndata = "digits"\nbaseline = false\n',
             "utf-8",
         )
@@ -308,9 +310,9 @@ class TestRefused:
     ) -> None:
         held: list[int] = []
 
-        def overtaken(*args: Any, folder: Path, **options: Any) -> None:
-            _files.make_folder(folder / "private")
-            held.append(_files.lock(folder / "lock"))
+        def overtaken(*args: Any, folder: RunFolder, **options: Any) -> None:
+            _files.make_folder(Path(folder.path) / "private")
+            held.append(_files.lock(Path(folder.path) / "lock"))
             raise ValueError("in use by another process")
 
         monkeypatch.setattr(fit, "fit", overtaken)

@@ -145,8 +145,8 @@ rate = option(exact, _validate.unit_interval)
 
 # How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
 _READ: dict[str, Callable[[str], object] | None] = {
-    "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "size": count, "number": real,
-    "text": None,
+    "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "size": count,
+    "number": real, "text": None,
 }  # fmt: skip
 
 
