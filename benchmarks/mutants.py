@@ -72,7 +72,16 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd,
     ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
-_SYMMETRIC = {"max", "min", "maximum", "minimum", "hypot", "equal", "gcd"}  # in their first two arguments
+_SYMMETRIC = {
+    "max",
+    "min",
+    "maximum",
+    "minimum",
+    "hypot",
+    "equal",
+    "gcd",
+    "promote_types",
+}  # in their first two arguments
 _BOUNDS = {"abs", "max", "min", "maximum", "minimum", "clamp", "clamp_min", "ceil", "sqrt", "nextafter"}
 
 

@@ -427,6 +427,16 @@ class TestYu2018:
         assert self.exact(yu(target, noise_multiplier - 6e-4)) > 2.0 > self.exact(yu(target, noise_multiplier + 6e-4))
 
     @pytest.mark.slow
+    def test_more_steps_has_the_noise_of_a_bound_that_stays_at_its_start(self) -> None:
+        run = Mechanism(sampling.FullBatch(), 20, 1.0, clip=schedules.linear(12.0, 20), hold_noise=True)
+        still = replace(run, clip=12.0).calibrated(2.0, 1e-5, "exact")
+        found = run.more_steps(2.0, 1e-5, "exact", grid=None)
+        assert found.noise_multiplier == pytest.approx(still.noise_multiplier, rel=1e-6)
+
+    def test_a_schedule_need_not_go_on_after_the_last_step(self) -> None:
+        bounds = (3.0, 2.0, 1.0)
+        assert Mechanism(sampling.FullBatch(), 3, 1.0, clip=lambda step: bounds[step]).clip_at(2) == 1.0
+
     def test_more_steps_certified(self) -> None:
         """What is certified lies a little above the exact ε, and so lasts a few steps less; never more."""
         found = yu(500).more_steps(2.0, 1e-5)

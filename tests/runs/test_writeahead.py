@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dpgrad import Mechanism, Relation
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Gaussian, grouped, leaves
+from dpgrad.errors import ResumeError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.runs.writeahead import WriteAhead, _opening, charges
 
@@ -212,3 +213,11 @@ def test_nothing_takes_back_steps_but_an_orderly_end_and_nothing_begins_after_th
     ledger._lines.append(_opening(2, 0, 12, 5, False, PLANS["poisson"]))
     with pytest.raises(ValueError, match="line 5 begins an attempt out of turn"):
         WriteAhead.read(tmp_path / "ledger")
+
+
+def test_a_ledger_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("dpgrad.runs.writeahead.FORMAT", "another run 7")
+        created(tmp_path / "ledger.jsonl", PLANS["poisson"])
+    with pytest.raises(ResumeError, match="its first line is not that of"):
+        WriteAhead.read(tmp_path / "ledger.jsonl")

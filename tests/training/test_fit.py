@@ -722,7 +722,7 @@ class TestFolders:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     def test_cuda_a_captured_run_replays_to_the_bit(self, tmp_path: Path) -> None:
         """In processes of their own, where cuBLAS has been told to be deterministic before it started."""
-        script = Path(__file__).with_name("captured_run.py")
+        script = Path(__file__).parents[1] / "captured_run.py"
         environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
         def run(name: str, *given: str) -> list[str]:

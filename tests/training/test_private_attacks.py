@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgrad import Mechanism
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.training.private import PrivateGradient
@@ -75,3 +76,20 @@ def test_dropout_does_not_draw_from_a_seed_that_the_caller_may_tell() -> None:
         assert model[1].weight.grad is not None
         found.append(model[1].weight.grad)
     assert float((found[0] - found[1]).norm()) > 0.1
+
+
+def test_a_difference_that_shows_later_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `compare` refuses on the rows of a later batch is refused before that step is taken."""
+
+    def differs(*arguments: object, **options: object) -> None:
+        raise UnsupportedModelError("the engine differs from one example at a time")
+
+    monkeypatch.setattr("dpgrad.training.private.compare", differs)
+    monkeypatch.setattr("dpgrad.grads.again.Again.due", lambda self: one.steps_taken > 0)
+    data = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    plan = Mechanism(sampling.FullBatch(), steps=3, noise_multiplier=1.0, batch_size=20)
+    one = PrivateGradient(nn.Linear(3, 1), squares, plan, seed=1)
+    one.step(data)
+    with pytest.raises(UnsupportedModelError, match="differs from one example"):
+        one.step(data)
+    assert one.steps_taken == 1
