@@ -17,7 +17,8 @@ import dpgrad
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "dpgrad"
-MOST_LINES = 400
+MOST_LINES = 400  # of code, in a file
+MOST_OF_A_FUNCTION = 60  # lines, with its docstring
 
 # The rooms in their order, as ARCHITECTURE.md lists them: each imports only rooms above its own. The files at the top
 # whose names begin with an underscore, and errors.py, lie under all of them.
@@ -206,6 +207,14 @@ def test_module_imports_what_it_may(name: str) -> None:
 def test_module_is_short(name: str) -> None:
     count = lines_of_code(FILES[name].read_text("utf-8"))
     assert count <= MOST_LINES, f"dpgrad.{name} has {count} lines of code, at most {MOST_LINES}: it holds a second idea"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_are_short(name: str) -> None:
+    for node in ast.walk(ast.parse(FILES[name].read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= MOST_OF_A_FUNCTION, f"dpgrad.{name}: {node.name} has {length} lines"
 
 
 def test_import_of_the_package_is_light() -> None:

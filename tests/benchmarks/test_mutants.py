@@ -67,7 +67,7 @@ def test_reasons_are_of_survivors() -> None:
     state = mutants._read()
     for file, told in mutants.reasons().items():
         outcomes = state.get(file, {}).get("outcomes", {})
-        stale = [name for name in told if outcomes and outcomes.get(name) != "survived"]  # type: ignore[attr-defined]
+        stale = [name for name in told if outcomes.get(name, "survived") != "survived"]  # type: ignore[attr-defined]
         assert not stale, f"{file}: {stale}"
 
 

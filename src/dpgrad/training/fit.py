@@ -139,14 +139,13 @@ def fit(
     squared, huber. A loss of your own is a function of (model, batch) that returns one value per example.
 
     ``epsilon``, ``delta`` and ``epochs`` (or ``steps``) set the noise; `dpgrad.plan` explains the other ways to give a
-    budget. ``method`` is the name of a paper's method or a `Recipe`, such as ``recipes.psasc(clip=0.1)``.
-
-    ``held_out`` rows (or a `HeldOut`) are for the curves; they cost the training rows nothing and are not protected.
-    With ``folder`` (a path or a `RunFolder`) the run can be resumed after a crash, and a release folder with weights
-    and report is written at its end. ``ledger`` adds up several runs on the same data. A callback is called after each
-    step with a `Progress`; where it returns True, or at Ctrl-C, the run stops and costs what the plan costs. A
-    `Diagnostics` among the callbacks records the papers' diagnostics, which are private. ``seed`` repeats a run and
-    makes it unfit for release. Modules stay in the mode they are in.
+    budget. ``method`` is the name of a paper's method or a `Recipe`, such as ``recipes.psasc(clip=0.1)``. ``held_out``
+    rows (or a `HeldOut`) are for the curves; they cost the training rows nothing and are not protected. With ``folder``
+    (a path or a `RunFolder`) the run can be resumed after a crash, and a release folder with weights and report is
+    written at its end. ``ledger`` adds up several runs on the same data. A callback is called after each step with a
+    `Progress`; where it returns True, or at Ctrl-C, the run stops and costs what the plan costs. A `Diagnostics` among
+    the callbacks records the papers' diagnostics, which are private. ``seed`` repeats a run and makes it unfit for
+    release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
     returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
@@ -156,7 +155,7 @@ def fit(
     budget = Budget(epsilon, delta, epochs, steps, batch_size)
     run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
     task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
-    _refuse(task, ledger, run_folder)
+    _refuse(task, ledger)
     plan = task.plan(recipe(method), budget)
     task.refuse_before_spending(plan, run_folder)
     with ExitStack() as stack:
@@ -272,7 +271,7 @@ def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> 
     return any(wanted)
 
 
-def _refuse(task: _Task, ledger: object, folder: RunFolder | None) -> None:
+def _refuse(task: _Task, ledger: object) -> None:
     if ledger is not None and not isinstance(ledger, Ledger):
         raise OptionError(f"ledger must be a dpgrad Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
     for name, value, kind in (("privacy", task.privacy, Privacy), ("computing", task.computing, Computing)):
