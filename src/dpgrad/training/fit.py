@@ -156,8 +156,7 @@ def fit(
     run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
     task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
     _refuse(task, ledger)
-    plan = task.plan(recipe(method), budget)
-    task.refuse_before_spending(plan, run_folder)
+    plan = task.plan(recipe(method), budget, run_folder)
     with ExitStack() as stack:
         run = None if run_folder is None else stack.enter_context(_opened(task, plan, run_folder, seed, stack))
         session = _session(task, plan, run, run_folder, seed)
@@ -233,14 +232,16 @@ class _Task:
     def collate(self) -> source.Collate:
         return self.computing.collate or default_collate
 
-    def plan(self, method: Recipe, budget: Budget) -> Plan:
+    def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
+        """The plan, after everything that does not fit together has been refused: before a step is charged."""
         counted = sum(parameter.numel() for parameter in trainable(self.core).values())
         single = not (self.privacy.several_rows or method.augment)
         classes = classes_of(self.core, self.loss, self.data, self.collate) if single else None
-        return planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
+        found = planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
+        self._refuse(found, folder)
+        return found
 
-    def refuse_before_spending(self, plan: Plan, folder: RunFolder | None) -> None:
-        """Refuse what does not fit together before a folder is made or a step is charged."""
+    def _refuse(self, plan: Plan, folder: RunFolder | None) -> None:
         if self.held_out is not None and self.held_out.rows is not None:
             evaluate(
                 self.core, self.metric, source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
