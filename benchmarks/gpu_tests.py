@@ -99,7 +99,8 @@ class Recorder:
 
 def _last_line(report: Any) -> str:
     lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")] or [str(report.longrepr)]
-    return lines[0].removeprefix("E").strip()[:300]
+    said = lines[0].removeprefix("E").strip().replace(f"{environment.ROOT}/", "").replace(sys.executable, "python")
+    return said[:300]
 
 
 def _reason(report: Any) -> str:

@@ -116,4 +116,4 @@ if not TYPE_CHECKING:  # a type checker would take any misspelt name for an obje
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -54,7 +54,7 @@ def published(leaf: FixedSize, steps: int, orders: Sequence[int]) -> RdpAccounta
     """The bound of Wang, Balle and Kasiviswanathan (2019, Thm. 27), as dp-accounting computes it."""
     peer = RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     half = dp_accounting.GaussianDpEvent(leaf.event.noise_multiplier / 2)  # in units of the sensitivity
-    sampled = dp_accounting.SampledWithoutReplacementDpEvent(leaf.dataset_size, leaf.sample_size, half)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(leaf.dataset_size, leaf.batch_size, half)
     peer.compose(dp_accounting.SelfComposedDpEvent(sampled, steps))
     return peer
 

@@ -93,3 +93,10 @@ def test_a_difference_that_shows_later_stops_the_run(monkeypatch: pytest.MonkeyP
     with pytest.raises(UnsupportedModelError, match="differs from one example"):
         one.step(data)
     assert one.steps_taken == 1
+
+
+def test_a_batch_in_place_of_the_dataset_is_warned_of() -> None:
+    plan = Mechanism(sampling.Poisson(0.2), steps=3, noise_multiplier=1.0, batch_size=80)
+    data = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="give the whole dataset at every step, not a batch of it"):
+        PrivateGradient(nn.Linear(3, 1), squares, plan, seed=1).step(data)

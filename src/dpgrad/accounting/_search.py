@@ -61,17 +61,18 @@ def root(
     good, slope = a, (fb - fa) / (b - a)
     t = fa / (fa - fb)
     for _ in range(100):
-        if -middle <= fa <= middle or abs(a - b) < 1e-12:
+        if (-middle <= fa <= middle and good == a) or abs(a - b) < 1e-12:
             break
         x = a + min(max(t, 1e-3), 1 - 1e-3) * (b - a)
-        fx = f(x) + middle
+        value = f(x)
+        fx = value + middle
         slope = (fx - fa) / (x - a)
         if (fx > 0) == (fa > 0):
             c, fc = a, fa
         else:
             c, fc, b, fb = b, fb, a, fa
         a, fa = x, fx
-        if fx <= middle:
+        if value <= 0:  # of the value itself: the sum with the middle is rounded
             good = x
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
         if phi**2 < xi and (1 - phi) ** 2 < 1 - xi:  # the parabola through the three is monotone: follow it

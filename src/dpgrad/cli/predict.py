@@ -135,19 +135,26 @@ def _model(run: Path, report: "Report", own: str | None) -> Any:
             else f"--model is for models of your own, and {run} holds {named['name']}: leave it out"
         )
     built = partial(build, named["name"], named["shape"], named["outputs"]) if own is None else _function(own)
-    try:
-        with torch.device("meta"):  # where a model of any size takes no memory
-            size = sum(value.nbytes for value in built().state_dict().values())
-    except (RuntimeError, OverflowError, TypeError):  # sizes that torch cannot count
-        size = math.inf
-    if size > path.stat().st_size:
+    if own is None and _bytes_of(built) > path.stat().st_size:
         raise ReportError(f"{path} does not hold the weights of this model: it has fewer bytes than they need")
     model = built()
     try:
         model.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     except Exception as error:  # torch raises many kinds for a file that is not what it was
-        raise ReportError(f"{path} does not hold the weights of this model: {type(error).__name__}") from None
+        why = type(error).__name__ if own is None else " ".join(str(error).split())[:300]
+        raise ReportError(f"{path} does not hold the weights of this model: {why}") from None
     return model.eval()
+
+
+def _bytes_of(built: "Callable[[], Any]") -> float:
+    """How much memory the weights of a model take, found without taking it."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return float(sum(value.nbytes for value in built().state_dict().values()))
+    except (RuntimeError, OverflowError, TypeError):  # sizes that torch cannot count
+        return math.inf
 
 
 def _function(text: str) -> "Callable[[], Any]":
@@ -164,7 +171,10 @@ def _function(text: str) -> "Callable[[], Any]":
         raise OptionError(f"--model {text}: {file} has no function {name!r:.40}")
 
     def made() -> Any:
-        model: object = found()
+        try:
+            model: object = found()
+        except Exception as error:
+            raise OptionError(f"--model {text} raised {type(error).__name__}: {error!s:.200}") from None
         if not isinstance(model, nn.Module):
             raise OptionError(f"--model {text} must return a torch.nn.Module, it returned a {type(model).__name__}")
         return model

@@ -68,16 +68,26 @@ def _together(reports: "list[Report]") -> str | None:
 
 
 def _finished(folder: Path) -> list[Path]:
-    """The run in ``folder``, or the finished runs in the folders of it."""
+    """The run in ``folder``, or the finished runs in it at any depth; one that is not finished has spent too."""
     from dpgrad.reports.report import FILE
 
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: give the folder of a finished run")
     if (folder / FILE).is_file():
         return [folder]  # what was shared of a run
-    found = [run for run in (folder, *sorted(folder.iterdir())) if (run / "release").is_dir()]
+    found = sorted(path.parent for path in folder.rglob("release") if path.is_dir())
+    spent = sorted({path.parent for path in folder.rglob("ledger.jsonl")} - set(found))
     if not found:
-        raise ReportError(f"{folder} holds no finished run: finish it with dpgrad train --resume --out {folder}")
+        raise ReportError(
+            f"{folder} holds no finished run: finish it with dpgrad train --resume --out {folder}, or with dpgrad.fit "
+            "and RunFolder(path, resume=True)"
+        )
+    if spent:
+        named = ", ".join(str(run) for run in spent[:3]) + (f" and {len(spent) - 3} more" if len(spent) > 3 else "")
+        raise ReportError(
+            f"{folder} holds runs that have spent without being finished: {named}; finish them, or name the finished "
+            "ones one by one"
+        )
     return found
 
 

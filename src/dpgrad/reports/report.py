@@ -216,7 +216,10 @@ def released(run: Path) -> Path:
     if within := sorted(other.parent.parent.name for other in run.glob(f"*/release/{FILE}")):
         raise ReportError(f"{run} holds several runs: choose {' or '.join(str(run / name) for name in within)}")
     missing = run / "release" / FILE
-    raise ReportError(f"{run} holds no finished run: {missing} is missing; finish it with dpgrad train --resume")
+    raise ReportError(
+        f"{run} holds no finished run: {missing} is missing; finish it with dpgrad train --resume, or "
+        "with dpgrad.fit and RunFolder(path, resume=True)"
+    )
 
 
 def load(run: Path) -> Report:

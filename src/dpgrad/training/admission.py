@@ -17,6 +17,9 @@ from dpgrad.mechanism.mechanism import Mechanism
 _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bound
 
 
+_FAR = 4.0  # times: so far from its divisor a batch is not on purpose
+
+
 def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:
     """Refuse at once what would fail after a step was charged."""
     if not callable(loss) or isinstance(loss, nn.modules.loss._Loss | torch.optim.Optimizer):
@@ -68,3 +71,16 @@ def rule_fault(rule: ScaleRule, clip_at: Callable[[int], float | Tensor], steps:
 def _first(clip: float | Tensor) -> float:
     """The clip bound, of the first group where there are groups: all groups follow one schedule."""
     return float(clip.flatten()[0]) if isinstance(clip, Tensor) else clip
+
+
+def warn_of_size(mechanism: Mechanism, rows: int) -> None:
+    """Warn where batches are far from the size that divides their sum: the data may be one batch of the dataset."""
+    if not isinstance(mechanism.sampler, sampling.Poisson) or mechanism.batch_size is None:
+        return
+    drawn = mechanism.sampler.sampling_rate_at(0) * rows
+    if not mechanism.batch_size / _FAR <= drawn <= mechanism.batch_size * _FAR:
+        _validate.warn(
+            f"about {drawn:.3g} of the {rows:,} rows given are drawn at each step, and their sum is divided by "
+            f"batch_size = {mechanism.batch_size:g}: give the whole dataset at every step, not a batch of it, and "
+            "batch_size = sampling rate × rows"
+        )

@@ -62,7 +62,7 @@ _PRIVACY, _COMPUTING = Privacy(), Computing()
 Callback = Callable[[Progress], object] | Diagnostics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted:
     """A trained model, what it cost, and what must be said beside it.
 
@@ -95,6 +95,10 @@ class Fitted:
     def held_out(self) -> float | None:
         """The metric on held-out rows after the last step."""
         return self.curves[-1].held_out if self.curves else None
+
+    def __repr__(self) -> str:
+        judged = "" if self.held_out is None else f", held-out {self.metric} {self.held_out:.4g}"
+        return f"<Fitted by {self.plan.recipe.name}: {self.guarantee}{judged}; stopped: {self.stopped}>"
 
     def report(self) -> report.Report:
         """The privacy report as a plain dictionary, in the format of docs/report.md."""

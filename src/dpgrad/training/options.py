@@ -5,7 +5,7 @@ its TOML files are made from their fields; hence this module does without torch.
 
 >>> Privacy(noise_multiplier=-1.0)
 Traceback (most recent call last):
-ValueError: noise_multiplier must be positive and finite, got -1.0
+dpgrad.errors.OptionError: noise_multiplier must be positive and finite, got -1.0
 """
 
 import dataclasses

@@ -329,7 +329,7 @@ def make(
 ) -> Plan:
     """The plan of a run from options by name: fields of `Budget`, `Privacy` and `Recipe`.
 
-    >>> make("dpsgd-dynamic", rows=60_000, batch_size=600, steps=500, epsilon=2.0, delta=1e-5).steps
+    >>> make("dpgd", rows=60_000, steps=500, epsilon=2.0, delta=1e-5).steps
     500
     """
     budget, privacy, own = parted(options)

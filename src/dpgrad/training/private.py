@@ -47,7 +47,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import draw, noise
 from dpgrad.training import source
-from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault
+from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
 from dpgrad.training.augment import Augment, augmented, probed
 
 
@@ -371,6 +371,7 @@ class PrivateGradient:
             raise UnsupportedModelError(
                 "average keeps a vector for each parameter: train the same parameters at every step"
             )
+        warn_of_size(self.mechanism, rows)
         probe = self._probe(data, self._from_all_over(rows))
         self._engine, self.way = prepared(self.model, self._loss, probe, self._engine_name, self._several_rows)
         if self._memory_limit is not None:

@@ -1,6 +1,6 @@
 """The methods of the papers by name, each with its printed settings as defaults.
 
->>> RECIPES["psasc"].clip, RECIPES["psasc"].s, RECIPES["psasc"].r
+>>> psasc().clip, psasc().s, psasc().r
 (0.3, 0.9, 0.0001)
 >>> psasc(s=0.55, r=0.001, clip=0.25).scaling()
 Psasc(s=0.55, r=0.001)
@@ -53,9 +53,9 @@ class Recipe:
     Guarantee: none depends on a recipe. The engine keeps one example within the clip bound whatever the rule returns
     (`dpgrad.scaling.Bounded`), and what follows the noise is computed from what has been released.
 
-    >>> RECIPES["dpsgd-amended"].momentum, RECIPES["dpsgd-amended"].clip_schedule
+    >>> dpsgd_amended().momentum, dpsgd_amended().clip_schedule
     (0.6, 'linear')
-    >>> RECIPES["dpsgd"].with_options(rule=lambda norms, clip: clip / (norms + clip), clip=2.0).bound
+    >>> dpsgd(rule=lambda norms, clip: clip / (norms + clip), clip=2.0).bound
     2.0
     """
 
@@ -112,7 +112,7 @@ class Recipe:
     def scaling(self) -> "ScaleRule":
         """The rule that scales each example's gradient.
 
-        >>> RECIPES["autos"].scaling()
+        >>> autos().scaling()
         Automatic(r=0.0001)
         """
         from dpgrad.grads import scaling
@@ -140,7 +140,7 @@ class Recipe:
 
         A schedule in place of C is the bound itself: DP-PSASC then has C(t) = s·bound(t).
 
-        >>> round(RECIPES["psasc"].bound, 4)
+        >>> round(psasc().bound, 4)
         0.3333
         """
         if callable(self.clip):
@@ -153,7 +153,7 @@ class Recipe:
     def clip_over(self, steps: int) -> "float | Schedule":
         """The clip bound of the mechanism, where the schedule's clock runs over ``steps``.
 
-        >>> RECIPES["dpsgd-dynamic"].clip_over(100)
+        >>> dpsgd_dynamic().clip_over(100)
         linear(start=12.0, steps=100)
         """
         from dpgrad.mechanism import schedules
@@ -180,7 +180,7 @@ class Recipe:
     def with_options(self, **given: object) -> "Recipe":
         """The recipe with other constants; None leaves one as it is, and what the method does not have is refused.
 
-        >>> RECIPES["dpsgd"].with_options(s=0.5)
+        >>> dpsgd(s=0.5)
         Traceback (most recent call last):
         dpgrad.errors.OptionError: method dpsgd has no s: leave it out, or choose psasc, psasc-momentum, psasc-gd
         """
@@ -188,7 +188,7 @@ class Recipe:
         fields = [field.name for field in dataclasses.fields(self)]
         for name in changed:
             if name not in fields:
-                close = get_close_matches(name, fields, n=1, cutoff=0.0)[0]
+                close = _USUAL.get(name) or get_close_matches(name, fields, n=1, cutoff=0.0)[0]
                 raise OptionError(f"unknown option {name!r:.40} of a recipe: did you mean {close}?")
         for name in changed:
             if name in _OWN and getattr(self, name) is None:
@@ -240,6 +240,9 @@ def plain_rate(rate: "float | Schedule | None") -> object:
         return {"schedule": "function"}
     return None if rate is None else schedules.to_plain(rate, "learning_rate")
 
+
+# What other libraries call an option.
+_USUAL = {"lr": "learning_rate", "max_grad_norm": "clip", "lr_schedule": "learning_rate_schedule"}
 
 # Options that a method either has or has not; every method has a learning rate and may have momentum.
 _OWN = ("clip", "s", "r", "gamma", "length")

@@ -145,4 +145,8 @@ def not_covered(ledger: Ledger | None) -> tuple[str, ...]:
     others = "other fits on the same rows, as tuning makes them: " + (
         "they are not added up, give them one shared ledger" if ledger is None else "ledger.guarantee(delta) adds them"
     )
-    return (others, "scores on these rows or on held-out ones, and choices made from them")
+    return (
+        others,
+        "scores on these rows or on held-out ones, and choices made from them",
+        "what was computed from these rows before the fit, such as means of a scaler without privacy",
+    )
