@@ -14,6 +14,8 @@ from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Profile
 from dpgrad.errors import OptionError
 
+__all__ = ["ACCOUNTANTS", "account"]
+
 # accountant -> module and function; what is not a guarantee comes last
 ACCOUNTANTS = {
     "pld": ("pld", "account"),

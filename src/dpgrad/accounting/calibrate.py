@@ -22,6 +22,8 @@ from dpgrad.accounting.guarantee import Profile, refuse_history
 from dpgrad.accounting.pairs import TooLittleNoise
 from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
 
+__all__ = ["Reading", "least", "less_noise", "more_steps", "most_steps", "noise_multiplier", "steps"]
+
 # the noise multipliers that are looked for; a target that the least of them meets gets the least of them
 LEAST_NOISE, MOST_NOISE = 0.01, 1e7
 # how far, relative to ε, a certified price is expected to lie above a quick estimate: aimed at, then measured

@@ -23,6 +23,37 @@ from typing import Any, TypeVar, assert_never, get_args
 from dpgrad import _validate
 from dpgrad.errors import AccountingError, OptionError
 
+__all__ = [
+    "NOTHING",
+    "Approximate",
+    "Compose",
+    "Counted",
+    "Event",
+    "FixedSize",
+    "Gaussian",
+    "Leaf",
+    "Noised",
+    "Pinned",
+    "Poisson",
+    "Price",
+    "Priced",
+    "Relation",
+    "Repeat",
+    "Shifted",
+    "Shuffle",
+    "Total",
+    "describe",
+    "fold",
+    "from_dict",
+    "from_json",
+    "group_multiplier",
+    "grouped",
+    "leaves",
+    "tally",
+    "to_dict",
+    "to_json",
+]  # fmt: skip
+
 # beyond these nothing can be priced in floating point, and nothing is private or useful
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e12
 

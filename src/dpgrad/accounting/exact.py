@@ -44,6 +44,19 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.errors import AccountingError
 
+__all__ = [
+    "NAME",
+    "GaussianProfile",
+    "MixedProfile",
+    "account",
+    "apart",
+    "epsilon",
+    "log_delta",
+    "mu_for",
+    "precision",
+    "refuse_other",
+]  # fmt: skip
+
 NAME = "exact"
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
 _MOST_SHIFTED = 1000  # subsets of shifted leaves; beyond, the μ of some are rounded up, which only adds

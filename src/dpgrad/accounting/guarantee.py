@@ -20,6 +20,8 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.errors import AccountingError, OptionError
 
+__all__ = ["Guarantee", "Profile", "down", "not_covered", "refuse_history", "up"]
+
 
 class Profile(Protocol):
     """The privacy of one event under one relation, as an accountant returns it.

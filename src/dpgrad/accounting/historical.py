@@ -31,6 +31,8 @@ from dpgrad.accounting.events import Event, Gaussian, Leaf, Poisson, Relation, l
 from dpgrad.accounting.pairs import Kind
 from dpgrad.errors import AccountingError
 
+__all__ = ["NAME", "PRINTED", "SPLITS", "PrintedProfile", "Steps", "StrongProfile", "account", "amplified", "printed"]
+
 NAME = "strong"
 PRINTED = "strong-printed"
 SPLITS = (0.5, 0.2, 0.05, 0.01, 0.002)  # δ′/δ

@@ -9,6 +9,8 @@ from dpgrad import _validate
 from dpgrad.accounting import historical
 from dpgrad.errors import OptionError
 
+__all__ = ["amplification", "classical_gaussian", "moments_scale", "momentum_noise", "strong_scale"]
+
 
 def moments_scale(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:
     """q·√(T·log(1/δ))/ε: the noise multiplier under the moments accountant, up to a constant.

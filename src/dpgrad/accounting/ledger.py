@@ -24,6 +24,8 @@ from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, from_dic
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.errors import AccountingError, LedgerError
 
+__all__ = ["FORMAT", "Entry", "Ledger"]
+
 FORMAT = "dpgrad ledger 1"
 _TRIED = ("rdp", "exact", "pld")  # between them they price whatever any accountant does; the quick ones first
 

@@ -25,6 +25,8 @@ from dpgrad.accounting.events import Event, Gaussian, Leaf, Poisson, Relation, f
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.errors import AccountingError
 
+__all__ = ["ASYMPTOTIC", "CLOSED", "MOMENTS", "NAME", "MomentsProfile", "account", "asymptotic", "closed"]
+
 NAME = "moments"
 CLOSED = "moments-closed"
 ASYMPTOTIC = "moments-asymptotic"

@@ -13,6 +13,8 @@ from dpgrad.accounting import calibrate, rdp
 from dpgrad.accounting.events import Event, Leaf, Relation
 from dpgrad.errors import BudgetSpentError, OptionError
 
+__all__ = ["Follower", "RdpFilter"]
+
 
 class Follower:
     """A budget check for a run whose steps were fixed in advance; ``plan(n)`` is the event of its first n steps.

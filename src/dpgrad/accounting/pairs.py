@@ -48,6 +48,8 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.errors import AccountingError
 
+__all__ = ["Array", "Kind", "Pair", "TooLittleNoise", "directions", "of"]
+
 Array = NDArray[np.float64]
 
 _HALF_LOG_2PI = 0.5 * np.log(2 * np.pi)

@@ -43,6 +43,8 @@ from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
 from dpgrad.errors import AccountingError, OptionError
 
+__all__ = ["CLASSIC", "NAME", "Curve", "RdpProfile", "account", "classic", "tilts"]
+
 NAME = "rdp"
 CLASSIC = "rdp-classic"
 _TINY = 0.02

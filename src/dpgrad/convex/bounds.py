@@ -47,6 +47,12 @@ from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.schedules import Schedule
 
+__all__ = [
+    "Choice", "Order", "Problem", "gd_average_risk", "gd_choice", "gd_distance", "gd_risk", "gradient_bound",
+    "poisson_gradient_bound", "sgd_average_risk", "sgd_choice", "sgd_distance", "sgd_risk", "table_1", "theorem_1",
+    "theorem_2",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -42,6 +42,25 @@ from dpgrad.convex.losses import Array, Loss, Softmax, Squared, Targets
 from dpgrad.data import Dataset
 from dpgrad.errors import OptionError
 
+__all__ = [
+    "TABLE_2",
+    "Curved",
+    "Description",
+    "Estimate",
+    "Objective",
+    "PrintedCurvature",
+    "RiskPlan",
+    "along",
+    "average",
+    "describe",
+    "excess_risk",
+    "expected",
+    "expected_by_draws",
+    "minimiser",
+    "minimum",
+    "smoothness",
+]  # fmt: skip
+
 _DENSE = 2000  # the largest dimension whose Hessian is formed
 _BLOCK = 1 << 22  # numbers held at once while a Hessian is formed
 _NEWTON_STEPS = 60

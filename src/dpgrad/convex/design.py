@@ -26,6 +26,8 @@ from dpgrad import _validate
 from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, OptionError
 
+__all__ = ["CompensatedSum", "Design", "Matrix", "Rule", "blocks", "factors", "shortened"]
+
 Rule: TypeAlias = Literal["clip", "normalise"]
 Matrix: TypeAlias = Any  # a dense array or a scipy CSR array: scipy has no types
 _LEAST, _MOST = 1e-18, 1e18  # norms of rows that survive a product in float32

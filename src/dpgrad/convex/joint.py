@@ -17,6 +17,8 @@ from dpgrad import _validate
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Softmax, Targets
 from dpgrad.errors import OptionError
 
+__all__ = ["Joint"]
+
 
 @dataclass(frozen=True)
 class Joint:

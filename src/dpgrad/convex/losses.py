@@ -31,6 +31,8 @@ from scipy.special import expit, logsumexp, softmax
 from dpgrad import _validate
 from dpgrad.errors import DataError, OptionError
 
+__all__ = ["Array", "Hinge", "HuberSvm", "Logistic", "Loss", "Softmax", "Squared", "Targets"]
+
 Array = NDArray[np.float64]
 Targets = NDArray[Any]
 

@@ -19,6 +19,8 @@ from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Softmax, Targets
 from dpgrad.errors import OptionError
 
+__all__ = ["Weighted"]
+
 
 @dataclass(frozen=True)
 class Weighted:

@@ -11,6 +11,20 @@ from dpgrad.data._prepare import OFFICIAL, SPLIT_80_20, split_80_20, to_unit
 from dpgrad.data._source import Source, read_all
 from dpgrad.errors import DataError
 
+__all__ = [
+    "BOUNDS",
+    "CATEGORIES",
+    "CLASSES",
+    "COLUMNS",
+    "PREPROCESSINGS",
+    "ROWS",
+    "SOURCES",
+    "URL",
+    "People",
+    "load",
+    "parse",
+]  # fmt: skip
+
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 
 

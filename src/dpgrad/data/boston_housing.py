@@ -11,6 +11,8 @@ from dpgrad.data._dataset import Dataset, check_preprocessing
 from dpgrad.data._regression import prepare
 from dpgrad.data._source import Content, Source, read_all
 
+__all__ = ["BOUNDS", "PREPROCESSINGS", "SHA256", "SOURCES", "URL", "load"]
+
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/housing/housing.data"
 SHA256 = "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a"
 SOURCES = (

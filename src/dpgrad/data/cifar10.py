@@ -20,6 +20,11 @@ from dpgrad.data._source import Source, data_folder, present, read_all
 from dpgrad.data._unpack import gunzip, tar_files
 from dpgrad.errors import DataError, MissingFileError
 
+__all__ = [
+    "BATCHES", "BATCH_BYTES", "CLASSES", "PACKAGE", "PREPROCESSINGS", "SOURCES", "SPRITES", "URL", "from_archive",
+    "from_sprites", "load", "parse",
+]  # fmt: skip
+
 ROWS, PIXELS = 10000, 3072
 BATCH_BYTES = ROWS * (1 + PIXELS)
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

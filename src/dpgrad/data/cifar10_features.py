@@ -15,6 +15,8 @@ from dpgrad.data._prepare import OFFICIAL
 from dpgrad.data._source import Source, read_all
 from dpgrad.errors import DataError
 
+__all__ = ["ARRAYS", "CLASSES", "HEADER_BYTES", "PREPROCESSINGS", "SOURCES", "load", "parse"]
+
 SOURCES = (
     Source(
         "cifar10-features",

@@ -13,6 +13,8 @@ from dpgrad.data._source import Content, Source, read_all
 from dpgrad.data._unpack import gunzip
 from dpgrad.errors import DataError
 
+__all__ = ["BOUNDS", "CLASSES", "PREPROCESSINGS", "SOURCES", "TEXT_BYTES", "URL", "load", "parse"]
+
 ROWS, COLUMNS = 581012, 54
 TEXT_BYTES = 75169317
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz"

@@ -8,6 +8,8 @@ from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import SPLIT_80_20, split_80_20
 from dpgrad.data._source import Source
 
+__all__ = ["PREPROCESSINGS", "SOURCES", "load"]
+
 SOURCES: tuple[Source, ...] = ()
 PREPROCESSINGS = ("default", "raw")
 

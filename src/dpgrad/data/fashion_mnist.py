@@ -7,6 +7,8 @@ from dpgrad.data._idx import read_pairs
 from dpgrad.data._prepare import OFFICIAL, pixels_to_unit
 from dpgrad.data._source import Source
 
+__all__ = ["CLASSES", "PREPROCESSINGS", "PUBLIC", "REPOSITORY", "SOURCES", "load"]
+
 # The maintainers' own mirror on S3 answers http only; their repository serves the same bytes over https.
 REPOSITORY = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 

@@ -10,6 +10,8 @@ from dpgrad.data._prepare import SPLIT_80_20, split_80_20
 from dpgrad.data._source import Source, read_all
 from dpgrad.errors import DataError
 
+__all__ = ["CLASSES", "MOST", "PREPROCESSINGS", "SOURCES", "URL", "load"]
+
 ROWS, COLUMNS = 6000, 5000
 MOST = 999  # the documented range of a column is 0..999
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/gisette/GISETTE/"

@@ -13,6 +13,8 @@ from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import tar_files
 from dpgrad.errors import DataError
 
+__all__ = ["CLASSES_BY_SYNSET", "COUNTS", "MOST_BYTES", "PREPROCESSINGS", "SIDE", "SOURCES", "load", "parse"]
+
 SIDE = 64
 COUNTS = {"train": 9469, "val": 3925}
 # A 64x64 JPEG is a few thousand bytes; uncompressed it would be 12,288.

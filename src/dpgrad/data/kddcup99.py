@@ -12,6 +12,8 @@ from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import gunzip
 from dpgrad.errors import DataError
 
+__all__ = ["BOUNDS", "CLASSES", "PREPROCESSINGS", "SOURCES", "SYMBOLS", "TEXT_BYTES", "load", "parse"]
+
 ROWS, DRAWN = 494_021, 70_000
 TEXT_BYTES = 1 << 28  # the text is not at hand: a bound on what is unpacked
 SOURCES = (

@@ -9,6 +9,8 @@ from dpgrad.data._idx import read_pairs
 from dpgrad.data._prepare import OFFICIAL, SPLIT_80_20, pixels_to_unit, split_80_20
 from dpgrad.data._source import Source
 
+__all__ = ["MIRROR", "PREPROCESSINGS", "PUBLIC", "SOURCES", "load"]
+
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 
 

@@ -13,6 +13,11 @@ from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import gunzip
 from dpgrad.errors import DataError
 
+__all__ = [
+    "CLASSES", "FIGSHARE", "PREPROCESSINGS", "SOURCES", "SPLIT", "TEXT_BYTES", "TOPIC", "WORDS", "load", "members",
+    "parse",
+]  # fmt: skip
+
 WORDS = 47236
 STORIES, TAKEN = 500_000, 50_000  # those that are shuffled, and how many of them are kept
 TEXT_BYTES = 1 << 30  # the texts are not at hand: a bound on what is unpacked

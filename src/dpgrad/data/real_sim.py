@@ -8,6 +8,8 @@ from dpgrad.data._prepare import SCRAMBLED, SPLIT_80_20, scrambled_80_20, split_
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import bunzip2
 
+__all__ = ["CLASSES", "PREPROCESSINGS", "SOURCES", "TEXT_BYTES", "load"]
+
 ROWS, WORDS = 72309, 20958
 TEXT_BYTES = 1 << 28  # the text is not at hand: a bound on what is unpacked
 SOURCES = (

@@ -13,6 +13,8 @@ from dpgrad.data._prepare import OFFICIAL, SCRAMBLED, SPLIT_80_20, scrambled_80_
 from dpgrad.data._source import Source, read_all
 from dpgrad.data._unpack import bunzip2
 
+__all__ = ["CLASSES", "PREPROCESSINGS", "REPOSITORY", "ROWS", "SOURCES", "TEXT_BYTES", "WORDS", "load"]
+
 WORDS = 8315
 ROWS = (7770, 3299)
 TEXT_BYTES = (8274096, 2241732)

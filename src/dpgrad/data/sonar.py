@@ -11,6 +11,8 @@ from dpgrad.data._regression import prepare
 from dpgrad.data._source import Content, Source, read_all
 from dpgrad.errors import DataError
 
+__all__ = ["CLASSES", "PREPROCESSINGS", "SHA256", "SOURCES", "URL", "load", "parse"]
+
 ROWS, BANDS = 208, 60
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/undocumented/connectionist-bench/sonar/sonar.all-data"
 SHA256 = "e90434cdbf00fcf93ffa911fe447ae25606979658e60f1d32e155c3b5240234d"

@@ -7,6 +7,8 @@ from dpgrad.data._dataset import Dataset, check_preprocessing
 from dpgrad.data._regression import prepare
 from dpgrad.data._source import Content, Source, read_all
 
+__all__ = ["BOUNDS", "PREPROCESSINGS", "SOURCES", "load"]
+
 SOURCES = (
     Source(
         "regression",

@@ -15,6 +15,8 @@ from dpgrad.grads.clip import PerExample
 from dpgrad.grads.sums import Batch, ClippedSum, Groups, Loss, Scale, sum_dtype, trainable
 from dpgrad.grads.swap import unwrapped
 
+__all__ = ["ENGINES", "Engine", "clipped_sum", "row_weights"]
+
 
 class Engine(Protocol):
     """A way to the gradient of every example: ``rows`` consecutive rows of the batch, ``weights`` of each row."""

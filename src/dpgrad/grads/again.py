@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+__all__ = ["Again"]
+
 
 class Again:
     """When to `compare` once more: after 1, 4, 16, ... steps, within a hundredth of the time of 1,000 steps.

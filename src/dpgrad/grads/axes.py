@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = ["Layout", "Periods", "even", "reshaped", "same_for_rows"]
+
 Periods = tuple[int, ...]  # one for each dimension
 
 

@@ -10,6 +10,8 @@ from dpgrad._validate import shown
 from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
 
+__all__ = ["LossShapeError", "as_rows", "leaves", "on_device_of", "part", "row_losses", "size"]
+
 _TYPES = re.compile(
     r"dtype|datatype|scalar type|[Ii]nput type|output type|not implemented for '"
 )  # in torch's messages

@@ -29,6 +29,8 @@ from dpgrad.grads.swap import swapped
 from dpgrad.grads.tape import Record, Tape, UnseenError
 from dpgrad.grads.uses import Dense, Use, combined
 
+__all__ = ["Certify", "backward", "copies", "find_layouts", "finished", "gradients", "recorded", "watched"]
+
 Certify = Callable[[Tensor, Tape, Sequence[Record], Sequence[Tensor | None]], None]  # losses, uses, their gradients
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout, Periods, same_for_rows
 
+__all__ = ["Call", "Found", "KeptError", "MixedError", "Place", "UnfollowedError", "dims_of", "is_tensor"]
+
 Place = Layout | Periods
 Found = Place | Sequence["Place | None"] | None  # of each result; None for one that must not be used
 

@@ -31,6 +31,8 @@ from dpgrad.grads.swap import without_dropout
 from dpgrad.grads.tape import Record, Tape, UnseenError
 from dpgrad.grads.uses import wide
 
+__all__ = ["COST", "Certificate", "MetError", "RefusedError", "gradients", "guessed"]
+
 _POWERS = 8  # weights of examples are scaled by 2^-8 to 2^8
 COST = "a second backward pass and, for each column of the batch and twice more, a whole pass at every step"
 

@@ -30,6 +30,8 @@ from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import refuse_modules, swapped, unwrapped, without_dropout
 from dpgrad.grads.ways import Attributed, Way, gradients
 
+__all__ = ["PROBED", "check", "compare", "prepared"]
+
 _STRETCH = 1e3  # how much larger than the examples their companions are made
 _COPIED = 1 << 24  # parameters of a model that is copied to the CPU at most
 _PROBED = 4  # examples: enough to be of different company, few enough to cost nothing

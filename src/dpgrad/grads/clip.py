@@ -13,6 +13,8 @@ from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error, own_products
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
 from dpgrad.grads.uses import Dense, Outer, Use
 
+__all__ = ["PerExample"]
+
 _HELD = 1 << 22  # values of short sums that are held at a time
 
 

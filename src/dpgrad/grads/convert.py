@@ -10,6 +10,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.swap import unwrapped
 
+__all__ = ["convert"]
+
 _MOST_GROUPS = 32  # as Wu and He (2018) chose
 
 

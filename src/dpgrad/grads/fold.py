@@ -16,6 +16,19 @@ from torch.nn import functional as F
 
 from dpgrad.grads.layers import ANY_RANK, RULES
 
+__all__ = [
+    "FOLDED",
+    "RECURRENT",
+    "Folding",
+    "Function",
+    "folding",
+    "has_own_rule",
+    "is_batched",
+    "physical",
+    "recurrent_folding",
+    "wrapped",
+]  # fmt: skip
+
 _C: Any = torch._C._functorch
 Function = Callable[..., Any]
 

@@ -27,6 +27,8 @@ from dpgrad.grads.calls import Call, Found, KeptError, MixedError, Place
 from dpgrad.grads.operations import OF_CONSTANTS, RULES, Rule, rule_of
 from dpgrad.grads.sums import Batch
 
+__all__ = ["Following", "keeps", "own_functions"]
+
 _Key = tuple[object, ...]
 # Ways out of the reach of torch, and into its backward pass.
 _READING: set[Callable[..., Any]] = {

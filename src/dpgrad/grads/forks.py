@@ -17,6 +17,8 @@ from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.uses import Use, one_by_one, wide
 
+__all__ = ["Again", "Answer", "Fork", "Found", "Joined", "Questions", "Seen", "by_path"]
+
 Found = TypeVar("Found")
 Answer = tuple[str, Tensor]  # who asked, and the value that all examples of a path have there
 

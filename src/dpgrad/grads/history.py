@@ -44,6 +44,8 @@ from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.uses import Dense, combined
 
+__all__ = ["Average", "InnerMomentum", "Iterate"]
+
 Iterate = Mapping[str, Tensor]  # the values of the parameters at one step: public
 
 

@@ -19,6 +19,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+__all__ = ["beside", "join", "opened"]
+
 _HELD = 3  # pieces of work that a lane may be behind
 _HELD_BYTES = 1 << 28  # of tensors that they read; one piece may read more
 

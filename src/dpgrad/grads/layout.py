@@ -8,6 +8,8 @@ from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.sums import Batch
 
+__all__ = ["AmbiguousError", "Key", "Layouts", "by_shape", "telling_sizes"]
+
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 

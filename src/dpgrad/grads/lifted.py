@@ -35,6 +35,8 @@ from dpgrad.grads.layout import Layouts
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.tape import Shared, Tape, _bound, _changes, _name, _names, _plain
 
+__all__ = ["CannotLiftError", "gradients", "losses"]
+
 _C: Any = torch._C._functorch
 _EXAMPLES_FIRST = Layout(0)
 

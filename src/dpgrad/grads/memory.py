@@ -16,6 +16,8 @@ from dpgrad.grads.accumulate import Engine, clipped_sum
 from dpgrad.grads.batch import part, size
 from dpgrad.grads.sums import Batch, Loss
 
+__all__ = ["Peak", "available", "fitting", "shown_bytes"]
+
 
 def available(device: torch.device) -> int:
     """The bytes that are free on a device, as far as the system tells."""

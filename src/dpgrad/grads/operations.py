@@ -13,6 +13,8 @@ from dpgrad.grads import shapes
 from dpgrad.grads.axes import Layout, even
 from dpgrad.grads.calls import Call, Found, dims_of, is_tensor
 
+__all__ = ["OF_CONSTANTS", "RULES", "Rule", "rule_of"]
+
 
 def _pointwise(call: Call) -> Found:
     """Each element from the elements in its place, after broadcasting."""

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from dpgrad.grads.precision import allows_tf32, in_tf32, tf32_margins
 from dpgrad.grads.uses import Dense, Use, ghost_squares, lengths, lost, one_by_one, select, wide, worth_forming
 
+__all__ = ["Patches"]
+
 # Patches hold a value once for every position that sees it. Few examples' at a time bound what that takes, and on a CPU
 # they stay in its cache; a GPU needs many at once.
 _VALUES_AT_ONCE = {"cpu": 1 << 21}

@@ -12,6 +12,11 @@ from torch import Tensor
 
 from dpgrad import _triton
 
+__all__ = [
+    "MEASURED_ERROR", "SUMMED_AT_ONCE", "TF32", "allows_tf32", "exact_products", "in_tf32", "norm_error",
+    "own_products", "precision_settings", "tf32_is_allowed", "tf32_margins",
+]  # fmt: skip
+
 # How far, relatively, a measured norm may lie below the true one: rounding of the factors, of the norms of many layers
 # added up, and of their squares. Far above what was measured.
 MEASURED_ERROR = {torch.float32: 2.0**-13, torch.float64: 2.0**-40}

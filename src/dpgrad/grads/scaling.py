@@ -34,6 +34,8 @@ from torch import Tensor
 from dpgrad import _triton, _validate
 from dpgrad.errors import OptionError
 
+__all__ = ["LEAST_R", "RULES", "Automatic", "Bounded", "Hard", "Psac", "Psasc", "Quotient", "ScaleRule", "fault"]
+
 # A norm is the root of a sum of squares: a coordinate below 1.1e-19, the root of the least normal float32, may be lost.
 # All that 10^12 such coordinates can hide stays below this r. So a gradient that is measured as zero, and that Auto-S
 # multiplies by clip/r, still contributes no more than clip.

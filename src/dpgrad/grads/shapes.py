@@ -5,6 +5,11 @@ from collections.abc import Sequence
 from dpgrad.grads.axes import Layout, reshaped
 from dpgrad.grads.calls import Call, Found, Place, dims_of
 
+__all__ = [
+    "bydims_of", "diagonal", "expand", "joined", "permute", "pieces", "repeat", "reshape", "select", "squeeze",
+    "unbind", "unchanged", "unsqueeze",
+]  # fmt: skip
+
 
 def unchanged(call: Call) -> Found:
     """The same elements in the same places."""

@@ -15,6 +15,8 @@ from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.uses import Dense
 
+__all__ = ["gradients"]
+
 
 def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
     """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it.

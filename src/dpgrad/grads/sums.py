@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from dpgrad.errors import OptionError
 
+__all__ = ["Batch", "ClippedSum", "Groups", "Loss", "Scale", "sum_dtype", "trainable"]
+
 Batch = Any  # a tensor, or any pytree of tensors with a common first dimension
 Loss = Callable[[nn.Module, Batch], Tensor]  # one value per row
 Scale = Callable[[Tensor], Tensor]  # norms (groups, examples) -> factors of the same shape

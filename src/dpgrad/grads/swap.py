@@ -19,6 +19,8 @@ from dpgrad._validate import shown
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.sums import sum_dtype, trainable
 
+__all__ = ["refuse_modules", "swapped", "unwrapped", "without_dropout"]
+
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside a compiled model: its parameters are the same, and each use of them can be seen.

@@ -27,6 +27,8 @@ from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES, Rule
 from dpgrad.grads.layout import AmbiguousError, Layouts, by_shape
 from dpgrad.grads.uses import Dense, Outer, Use
 
+__all__ = ["Record", "Shared", "Tape", "UnseenError"]
+
 _BATCH_FIRST = Layout(0)
 _FLIPS = (torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]
 

@@ -26,6 +26,11 @@ from dpgrad import _triton
 from dpgrad.grads.precision import SUMMED_AT_ONCE, allows_tf32, in_tf32, tf32_margins
 from dpgrad.grads.sums import sum_dtype
 
+__all__ = [
+    "Dense", "Lookup", "Outer", "Tied", "Use", "combined", "ghost_squares", "lengths", "lost", "mass_of", "norm",
+    "one_by_one", "rounding", "select", "wide", "worth_forming",
+]  # fmt: skip
+
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
 _LAMBDA = 8.0
 _AT_ONCE = 1 << 13  # squares that are added up one after another

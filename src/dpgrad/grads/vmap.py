@@ -17,6 +17,8 @@ from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.uses import Dense
 
+__all__ = ["gradients"]
+
 
 def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
     """gᵢ = ∇ Σ_k w_ik ℓ(row k of example i), where an example owns ``rows`` consecutive rows with ``weights``.

@@ -26,6 +26,8 @@ from dpgrad.grads.layout import Layouts
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.swap import without_dropout
 
+__all__ = ["MOST_PATHS", "Attributed", "Beside", "Name", "Way", "gradients"]
+
 Name = Literal["batched", "lifted", "certified", "vmap", "single"]
 Beside = Literal["lifted", "certified", "forked"]  # forked: lifted, with a path for every boolean mask
 _BESIDES: tuple[Beside, ...] = ("lifted", "certified", "forked")

@@ -16,6 +16,8 @@ from typing import SupportsIndex, TypeAlias
 from dpgrad import _validate
 from dpgrad.errors import OptionError
 
+__all__ = ["SIZE", "AnyKey", "Key"]
+
 SIZE = 32  # bytes
 
 

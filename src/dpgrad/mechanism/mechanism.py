@@ -27,6 +27,8 @@ from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.sampling import Sampler
 from dpgrad.mechanism.schedules import Array, Schedule
 
+__all__ = ["Group", "Mechanism"]
+
 _CHECKED_AT_ONCE = 100_000  # steps whose schedules are checked when a mechanism is made; the rest when priced or run
 _CHUNK = 1 << 20
 _MOST_DISTINCT = 2_000_000

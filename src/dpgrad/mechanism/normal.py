@@ -14,6 +14,8 @@ import numpy as np
 
 from dpgrad.mechanism.keys import Key
 
+__all__ = ["Array", "Wanted", "fill", "gaussian"]
+
 _BLOCK = 1 << 16  # values that share a generator: their number is part of the function
 _SHORT = 2.0**-20  # uniform numbers below it are given further digits
 

@@ -31,6 +31,24 @@ from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.schedules import Array, Schedule
 
+__all__ = [
+    "KINDS",
+    "MOST_ROWS",
+    "FixedSize",
+    "FullBatch",
+    "Indices",
+    "Poisson",
+    "Sampler",
+    "Shuffle",
+    "Words",
+    "from_dict",
+    "generator",
+    "philox_key",
+    "threshold",
+    "to_dict",
+    "words",
+]  # fmt: skip
+
 Indices = NDArray[np.int64]
 Words = NDArray[np.uint64]
 MOST_ROWS = 1 << 62

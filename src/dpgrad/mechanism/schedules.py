@@ -22,6 +22,12 @@ from numpy.typing import NDArray
 from dpgrad import _validate
 from dpgrad.errors import OptionError
 
+__all__ = [
+    "Array", "Formula", "Schedule", "affine", "arithmetic", "as_schedule", "constant", "cosine", "decay_then_hold",
+    "from_dict", "from_plain", "geometric", "is_constant", "linear", "parse_clip", "piecewise", "to_plain",
+    "values", "warmup",
+]  # fmt: skip
+
 Array = NDArray[np.float64]
 Schedule: TypeAlias = Callable[[int], float]
 _Parameter = float | int | tuple[float, ...] | tuple[int, ...] | Schedule

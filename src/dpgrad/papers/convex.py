@@ -43,6 +43,34 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import Poisson
 from dpgrad.papers import sources
 
+__all__ = [
+    "L2",
+    "PAPER",
+    "RELATION",
+    "SAMPLING_RATE",
+    "SHAPES",
+    "SOLVERS",
+    "STEPS",
+    "UNBOUNDED",
+    "Log",
+    "Model",
+    "Outcome",
+    "Planned",
+    "Prepared",
+    "Setting",
+    "Solver",
+    "Trial",
+    "auc",
+    "best",
+    "bound_multiplier",
+    "complete",
+    "judged",
+    "outcome",
+    "repeated",
+    "source_of",
+    "task",
+]  # fmt: skip
+
 RELATION = Relation.REPLACE_ONE
 STEPS = (50, 200, 800)
 L2 = 1e-4

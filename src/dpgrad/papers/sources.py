@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dpgrad.errors import OptionError
 
+__all__ = ["PACKAGE", "closure", "digest"]
+
 PACKAGE = Path(__file__).resolve().parents[1]
 _DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

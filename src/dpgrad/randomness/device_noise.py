@@ -20,6 +20,8 @@ from dpgrad import _triton
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import philox
 
+__all__ = ["Segment", "Stream", "gaussians", "spread"]
+
 _SMALL = 1 << 16  # values of a parameter that is drawn together with others
 _PLAIN_AT_ONCE = 1 << 22  # counters whose words plain torch holds
 

@@ -24,6 +24,10 @@ from dpgrad.mechanism.keys import AnyKey
 from dpgrad.mechanism.sampling import Indices, Sampler
 from dpgrad.randomness import philox
 
+__all__ = [
+    "Ahead", "Device", "Draw", "ahead", "batches", "capacity", "chosen", "compact", "included", "poisson", "words",
+]  # fmt: skip
+
 Device = torch.device | str
 _CHUNK = 1 << 24  # words held at a time
 _HOST_ROWS = 1 << 19  # up to here numpy is done before the kernels of `included` have been launched one by one

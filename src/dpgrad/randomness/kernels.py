@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dpgrad._triton import on_its_device
 
+__all__ = ["below", "noisy"]
+
 _TURN = tl.constexpr(2 * math.pi)
 
 

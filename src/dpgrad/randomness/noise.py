@@ -23,6 +23,8 @@ from dpgrad.mechanism import normal
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import device_noise
 
+__all__ = ["Std", "gaussian", "gaussians", "noisy_means"]
+
 Std = float | Tensor
 
 

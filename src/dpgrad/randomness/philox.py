@@ -11,6 +11,8 @@ torch.Size([2, 4])
 import torch
 from torch import Tensor
 
+__all__ = ["constants", "signed", "words"]
+
 # Table 2 and Section 3 of the paper.
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)

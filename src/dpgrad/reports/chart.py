@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+__all__ = ["Chart", "Line"]
+
 # Okabe and Ito's palette, which colour-blind readers tell apart; dashes tell lines apart that lie on one another
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))

@@ -26,6 +26,8 @@ from dpgrad.errors import AccountingError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
+__all__ = ["MANY", "ROUNDED", "Figure", "assumed_public", "coarse", "compare", "figure", "page", "runs", "words"]
+
 MANY = 1000  # distinct steps beyond which the accountants that were not chosen see rounded noise
 
 _WHAT = {

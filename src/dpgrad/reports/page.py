@@ -13,6 +13,8 @@ from dpgrad.reports import strict_json
 from dpgrad.reports.chart import Chart, Line
 from dpgrad.reports.report import Report, facts, shown
 
+__all__ = ["FILE", "NOT_COVERED", "Beside", "page"]
+
 NOT_COVERED = "not private: computed from the training rows without noise, outside every guarantee and not for release"
 
 _STYLE = """

@@ -17,6 +17,8 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.reports import compare
 from dpgrad.reports.compare import Figure
 
+__all__ = ["counts", "draw", "lines", "write"]
+
 _POINTS, _FEWER = 16, 12  # the fewer where steps differ and each point takes a while
 _DECADES = 3
 _COARSE = 100  # noise rounded down by less than 1 %: below the width of a line

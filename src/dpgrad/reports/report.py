@@ -21,6 +21,25 @@ from dpgrad.errors import ReportError
 from dpgrad.reports import compare, strict_json
 from dpgrad.reports.schema import faults
 
+__all__ = [
+    "ALLOWED",
+    "FILE",
+    "SCHEMA",
+    "SEEDED",
+    "UNFINISHED",
+    "Report",
+    "Trained",
+    "check",
+    "facts",
+    "interval",
+    "load",
+    "privacy",
+    "released",
+    "shown",
+    "text",
+    "write",
+]  # fmt: skip
+
 FORMAT, ESTIMATOR_FORMAT = "dpgrad privacy report 2", "dpgrad estimator report 1"
 _FIRST = "dpgrad privacy report 1"  # of 0.1.0: without the way, and the batch size was called lot
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text("utf-8"))

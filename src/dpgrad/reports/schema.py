@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+__all__ = ["faults"]
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),

@@ -7,6 +7,8 @@ from typing import Any
 
 from dpgrad.errors import ReportError
 
+__all__ = ["read"]
+
 _DIGITS = 19  # of a whole number: counts of rows and steps have fewer, and no more fit 64 bits
 
 

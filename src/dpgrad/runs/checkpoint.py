@@ -38,6 +38,8 @@ from dpgrad.runs.replay import Identity
 from dpgrad.runs.snapshot import REMEDY, Snapshot, refuse_unreadable
 from dpgrad.runs.writeahead import WriteAhead
 
+__all__ = ["Interruption", "Run", "finished", "interruptible"]
+
 _LEDGER = "ledger.jsonl"
 _UNBEGUN = f"ledger.new{_files.PARTIAL}"  # the ledger of a run without a checkpoint yet: nothing is spent
 

@@ -33,6 +33,8 @@ from torch.utils.data import TensorDataset
 from dpgrad import __version__, _triton
 from dpgrad.mechanism.keys import Key
 
+__all__ = ["Identity", "behaviour", "code_version", "data_digest", "deterministic", "device_kind"]
+
 _NEVER = "not comparable"
 _CHUNK = 1 << 24  # bytes hashed at a time
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"

@@ -13,6 +13,8 @@ from dpgrad.errors import OptionError, ResumeError
 from dpgrad.mechanism.keys import Key
 from dpgrad.runs.replay import Identity
 
+__all__ = ["REMEDY", "Snapshot", "refuse_unreadable"]
+
 _MAGIC = b"dpgrad checkpoint 1 "
 _FIELDS = {"run", "attempt", "step", "due", "key", "seeded", "identity", "state"}
 REMEDY = "put back the file that the run wrote, or begin in another folder and count what the ledger says as spent"

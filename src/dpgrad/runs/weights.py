@@ -10,6 +10,8 @@ from torch.nn.utils import parametrizations
 from dpgrad import _files
 from dpgrad.errors import UnsupportedModelError
 
+__all__ = ["Weights"]
+
 
 class Weights:
     """The state of a model as it may be released after training; what is not trained must stay as it is now.

@@ -38,6 +38,8 @@ from dpgrad.accounting.events import NOTHING, Compose, Event, Repeat, from_dict,
 from dpgrad.errors import BudgetSpentError, ResumeError
 from dpgrad.mechanism.mechanism import Mechanism
 
+__all__ = ["FORMAT", "Attempt", "WriteAhead", "charges"]
+
 FORMAT = "dpgrad run 1"
 
 

@@ -14,6 +14,8 @@ from dpgrad.grads.sums import trainable
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
+__all__ = ["refuse_kinds", "refuse_model", "rule_fault", "warn_of_size"]
+
 _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bound
 
 

@@ -18,6 +18,8 @@ from dpgrad.grads.batch import leaves
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import AnyKey, Key
 
+__all__ = ["Augment", "Shifts", "augmented", "probed"]
+
 Augment = Callable[[Batch, torch.Generator], Batch]  # (1, ...) -> (1, K, ...): it is given one example at a time
 
 

@@ -23,6 +23,8 @@ from dpgrad import _validate
 from dpgrad.errors import OptionError
 from dpgrad.grads.sums import trainable
 
+__all__ = ["Averaged", "Ema", "Tail", "parse"]
+
 
 @dataclass(frozen=True)
 class Ema:

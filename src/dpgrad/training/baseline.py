@@ -11,6 +11,8 @@ from dpgrad.training.curves import evaluate
 from dpgrad.training.losses import PerRow, loss_named, metric_named
 from dpgrad.training.prepare import device_of, within_reach
 
+__all__ = ["non_private"]
+
 _LOT, _RATE = 64, 1e-2
 
 

@@ -28,6 +28,8 @@ from dpgrad.training import source
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 
+__all__ = ["Point", "Progress", "Spent", "Watch", "evaluate", "judging", "refuse_held_out"]
+
 _JUDGED = 1024  # held-out rows at a time
 _STAGES = 10  # in the course of a run the ε so far is computed at the ends and the middles of as many stages
 _FEW = 50  # points of the curves up to which each has its own ε

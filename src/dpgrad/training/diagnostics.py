@@ -28,6 +28,8 @@ from dpgrad.grads.sums import Loss, trainable
 from dpgrad.training import source
 from dpgrad.training.private import Observed
 
+__all__ = ["DEFINITIONS", "FILE", "LABEL", "Diagnostics", "Recorder", "similarity"]
+
 LABEL = "outside the guarantee: computed from the private data without noise, not to be released"
 FILE = "diagnostics.json"
 

@@ -33,6 +33,16 @@ from dpgrad.data import Source, read_all
 from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.training import source
 
+__all__ = [
+    "MOBILENET_V2",
+    "Extractor",
+    "filter_bank",
+    "mobilenet_v2",
+    "pretrained",
+    "random_convolutions",
+    "scattering",
+]  # fmt: skip
+
 _COMPANY = 100.0  # how much larger than a row its company is made, to see whether it acts on the row
 
 

@@ -56,6 +56,8 @@ from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, behaviours, captured, identity
 
+__all__ = ["WEIGHTS", "Callback", "Fitted", "fit"]
+
 WEIGHTS = "weights.pt"  # in release/: the state dict of the model
 _POINTS = 20  # how many points a curve has, and how often a checkpoint is written, unless told otherwise
 _PRIVACY, _COMPUTING = Privacy(), Computing()

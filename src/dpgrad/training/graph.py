@@ -35,6 +35,8 @@ from dpgrad.randomness import device_noise, draw
 from dpgrad.training import source
 from dpgrad.training.private import PrivateGradient, signature
 
+__all__ = ["MOST_AHEAD", "CapturedStep", "Rates", "elsewhere", "refusal"]
+
 _AHEAD = 1 << 22  # rows of the data times steps that are drawn at a time
 MOST_AHEAD = 256  # steps
 _DEVIATIONS = (0.0, 1.0, 2.0, 3.0, 6.0)  # of the size of a Poisson batch, at which graphs are captured

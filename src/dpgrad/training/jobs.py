@@ -12,6 +12,8 @@ from torch import Tensor
 from dpgrad.data import Dataset
 from dpgrad.training.recipes import Recipe
 
+__all__ = ["Job", "Rows", "constants", "job", "threads"]
+
 EPSILON, DELTA = 3.0, 1e-5
 
 

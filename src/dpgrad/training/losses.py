@@ -21,6 +21,11 @@ from dpgrad import _validate
 from dpgrad.errors import DataError, OptionError
 from dpgrad.grads.sums import Batch, Loss
 
+__all__ = [
+    "LOSSES", "METRICS", "Metric", "NamedLoss", "PerRow", "accuracy", "bce", "cross_entropy", "huber", "loss_named",
+    "metric_named", "pair", "refuse_targets", "squared",
+]  # fmt: skip
+
 PerRow = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per row
 
 

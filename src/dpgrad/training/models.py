@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from dpgrad import _validate
 from dpgrad.errors import OptionError
 
+__all__ = ["MODELS", "OWN_MODEL", "OrientedGradients", "build"]
+
 OWN_MODEL = "own"  # in a report: the caller brought the model
 
 

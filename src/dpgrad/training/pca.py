@@ -36,6 +36,8 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
 from dpgrad.training import source
 
+__all__ = ["Projection", "calibrated", "principal_directions"]
+
 _HELD = 1 << 23  # float64 values of rows that are worked on at a time
 _WHOLE = 1 << 24  # up to here float32 holds every whole number
 

@@ -25,6 +25,8 @@ from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import Budget, Privacy, parted
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
+__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -24,6 +24,8 @@ from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import OptimizerChoice
 
+__all__ = ["classes_of", "device_of", "expected_seconds", "optimizer_named", "within_reach"]
+
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device on which the model lies.

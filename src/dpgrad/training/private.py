@@ -50,6 +50,8 @@ from dpgrad.training import source
 from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
 from dpgrad.training.augment import Augment, augmented, probed
 
+__all__ = ["Observed", "PrivateGradient", "signature"]
+
 
 @dataclass(frozen=True, repr=False)
 class Observed:
@@ -399,12 +401,12 @@ class PrivateGradient:
         """
         if self._engine is None or not self._again.due():
             return
-        with self._again.timed():
+        # Where memory does not do for it, the step itself may do with smaller pieces.
+        with self._again.timed(), suppress(torch.OutOfMemoryError, MemoryError):
             chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
             if len(chosen):
                 few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
-                with suppress(torch.OutOfMemoryError, MemoryError):  # the step itself may do with smaller pieces
-                    compare(self.model, self._loss, few, self._engine, self._engine_name, self._several_rows)
+                compare(self.model, self._loss, few, self._engine, self._engine_name, self._several_rows)
 
     @contextmanager
     def _own_randomness(self, step: int) -> Iterator[None]:
@@ -479,6 +481,7 @@ class PrivateGradient:
         return Observed(step, norms, factors, self._clips(step), total.sums, noisy, means)
 
     def group_of(self, name: str) -> Group | None:
+        """The group of a parameter; None where all are clipped together."""
         return self.mechanism.group_of(name) if self.mechanism.groups else None
 
     def _groups(self) -> dict[str, int] | None:

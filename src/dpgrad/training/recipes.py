@@ -30,6 +30,33 @@ if TYPE_CHECKING:  # torch and numpy are imported where a recipe is used: the co
     from dpgrad.mechanism.schedules import Schedule
     from dpgrad.training.augment import Augment
 
+__all__ = [
+    "ABADI",
+    "BU",
+    "HUANG",
+    "RECIPES",
+    "XIA",
+    "YU_2018",
+    "YU_2020",
+    "Method",
+    "OptimizerChoice",
+    "Recipe",
+    "autos",
+    "dpgd",
+    "dpsgd",
+    "dpsgd_amended",
+    "dpsgd_dynamic",
+    "dpsgd_momentum",
+    "optimizer_name",
+    "parse_rate",
+    "plain_rate",
+    "psac",
+    "psasc",
+    "psasc_gd",
+    "psasc_momentum",
+    "recipe",
+]  # fmt: skip
+
 OptimizerChoice: TypeAlias = "str | Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]"
 
 ABADI = 'Abadi et al., "Deep learning with differential privacy" (2016)'

@@ -24,6 +24,8 @@ from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
 
+__all__ = ["Session", "behaviours", "captured", "identity"]
+
 
 @dataclass
 class Session:

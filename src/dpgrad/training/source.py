@@ -19,6 +19,8 @@ from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
+__all__ = ["Collate", "Column", "Remembered", "Values", "blocks", "columns", "gathered", "refuse_type", "rows"]
+
 Collate = Callable[[list[Any]], Batch]
 Values = Tensor | np.ndarray[Any, Any]
 

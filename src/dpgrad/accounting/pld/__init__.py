@@ -38,6 +38,8 @@ from dpgrad.accounting.pld import contour, single
 from dpgrad.accounting.pld.certify import PRECISION, Lower, Upper, bounds, epsilon_at
 from dpgrad.errors import OptionError
 
+__all__ = ["NAME", "DeltaAt", "EpsilonAt", "Interval", "PldProfile", "Question", "Side", "account"]
+
 NAME = "pld"
 _COARSE = 1e-2
 _LEAST_NOISE = 0.02

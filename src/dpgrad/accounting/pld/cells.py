@@ -18,6 +18,8 @@ from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld.discretise import dotted, rounded
 from dpgrad.accounting.pld.lattice import Measure, Product, product
 
+__all__ = ["Cell", "Grid", "mixtures", "polynomials"]
+
 _POLYNOMIAL = 7
 _RADIUS = 0.2
 _EPS = float(np.finfo(float).eps)

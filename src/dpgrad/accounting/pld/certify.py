@@ -34,6 +34,19 @@ from dpgrad.accounting.pld.lattice import (
     regrid,
 )
 
+__all__ = [
+    "PRECISION",
+    "Lower",
+    "Part",
+    "Resolution",
+    "Upper",
+    "bounds",
+    "epsilon_at",
+    "lower_measures",
+    "resolution",
+    "upper_measure",
+]  # fmt: skip
+
 PRECISION = 2e-6  # the usual one
 _EPS = float(np.finfo(float).eps)
 _LONGEST = 1 << 19  # points: a longer lattice is not worth its time, the bounds widen instead

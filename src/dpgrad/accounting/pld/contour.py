@@ -19,6 +19,8 @@ import numpy as np
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
 
+__all__ = ["Contour", "Saddle", "Total", "saddle_for_delta", "saddle_for_epsilon", "total"]
+
 _MOST_FREQUENCIES = 1600
 _NEGLIGIBLE = 26.0  # e⁻²⁶ = 5e-12
 _MOST_TURNS = 4000.0  # radians of e^{iwL} over the range of L: beyond, quadrature costs more than a lattice

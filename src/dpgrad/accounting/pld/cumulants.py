@@ -15,6 +15,20 @@ from scipy.special import erf, ndtri
 
 from dpgrad.accounting.pairs import Array, Kind, Pair
 
+__all__ = [
+    "REACH",
+    "Complex",
+    "Nodes",
+    "Tilted",
+    "atom",
+    "law",
+    "longest_panel",
+    "nodes",
+    "pieces",
+    "tilted",
+    "transform",
+]  # fmt: skip
+
 Complex = NDArray[np.complex128]
 
 _WIDE = np.polynomial.legendre.leggauss(8)

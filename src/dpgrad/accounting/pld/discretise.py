@@ -25,6 +25,8 @@ from dpgrad.accounting.pld import cumulants
 from dpgrad.accounting.pld.cumulants import atom, pieces
 from dpgrad.accounting.pld.lattice import Measure, shared
 
+__all__ = ["Index", "Rounded", "Span", "accuracy", "core", "dotted", "ends", "losses", "panels", "rounded"]
+
 Index = NDArray[np.int64]
 
 _EPS = float(np.finfo(float).eps)

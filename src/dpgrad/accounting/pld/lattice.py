@@ -27,6 +27,24 @@ from dpgrad.accounting.pairs import Array
 from dpgrad.accounting.pld.cumulants import Complex
 from dpgrad.errors import AccountingError
 
+__all__ = [
+    "MOST_POINTS",
+    "Factor",
+    "Measure",
+    "Product",
+    "Rare",
+    "Rounding",
+    "TooLong",
+    "compose",
+    "convolve",
+    "most_rare",
+    "power",
+    "product",
+    "rare",
+    "regrid",
+    "shared",
+]  # fmt: skip
+
 _EPS = float(np.finfo(float).eps)
 _FFT = 8 * _EPS  # times log₂N and the mass: error of each coefficient; docs/proofs/accounting.md, section 4
 _TRIM = 1e-14  # tilted mass cut from each end of a block

@@ -14,6 +14,8 @@ from dpgrad.accounting import _search, exact
 from dpgrad.accounting.pairs import Kind, Pair
 from dpgrad.accounting.pld import discretise
 
+__all__ = ["SLACK", "bound", "delta", "epsilon_at"]
+
 SLACK = 1e-10  # relative error of δ, at most
 _ROUNDING = 16 * float(np.finfo(float).eps)  # of ε and of log(1 − q)
 _LEAST = 1e-300

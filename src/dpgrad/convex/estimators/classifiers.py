@@ -32,6 +32,8 @@ from dpgrad.convex.solvers import auto
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import DataError, OptionError
 
+__all__ = ["DPLinearSVC", "DPLogisticRegression", "LinearClassifier"]
+
 _LARGEST_LABEL = 2**53
 
 

@@ -22,6 +22,8 @@ from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
 from dpgrad.errors import BudgetSpentError, DataError, OptionError
 
+__all__ = ["RULES", "DPStandardScaler", "RowNormalizer", "moment_sums"]
+
 RULES: dict[str, Rule] = {"normalize": "normalise", "clip": "clip"}
 _ROUNDING = 1e-9  # μ stays below its bound by this much
 _AIM = 2.0**-22  # how far below the norm rows are scaled to: what rounding to float32 may add

@@ -14,6 +14,8 @@ from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
 from dpgrad.errors import DataError, OptionError
 
+__all__ = ["Privacy", "PrivacyWarning", "charging", "delta_for", "guarantee", "not_covered", "relation_of"]
+
 
 class PrivacyWarning(UserWarning):
     """Something was read from the data that the guarantee does not cover; `Privacy.outside` lists it too."""

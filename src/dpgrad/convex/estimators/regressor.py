@@ -15,6 +15,8 @@ from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guara
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.errors import DataError, OptionError
 
+__all__ = ["OPTIONS", "DPLinearRegression"]
+
 
 class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Linear regression with differential privacy.

@@ -13,6 +13,11 @@ from dpgrad.convex.design import Matrix, blocks, shortened
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
 
+__all__ = [
+    "FLOATS", "NORMALIZE", "NUMBERS", "WHOLE", "budget_checked", "canonical", "flag_checked", "key_of", "narrowed",
+    "norm_checked", "pair_of", "radius_of", "shape_facts", "table_facts", "validated",
+]  # fmt: skip
+
 NORMALIZE = "normalize"
 FLOATS = (np.float64, np.float32)
 WHOLE = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)

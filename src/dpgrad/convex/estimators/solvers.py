@@ -30,6 +30,21 @@ from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 
+__all__ = [
+    "BINARY",
+    "OPTIONS",
+    "REGRESSION",
+    "REGRESSION_ALLOWED",
+    "SOLVERS",
+    "Found",
+    "Options",
+    "Solver",
+    "Task",
+    "design",
+    "solve",
+    "unfolded",
+]  # fmt: skip
+
 Options = Mapping[str, Any]
 REGRESSION_ALLOWED = 0.2  # the noise on a prediction, in units of half the width of the target's bounds
 _MOST_COLUMNS = 10_000  # of a second moment: 800 MB

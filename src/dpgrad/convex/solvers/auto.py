@@ -61,6 +61,27 @@ from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
 
+__all__ = [
+    "INTERCEPT",
+    "KEPT",
+    "KNOWN",
+    "MOMENTUM",
+    "MOST_COLUMNS",
+    "MOST_FLOOR",
+    "SECOND_MOMENT",
+    "SPREAD",
+    "STABLE",
+    "AutoPlan",
+    "Release",
+    "Solution",
+    "fitted_chances",
+    "mean_row",
+    "second_moment",
+    "solve",
+    "symmetric_noise",
+    "unclipped",
+]  # fmt: skip
+
 # Thresholds, κ and clip bounds were chosen on held-out parts of the training rows of Adult and Covertype, whole and in
 # samples of 300 rows and more, at ε from 0.1 to 1, the softmax clip bound and the noise up to which the mean is
 # released also of MNIST; so was the range of the mean's share, whose upper end is worth half a point and more on

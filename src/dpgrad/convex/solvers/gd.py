@@ -34,6 +34,11 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
 from dpgrad.mechanism.schedules import Schedule
 
+__all__ = [
+    "calibrated", "check_delta", "check_design", "check_momentum", "clipped_sum", "closed_form", "descend",
+    "gaussian", "same_size", "solve",
+]  # fmt: skip
+
 
 def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: float, relation: Relation) -> Mechanism:
     """The full-batch mechanism of ``steps`` steps with the least noise that is (ε, δ)-private.

@@ -33,6 +33,8 @@ from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Softmax
 from dpgrad.mechanism.keys import AnyKey, Key
 
+__all__ = ["Binary", "solve"]
+
 
 class Binary(Protocol):
     """A binary solver with all but its data and its key filled in."""

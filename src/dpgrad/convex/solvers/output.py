@@ -48,6 +48,8 @@ from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.schedules import Schedule
 
+__all__ = ["Descent", "calibrated", "descend", "order", "solve", "stability"]
+
 _ROUNDING = 1e-6  # what rounding in float64 may add to a row's contribution, relative to it
 
 

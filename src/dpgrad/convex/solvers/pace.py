@@ -31,6 +31,8 @@ import numpy as np
 
 from dpgrad.convex.losses import Array
 
+__all__ = ["ALLOWED", "SETTLING", "UNSETTLED", "Pace", "Path", "paced"]
+
 ALLOWED = 2.0  # the noise on a score
 SETTLING = 15.0  # T·(1 − momentum)
 LEAST_STEPS, MOST_STEPS = 20, 1000

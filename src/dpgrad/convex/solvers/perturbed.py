@@ -25,6 +25,10 @@ from dpgrad.convex.solvers import gd
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 
+__all__ = [
+    "Curved", "Law", "Perturbation", "approximate", "curved", "minimiser", "moved", "noise", "solve", "tolerance",
+]  # fmt: skip
+
 Curved = Logistic | HuberSvm | Squared
 _TOLERANCE = 3e-10  # of the largest gradient that is possible
 _MOST_STEPS = 200

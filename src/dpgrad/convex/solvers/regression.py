@@ -39,6 +39,8 @@ from dpgrad.convex.losses import Array, Squared
 from dpgrad.convex.solvers import auto, gd
 from dpgrad.mechanism.keys import AnyKey, Key
 
+__all__ = ["FAILURE", "Statistics", "calibrated", "solve", "statistics"]
+
 FAILURE = 0.05  # ρ: the chance that the ridge is too small
 
 

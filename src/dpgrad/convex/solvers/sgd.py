@@ -31,6 +31,8 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import Poisson
 from dpgrad.mechanism.schedules import Schedule
 
+__all__ = ["calibrated", "halved", "harmonic", "root", "solve"]
+
 
 def calibrated(
     rows: int,

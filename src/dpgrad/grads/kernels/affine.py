@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dpgrad._triton import on_its_device
 
+__all__ = ["group_norm", "layer_norm"]
+
 
 @triton.jit
 def _group(scale, shift, x, g, eps, channels, space, C: tl.constexpr, S: tl.constexpr):

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dpgrad._triton import on_its_device
 
+__all__ = ["formed"]
+
 
 @triton.jit
 def _formed(

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dpgrad._triton import on_its_device
 
+__all__ = ["finite", "quotient", "together"]
+
 
 @triton.jit
 def _together(out, parts, many, examples, lost, PARTS: tl.constexpr, BLOCK: tl.constexpr):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from dpgrad._triton import on_its_device
 
+__all__ = ["ghost", "scaled", "swapped", "weighted", "weighted_outer"]
+
 
 @triton.jit
 def _cut(x):

@@ -15,6 +15,8 @@ from dpgrad._submodules import attribute
 from dpgrad.grads.layers import attention, convolution, embedding, linear, normalization, recurrent, reparametrized
 from dpgrad.grads.uses import Use
 
+__all__ = ["ANY_RANK", "REWRITES", "RULES", "Rule"]
+
 Rule = Callable[..., dict[str, Use]]
 
 RULES: dict[Callable[..., Any], Rule] = {

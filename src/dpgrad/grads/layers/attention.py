@@ -21,6 +21,8 @@ from torch.nn import functional as F
 
 from dpgrad.errors import UnsupportedModelError
 
+__all__ = ["REWRITES", "multi_head_attention_forward"]
+
 
 def _refuse(
     query: Tensor, key: Tensor, value: Tensor, static_k: Tensor | None, static_v: Tensor | None, hint_alone: bool

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.uses import Dense, Use, wide
 
+__all__ = ["RULES", "Sizes", "convolution", "transposed"]
+
 Sizes = int | Sequence[int]
 
 

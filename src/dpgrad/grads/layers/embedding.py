@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.uses import Lookup, Use
 
+__all__ = ["RULES", "embedding"]
+
 
 def embedding(
     g: Tensor,

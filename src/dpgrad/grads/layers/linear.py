@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from dpgrad.grads.uses import Dense, Outer, Use, wide
 
+__all__ = ["RULES", "addmm", "linear", "matmul"]
+
 
 def linear(g: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> dict[str, Use]:
     """y = x Wᵀ + b at any number of positions."""

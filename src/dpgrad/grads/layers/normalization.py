@@ -13,6 +13,8 @@ from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.sums import sum_dtype
 from dpgrad.grads.uses import Dense, Use, wide
 
+__all__ = ["RULES", "batch_norm", "group_norm", "instance_norm", "layer_norm", "refuse_training", "rms_norm"]
+
 _MOST_TOGETHER = 1 << 13  # values that a kernel holds at once
 
 

@@ -29,6 +29,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dpgrad.errors import UnsupportedModelError
 
+__all__ = ["REWRITES", "LayerWeights", "State", "Step", "known_inputs"]
+
 State = tuple[Tensor, ...]  # (h,), for the LSTM (h, c); each (batch, hidden)
 Step = Callable[[Tensor, Tensor, State], State]  # u, v and the state before -> the state after
 

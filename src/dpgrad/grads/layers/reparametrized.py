@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["REWRITES", "weight_norm"]
+
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """w = g·v/‖v‖, the norm over every dimension but ``dim``; -1 for all of them."""
