@@ -152,3 +152,26 @@ class TestFit:
             assert cli.main([*command, "--model", "nowhere.py:make"]) == 2
         with pytest.raises(errors.RunError, match="is not an empty folder"):
             done.save(tmp_path / "saved")
+
+    def test_a_buffer_that_the_rows_changed_is_not_saved(self, tmp_path: Path) -> None:
+        class Remembers(nn.Linear):
+            def __init__(self) -> None:
+                super().__init__(4, 3)
+                self.register_buffer("seen", torch.zeros(()))
+
+        model = Remembers()
+
+        def stopped(progress: Progress) -> None:
+            model.seen.fill_(float(rows()[0].sum()))  # a statistic of the rows, without noise
+
+        done = dpgrad.fit(model, rows(), **BUDGET, callbacks=stopped)
+        with pytest.raises(errors.UnsupportedModelError, match="seen of the model changed during the run"):
+            done.save(tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
+
+    def test_a_model_that_changed_after_the_run_is_not_saved(self, tmp_path: Path) -> None:
+        done = dpgrad.fit(nn.Linear(4, 3), rows(), **BUDGET)
+        with torch.no_grad():
+            done.model.weight.add_(1.0)  # type: ignore[operator, union-attr]
+        with pytest.raises(errors.UnsupportedModelError, match="the model changed after the run"):
+            done.save(tmp_path / "saved")

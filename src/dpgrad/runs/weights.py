@@ -36,10 +36,22 @@ class Weights:
         trained = {name for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
         may_change = trained | _functions_of_weights(model)
         self._fixed = {name: value.clone() for name, value in state.items() if name not in may_change}
+        self._settled: dict[str, int] | None = None
+
+    def settle(self) -> None:
+        """The run has ended: what changes a parameter from now on is no private step, and is refused."""
+        self._settled = self._versions()
+
+    def _versions(self) -> dict[str, int]:
+        return {name: value._version for name, value in self._model.named_parameters(remove_duplicate=False)}
 
     def state(self) -> dict[str, Tensor]:
         """The state to write: each value a copy of its own, so that no memory beside it is written with it."""
         self.refuse_changed()
+        if self._settled is not None and self._settled != self._versions():
+            raise UnsupportedModelError(
+                "the model changed after the run, which the guarantee does not cover: save it before it is changed"
+            )
         return {name: value.cpu().clone() for name, value in self._state().items()}
 
     def write(self, path: Path) -> None:

@@ -14,7 +14,7 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -31,7 +31,7 @@ from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
-from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError
+from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError, UnsupportedModelError
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
@@ -73,7 +73,7 @@ class Fitted:
     covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private. ``way`` is
     how the gradients of single examples were computed, and why so, without sizes or values of the data; None where no
     step was taken. ``dataset`` is the dataset of dpgrad that was trained on, if it was one, and ``described`` what
-    `dpgrad predict` needs to know of the model.
+    `dpgrad predict` needs to know of the model; ``weights`` is what `save` writes of it.
     """
 
     model: nn.Module
@@ -92,6 +92,7 @@ class Fitted:
     way: Way | None = None
     dataset: Dataset | None = None
     described: dict[str, Any] | None = None
+    weights: Weights | None = None
 
     @property
     def held_out(self) -> float | None:
@@ -112,11 +113,15 @@ class Fitted:
         Guarantee: it holds the trained parameters, which the guarantee covers, buffers that do not depend on the data,
         and the report. A model of which anything else would be written is refused.
         """
+        if self.weights is None:
+            Weights(unwrapped(self.model))  # says why
+            raise UnsupportedModelError("the model could not be released when the run began: train it again")
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path} is not an empty folder: choose another one")
+        self.weights.state()  # refuses before anything is written
         path.mkdir(parents=True, exist_ok=True)
-        _write(self, None, Weights(unwrapped(self.model)), path)
+        _write(self, None, self.weights, path)
 
 
 def fit(
@@ -325,7 +330,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     if computing.capture is not False and task.diagnostics is None:
         session.captured = captured(private, task.data, stepper, reason, required=computing.capture is True)
     session.begin(other=computing.capture is not True and session.captured is not None)
-    session.weights = None if run is None else Weights(private.model)
+    with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
+        session.weights = Weights(private.model)
     return session
 
 
@@ -335,6 +341,8 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
     complete = private.steps_taken == last
     event = private.ledger if run is None else run.event()
     way = None if private.way is None else private.way.to_release()
+    if session.weights is not None:
+        session.weights.settle()
     return Fitted(
         model=task.model,
         # of the whole plan where the run was cut short, since what it showed may be why
@@ -358,6 +366,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         way=way,
         dataset=task.dataset,
         described=_described(task),
+        weights=session.weights,
     )
 
 
