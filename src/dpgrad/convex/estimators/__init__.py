@@ -15,6 +15,7 @@ assumed public: the 2 classes, and that no label lies beyond them
 assumed public: every argument of the estimator
 not covered: other fits on the same rows, as tuning makes them: they are not added up, give them one shared ledger
 not covered: scores on these rows or on held-out ones, and choices made from them
+not covered: what was computed from these rows before the fit, such as means of a scaler without privacy
 reproducible, not for release
 """
 
