@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from dpgrad._submodules import attribute
 from dpgrad.convex.estimators.classifiers import DPLinearSVC, DPLogisticRegression
 from dpgrad.convex.estimators.preprocessing import DPStandardScaler, RowNormalizer
-from dpgrad.convex.estimators.privacy import Privacy, PrivacyWarning
+from dpgrad.convex.estimators.privacy import FitPrivacy, PrivacyWarning
 from dpgrad.convex.estimators.regressor import DPLinearRegression
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "DPLinearSVC",
     "DPLogisticRegression",
     "DPStandardScaler",
-    "Privacy",
+    "FitPrivacy",
     "PrivacyWarning",
     "RowNormalizer",
 ]

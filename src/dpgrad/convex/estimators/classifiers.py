@@ -18,7 +18,7 @@ from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import rows, solvers
 from dpgrad.convex.estimators.privacy import (
-    Privacy,
+    FitPrivacy,
     PrivacyWarning,
     charging,
     delta_for,
@@ -114,7 +114,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         self.cut_ = found.cut
         inferred = ("the labels that occur, read from y",) if self.classes is None else ()
         named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
-        self.privacy_ = Privacy(
+        self.privacy_ = FitPrivacy(
             guarantee(found.event, relation, delta),
             found.releases,
             (*rows.shape_facts(X, radius), *named, "every argument of the estimator"),

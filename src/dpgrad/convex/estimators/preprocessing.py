@@ -16,7 +16,7 @@ from dpgrad.accounting.events import Gaussian
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
 from dpgrad.convex.estimators import rows
-from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.estimators.privacy import FitPrivacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
@@ -151,7 +151,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         )
         release = Release("mean and mean square", relation.reach * math.sqrt(columns) / count, std / count, 1.0)
         facts = (*rows.table_facts(X), "bounds", "every other argument")
-        self.privacy_ = Privacy(price, (release,), facts, not_covered(self.ledger), key.reproducible)
+        self.privacy_ = FitPrivacy(price, (release,), facts, not_covered(self.ledger), key.reproducible)
         return self
 
     def transform(self, X: Any) -> Matrix:

@@ -14,20 +14,20 @@ from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
 from dpgrad.errors import DataError, OptionError
 
-__all__ = ["Privacy", "PrivacyWarning", "charging", "delta_for", "guarantee", "not_covered", "relation_of"]
+__all__ = ["FitPrivacy", "PrivacyWarning", "charging", "delta_for", "guarantee", "not_covered", "relation_of"]
 
 
 class PrivacyWarning(UserWarning):
-    """Something was read from the data that the guarantee does not cover; `Privacy.outside` lists it too."""
+    """Something was read from the data that the guarantee does not cover; `FitPrivacy.outside` lists it too."""
 
 
 @dataclass(frozen=True)
-class Privacy:
+class FitPrivacy:
     """The guarantee of one fit, the releases it is made of, what is assumed public, and what it does not cover.
 
     >>> from dpgrad.accounting.events import Gaussian
     >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
-    >>> print(Privacy(cost, (Release("mean", 0.02, 0.098, 1.0),), ("n = 100",), ("held-out scores",), True))
+    >>> print(FitPrivacy(cost, (Release("mean", 0.02, 0.098, 1.0),), ("n = 100",), ("held-out scores",), True))
     ε = 1 at δ = 1e-06 for datasets of the same public size, one row's contribution replaced by nothing (full batch, exact accountant)
     released: mean, sensitivity 0.02, noise 0.098, 100 % of the budget
     assumed public: n = 100
@@ -53,7 +53,7 @@ class Privacy:
 
         >>> from dpgrad.accounting.events import Gaussian
         >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
-        >>> Privacy(cost, (Release("mean", 0.02, 0.098, 1.0),), (), (), False).to_dict()["releases"][0]["name"]
+        >>> FitPrivacy(cost, (Release("mean", 0.02, 0.098, 1.0),), (), (), False).to_dict()["releases"][0]["name"]
         'mean'
         """
         promise = self.guarantee

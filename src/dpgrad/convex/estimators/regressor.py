@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import rows, solvers
-from dpgrad.convex.estimators.privacy import Privacy, charging, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.estimators.privacy import FitPrivacy, charging, delta_for, guarantee, not_covered, relation_of
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.errors import DataError, OptionError
 
@@ -105,7 +105,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.radius_, self.n_iter_, self.target_bounds_ = radius, found.steps, (low, high)
         self.coef_ = half * found.coef[:, 0]
         self.intercept_ = float(middle + half * found.intercept[0])
-        self.privacy_ = Privacy(
+        self.privacy_ = FitPrivacy(
             guarantee(found.event, relation, delta),
             found.releases,
             (*rows.shape_facts(X, radius), "target_bounds", "every other argument of the estimator"),
