@@ -175,3 +175,26 @@ class TestFit:
             done.model.weight.add_(1.0)  # type: ignore[operator, union-attr]
         with pytest.raises(errors.UnsupportedModelError, match="the model changed after the run"):
             done.save(tmp_path / "saved")
+
+    def test_a_model_that_takes_more_than_inputs_ends_with_a_report(self, tmp_path: Path) -> None:
+        class Masked(nn.Linear):
+            def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+                return super().forward(x * mask)
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            found: Tensor = model(batch[0], batch[1][:, None]).square().sum(1)
+            return found
+
+        done = dpgrad.fit(Masked(4, 3), (rows()[0], torch.ones(80)), loss, **BUDGET, folder=tmp_path / "run")
+        assert done.stopped == "plan"
+        assert done.report()["model"] is None
+        assert (tmp_path / "run" / "release" / "report.json").is_file()
+
+    def test_a_figure_that_is_not_finite_does_not_lose_the_run(self, tmp_path: Path) -> None:
+        inputs, held_out = rows()[0], (torch.full((5, 4), 3e38), torch.zeros(5, 1))
+        data, folder = (inputs, inputs[:, :1]), tmp_path / "run"
+        done = dpgrad.fit(nn.Linear(4, 1), data, "squared", **BUDGET, held_out=held_out, folder=folder)
+        assert done.held_out is not None
+        assert not np.isfinite(done.held_out)
+        found = json.loads((folder / "release" / "report.json").read_text("utf-8"))
+        assert found["result"]["held_out"] is None

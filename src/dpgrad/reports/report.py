@@ -113,11 +113,11 @@ def privacy(
         "stopped": fitted.stopped,
         "result": {
             "metric": fitted.metric,
-            "held_out": fitted.held_out,
+            "held_out": None if fitted.held_out is None else _finite(fitted.held_out),
             "steps": last,
             "seconds": fitted.seconds,
         },
-        "curves": [{**asdict(point), "epsilon": _finite(point.epsilon)} for point in fitted.curves],
+        "curves": [_without_infinities(asdict(point)) for point in fitted.curves],
         "plan": _without_infinities(fitted.plan.to_dict()),
         "event": events.to_dict(event) if distinct < _MOST_LEAVES else None,
         "distinct_steps": distinct,

@@ -17,9 +17,7 @@ from dpgrad.mechanism.mechanism import Mechanism
 __all__ = ["refuse_kinds", "refuse_model", "rule_fault", "warn_of_size"]
 
 _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bound
-
-
-_FAR = 4.0  # times: so far from its divisor a batch is not on purpose
+_FAR = 4.0  # how many times its divisor, or as small a share of it, a batch is not on purpose
 
 
 def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:

@@ -47,7 +47,7 @@ from dpgrad.training.curves import Point, Progress, Watch, evaluate, judging, re
 from dpgrad.training.diagnostics import Diagnostics, Recorder
 from dpgrad.training.graph import elsewhere, refusal
 from dpgrad.training.jobs import Rows
-from dpgrad.training.losses import Metric, loss_named, metric_named
+from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
 from dpgrad.training.models import OWN_MODEL
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder
 from dpgrad.training.plan import Plan, planned
@@ -371,12 +371,13 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
 
 
 def _described(task: _Task) -> dict[str, Any] | None:
-    """The shape of a row and the number of outputs, where the data are (inputs, targets); both are public."""
-    inputs = task.data[0] if isinstance(task.data, tuple) and len(task.data) == 2 else None
+    """The shape of a row and the number of outputs, where a loss by name calls the model on inputs; both are public."""
+    inputs = task.data[0] if isinstance(task.loss, NamedLoss) and isinstance(task.data, tuple) else None
     if not isinstance(inputs, Tensor) or task.privacy.several_rows or inputs.ndim < 2 or 0 in inputs.shape:
         return None
-    with torch.no_grad(), judging(task.core):
-        found: object = task.core(torch.zeros_like(inputs[:1], device=task.device))
+    found: object = None
+    with torch.no_grad(), judging(task.core), suppress(Exception):  # the budget is spent: a run must not end here
+        found = task.core(torch.zeros_like(inputs[:1], device=task.device))
     if not isinstance(found, Tensor) or found.ndim > 2:
         return None
     return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": found.shape[1] if found.ndim == 2 else 1}
