@@ -7,24 +7,26 @@ import argparse
 import hashlib
 import os
 import sys
+from typing import Any
 
 import torch
 from torch import nn
 
 import spread
-from dpgrad.training import session
 from dpgrad.training.curves import Progress
+from dpgrad.training.step import graphed
 
 forms = {"eager"}
 
 
-class Noted(session.CapturedStep):
-    """Says that the run was captured."""
+step = graphed.Graphed.step
 
-    def step(self) -> None:
-        forms.clear()
-        forms.add("captured")
-        super().step()
+
+def noted(self: graphed.Graphed, *given: Any) -> None:
+    """Says that the run was captured."""
+    forms.clear()
+    forms.add("captured")
+    step(self, *given)
 
 
 def main() -> None:
@@ -39,11 +41,11 @@ def main() -> None:
             print("died", *forms, flush=True)
             os._exit(0)  # as a process that is killed
 
-    session.CapturedStep = Noted  # type: ignore[misc]
+    graphed.Graphed.step = noted  # type: ignore[method-assign]
     torch.manual_seed(0)
     random = torch.Generator().manual_seed(1)
     images, labels = torch.randn(2000, 1, 12, 12, generator=random), torch.randint(4, (2000,), generator=random)
-    images[7, 0, 0, 0] = torch.nan  # a step that meets it is taken again without the graph
+    images[7, 0, 0, 0] = torch.nan  # it is left out within the graph
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 64),
         nn.Tanh(), nn.Linear(64, 4),

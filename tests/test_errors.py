@@ -15,7 +15,6 @@ from torch import nn
 import dpgrad
 from dpgrad import errors
 from dpgrad.accounting.events import Approximate, Compose, Gaussian, Poisson, Repeat
-from dpgrad.training.graph import CapturedStep
 
 PACKAGE = Path(dpgrad.__file__).parent
 KINDS = [getattr(errors, name) for name in errors.__all__]
@@ -84,8 +83,8 @@ def squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(model(batch)).square().sum(1)
 
 
-def private(model: nn.Module | None = None) -> dpgrad.PrivateGradient:
-    return dpgrad.PrivateGradient(model or nn.Linear(2, 1), squares, ONE_STEP)
+def private(model: nn.Module | None = None, **given: Any) -> dpgrad.PrivateGradient:
+    return dpgrad.PrivateGradient(model or nn.Linear(2, 1), squares, ONE_STEP, **given)
 
 
 def bad_option(folder: Path) -> None:
@@ -153,8 +152,7 @@ def one_loss_for_all(folder: Path) -> None:
 
 
 def captured_on_a_cpu(folder: Path) -> None:
-    gradient = private()
-    CapturedStep(gradient, torch.randn(8, 2), torch.optim.SGD(gradient.model.parameters(), lr=0.1))
+    private(capture=True).prepare(torch.randn(8, 2))
 
 
 def never_asked(key: object) -> Any:

@@ -83,12 +83,12 @@ def test_recomputed_momentum_is_the_sum_over_iterates(engine: str, inner: str, l
     momentum = InnerMomentum(0.6, length, inner)  # type: ignore[arg-type]
     now = {name: p.detach().clone() for name, p in trainable(model).items()}
     for steps_before in (0, 1, 5):
-        past: tuple[Iterate, ...] = ()
+        past: list[Iterate] = []
         for iterate in reversed(iterates[:steps_before]):
             with torch.no_grad():
                 for name, p in trainable(model).items():
                     p.copy_(iterate[name])
-            past = momentum.remembered(past, model)
+            momentum.remember(past, model)
         with torch.no_grad():
             for name, p in trainable(model).items():
                 p.copy_(now[name])
@@ -109,18 +109,35 @@ def test_length_zero_is_the_plain_gradient() -> None:
     model, ids, iterates = made()
     plain = clipped_sum(model, loss, ids, RULE)
     momentum = InnerMomentum(0.9, 0)
-    assert momentum.remembered(iterates, model) == ()
+    past: list[Iterate] = []
+    momentum.remember(past, model)
+    assert not past
     found = clipped_sum(model, loss, ids, RULE, momentum.engine(ENGINES["bookkeeping"], ()))
     assert_equal(dict(found.sums), dict(plain.sums))
 
 
 def test_remembered_iterates_are_copies() -> None:
     model, _, _ = made()
-    (kept,) = InnerMomentum(0.5, 1).remembered((), model)
+    past: list[Iterate] = []
+    InnerMomentum(0.5, 1).remember(past, model)
+    (kept,) = past
     before = kept["gain"].clone()
     with torch.no_grad():
         model.gain.add_(1)
     assert torch.equal(kept["gain"], before)
+
+
+def test_iterates_move_on_without_moving_in_memory() -> None:
+    model, _, _ = made()
+    momentum, past = InnerMomentum(0.5, 2), list[Iterate]()
+    for value in range(5):
+        with torch.no_grad():
+            model.gain.fill_(value)
+        momentum.remember(past, model)
+        if value == 1:
+            places = [each["gain"].data_ptr() for each in past]
+    assert [float(each["gain"].flatten()[0]) for each in past] == [4.0, 3.0]
+    assert [each["gain"].data_ptr() for each in past] == places
 
 
 @pytest.mark.parametrize("engine", ENGINES)

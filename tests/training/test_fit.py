@@ -26,7 +26,7 @@ from dpgrad.errors import CannotCaptureError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
-from dpgrad.training import fit, prepare, session
+from dpgrad.training import prepare, session
 from dpgrad.training.averaging import Ema
 from dpgrad.training.curves import Point, Progress, evaluate
 from dpgrad.training.diagnostics import Diagnostics
@@ -36,6 +36,7 @@ from dpgrad.training.pca import Projection
 from dpgrad.training.plan import make
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import RECIPES
+from replayed import on_cpu
 
 ROWS, STEPS = 60, 12
 SETTINGS: dict[str, Any] = {"steps": STEPS, "batch_size": 15, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 3}
@@ -375,31 +376,6 @@ def killed_at(step: int) -> Callable[[Progress], None]:
     return progress
 
 
-class Behind:
-    """Stands for a captured step: the model is that of the steps taken when it is asked to be."""
-
-    form = "graphs of some rows"
-
-    def __init__(self, private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer) -> None:
-        self.private, self.data, self.optimizer = private, data, optimizer
-        self.waiting: list[tuple[int, list[float]]] = []
-
-    def step(self) -> None:
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.waiting.append((self.private.charged(self.data), rates))
-
-    def settle(self) -> None:
-        for step, rates in self.waiting:
-            self.private.compute(self.data, step)
-            own = [group["lr"] for group in self.optimizer.param_groups]
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            self.optimizer.step()
-            for group, rate in zip(self.optimizer.param_groups, own, strict=True):
-                group["lr"] = rate
-        self.waiting = []
-
-
 class Turned(torch.autograd.Function):
     """y = x, with the gradient turned around: it can be neither followed nor lifted."""
 
@@ -487,8 +463,7 @@ class TestWay:
         assert not any(b"Smith" in path.read_bytes() for path in kept)
 
     def test_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("dpgrad.training.fit.refusal", lambda private, data: "")
-        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
+        on_cpu(monkeypatch)
         assert fitted(loss=losses_sorted).way == fitted(loss=losses_sorted, capture=False).way
 
     def test_resumed(self, tmp_path: Path) -> None:
@@ -586,7 +561,7 @@ class TestFolders:
     def test_a_capture_that_fails_costs_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stopped_at(5, tmp_path / "run")
         spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        monkeypatch.setattr(fit, "captured", impossible)
+        monkeypatch.setattr(PrivateGradient, "prepare", impossible)
         with pytest.raises(CannotCaptureError, match="not here"):
             fitted(folder=tmp_path / "run", resume=True, learning_rate=0.125)
         assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
@@ -682,13 +657,12 @@ class TestFolders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What a graph rounds otherwise than single kernels would show the same noise on another sum."""
-        monkeypatch.setattr("dpgrad.training.fit.refusal", lambda private, data: "")
-        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
+        on_cpu(monkeypatch)
         for where in ("run", "other"):
             with pytest.raises(RuntimeError, match="the process died"):
                 fitted(folder=tmp_path / where, progress=killed_at(8), checkpoint_every=3)
         done = fitted(folder=tmp_path / "run", resume=True)
-        assert torch.equal(weights(done.model), weights(fitted(capture=False).model))
+        assert torch.equal(weights(done.model), weights(fitted().model))
         monkeypatch.undo()
         with pytest.raises(ValueError, match=r"taken as graphs of .* as single kernels, .* give capture=False"):
             fitted(folder=tmp_path / "other", resume=True)
@@ -696,28 +670,21 @@ class TestFolders:
         assert done.stopped == "budget"  # paid for a new key
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(folder=tmp_path / "third", progress=killed_at(8), checkpoint_every=3)
-        monkeypatch.setattr("dpgrad.training.fit.refusal", lambda private, data: "")
-        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
+        on_cpu(monkeypatch)
         with pytest.raises(ValueError, match=r"taken as single kernels, .* graphs of .* give capture=True"):
             fitted(folder=tmp_path / "third", resume=True)
 
-    def test_a_run_within_a_limit_of_memory_is_not_captured_after_a_crash_either(
+    def test_a_run_within_a_limit_of_memory_keeps_to_its_pieces_after_a_crash(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What was found within the limit takes its place in a run that is resumed."""
-        asked: list[int | None] = []
-
-        def refused(private: PrivateGradient, data: Any) -> str:
-            asked.append(private._memory_limit)
-            return "" if private._memory_limit is None else "memory_limit is not captured"
-
-        monkeypatch.setattr("dpgrad.training.fit.refusal", refused)
-        monkeypatch.setattr("dpgrad.training.session.CapturedStep", Behind)
-        options: dict[str, Any] = {"folder": tmp_path / "run", "memory_limit": 1 << 30}
+        on_cpu(monkeypatch)
+        options: dict[str, Any] = {"folder": tmp_path / "run", "memory_limit": 60_000}
         with pytest.raises(RuntimeError, match="the process died"):
             fitted(progress=killed_at(8), checkpoint_every=3, **options)
-        assert fitted(resume=True, **options).stopped == "plan"
-        assert asked == [1 << 30, 1 << 30]
+        done = fitted(resume=True, **options)
+        assert done.stopped == "plan"
+        assert torch.equal(weights(done.model), weights(fitted(memory_limit=60_000).model))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     def test_cuda_a_captured_run_replays_to_the_bit(self, tmp_path: Path) -> None:
@@ -743,8 +710,6 @@ class TestFolders:
         with pytest.raises(CannotCaptureError, match="the model is on cpu"):
             fitted(folder=tmp_path / "run", capture=True)
         assert not (tmp_path / "run").exists()
-        with pytest.raises(ValueError, match="a captured step is not observed: leave out capture, or diagnostics"):
-            fitted(capture=True, diagnostics=Diagnostics())
         fitted(folder=tmp_path / "run")
         with pytest.raises(ValueError, match="is finished"):
             fitted(folder=tmp_path / "run", resume=True)

@@ -1,7 +1,7 @@
 """From each example's gradient to the clipped sum: norms, factors, one weighted sum."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from dpgrad import _triton
 from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error, own_products
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
-from dpgrad.grads.uses import Dense, Outer, Use
+from dpgrad.grads.uses import Dense, Outer, Use, select
 
-__all__ = ["PerExample"]
+__all__ = ["PerExample", "Scaled", "ZeroRows"]
 
 _HELD = 1 << 22  # values of short sums that are held at a time
 
@@ -36,28 +36,25 @@ class PerExample:
         Guarantee: the norm of one example's term is at most (1−τ)·scale(nᵢ)·nᵢ(1+τ), so at most ``clip`` for a rule
         that keeps scale(n)·n ≤ clip. An example with a gradient that is not finite is left out of every group.
         """
-        with torch.no_grad(), own_products():
-            norms, uses = self._measured(groups or {})
-            factors, finite = _factors(norms, scale)
-            if not bool(finite):
-                keep = norms.isfinite().all(0)
-                uses = {name: use.kept(keep) for name, use in uses.items()}
-            return _weighted(uses, factors, groups)
+        with self.scaled(scale, groups) as found:
+            return ClippedSum({name: found.sum(name) for name in self.uses})
 
     @contextmanager
-    def clipped_if_finite(
-        self, scale: Scale, groups: Groups | None = None
-    ) -> Iterator[tuple[Callable[[str], Tensor], Tensor]]:
-        """`clipped` parameter by parameter, and whether every example's gradient is finite, as a 0-d tensor.
+    def scaled(self, scale: Scale, groups: Groups | None = None, drop: "ZeroRows | None" = None) -> Iterator["Scaled"]:
+        """`clipped` parameter by parameter: norms, factors, and the sums, to be asked for within the block.
 
-        Nothing waits for the device. The sums are asked for by name, within the block.
+        With ``drop``, which sets the rows of examples that are left out to zero, nothing waits for a CUDA device.
 
-        Guarantee: that of `clipped` where the flag is true. Elsewhere the sums are worthless and must not be used.
+        Guarantee: that of `clipped`.
         """
         with torch.no_grad(), own_products():
             norms, uses = self._measured(groups or {})
-            factors, finite = _factors(norms, scale)
-            yield lambda name: _summed(uses[name], factors[_group(groups, name)]), finite
+            factors, keep = _factors(norms, scale)
+            if (drop is not None and norms.is_cuda) or not bool(keep.all()):
+                uses = {name: use.kept(keep, drop) for name, use in uses.items()}
+            if drop is not None:
+                drop.launch()
+            yield Scaled(norms, factors, keep, uses, groups)
 
     def norms(self, groups: Groups | None = None) -> Tensor:
         """The norm of each example, (groups, examples), rounded upwards. Private."""
@@ -97,7 +94,7 @@ def _together(parts: list[Tensor], squares: int) -> Tensor:
 
 
 def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    """(1−τ)·scale(nᵢ), 0 for an example that has a norm that is not finite, and whether there is none, a 0-d tensor."""
+    """(1−τ)·scale(nᵢ), 0 for an example that has a norm that is not finite, and whether it has none, (examples,)."""
     shrink = 1 - norm_error(norms.dtype)
     factors = scale(norms)
     alike = factors.shape == norms.shape and factors.dtype == norms.dtype == torch.float32
@@ -106,12 +103,67 @@ def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
 
         return finite(norms.contiguous(), factors.contiguous(), shrink)
     keep = norms.isfinite().all(0)
-    return torch.where(keep, factors, 0) * shrink, keep.all()
+    return torch.where(keep, factors, 0) * shrink, keep
 
 
-def _weighted(uses: Mapping[str, Use], factors: Tensor, groups: Groups | None) -> ClippedSum:
-    of_group = factors.unbind()
-    return ClippedSum({name: _summed(use, of_group[_group(groups, name)]) for name, use in uses.items()})
+@dataclass(frozen=True, repr=False)
+class Scaled:
+    """Norms and factors of a batch, and from them the sum of each parameter. Private.
+
+    >>> from dpgrad.grads.uses import Dense
+    >>> gradients = PerExample({"weight": Dense(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))})
+    >>> with gradients.scaled(lambda norms: (1 / norms).clamp(max=1)) as found:
+    ...     print(found.keep.tolist(), found.sum("weight").round(decimals=2), found.plain("weight").round(decimals=2))
+    [True, True] tensor([0.6000, 1.3000]) tensor([3.0000, 4.4900])
+    """
+
+    norms: Tensor  # (groups, examples)
+    factors: Tensor  # (groups, examples), shortened by τ
+    keep: Tensor  # (examples,), whether the gradient is finite
+    uses: Mapping[str, Use]
+    groups: Groups | None
+
+    def sum(self, name: str) -> Tensor:
+        """Σᵢ fᵢ gᵢ of one parameter."""
+        return _summed(self.uses[name], self.factors[_group(self.groups, name)])
+
+    def plain(self, name: str) -> Tensor:
+        """(1−τ) Σᵢ gᵢ of one parameter, over the examples that are kept."""
+        return _summed(self.uses[name], self.keep.to(self.norms.dtype) * (1 - norm_error(self.norms.dtype)))
+
+
+class ZeroRows:
+    """Sets rows to zero where they lie, those of many tensors in one launch. What `protected` owns is copied instead.
+
+    For a step of one's own tensors: the activations and gradients of a pass are nobody else's.
+    """
+
+    def __init__(self, protected: Iterable[Tensor] = ()) -> None:
+        self._protected = {tensor.untyped_storage().data_ptr() for tensor in protected}
+        self._waiting: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by the rows that are kept
+
+    def __call__(self, keep: Tensor, tensor: Tensor) -> Tensor:
+        if not _triton.runs_on(tensor) or not self._may_write(tensor):
+            return select(keep, tensor)
+        self._waiting.setdefault(id(keep), (keep, []))[1].append(tensor)
+        return tensor
+
+    def _may_write(self, tensor: Tensor) -> bool:
+        """Whether each row lies in one piece of memory, apart from the others, that may be written to."""
+        if tensor.untyped_storage().data_ptr() in self._protected or tensor.element_size() < 2:
+            return False
+        row = tensor.shape[1:].numel()
+        reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
+        return row > 0 and reach == row and tensor.stride(0) >= row and len(tensor) > 0
+
+    def launch(self) -> None:
+        """Set what was asked for."""
+        if self._waiting:
+            from dpgrad.grads.kernels.rows import zeroed
+
+            for keep, tensors in self._waiting.values():
+                zeroed(keep.to(torch.int8), tensors)
+            self._waiting.clear()
 
 
 def _summed(use: Use, factors: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.calls import KeptError
-from dpgrad.grads.uses import Use, one_by_one, wide
+from dpgrad.grads.uses import Drop, Use, one_by_one, wide
 
 __all__ = ["Again", "Answer", "Fork", "Found", "Joined", "Questions", "Seen", "by_path"]
 
@@ -167,8 +167,8 @@ class Joined:
     def per_example(self) -> Tensor:
         return self._together([wide(use.per_example()) for _, use in self.paths])
 
-    def kept(self, keep: Tensor) -> "Joined":
-        return replace(self, paths=tuple((own, use.kept(keep[own])) for own, use in self.paths))
+    def kept(self, keep: Tensor, drop: Drop | None = None) -> "Joined":
+        return replace(self, paths=tuple((own, use.kept(keep[own], drop)) for own, use in self.paths))
 
     def part(self, examples: slice) -> "Joined":
         start, stop, _ = examples.indices(self.examples)

@@ -29,7 +29,7 @@ divergences are jointly convex. So caching would be private too.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +73,19 @@ class InnerMomentum:
         """γ₀^j for each of the iterates, the latest first."""
         return [self.gamma**j for j in range(terms)]
 
-    def remembered(self, past: Sequence[Iterate], model: nn.Module) -> tuple[Iterate, ...]:
-        """The iterates to give to the next step: those before, the latest first, after the model's present one."""
-        now = {name: parameter.detach().clone() for name, parameter in trainable(model).items()}
+    def remember(self, past: list[Iterate], model: nn.Module) -> None:
+        """Put the model's present values first among ``past``, the iterates to give to the next step.
+
+        Once there are as many as are needed, they stay where they lie: values move from one to the next.
+        """
         most = self.length if self.inner == "current" else self.length + 1
-        return (now, *past)[:most]
+        if not most:
+            return
+        now = {name: parameter.detach() for name, parameter in trainable(model).items()}
+        if len(past) < most:
+            past.append({name: value.clone() for name, value in now.items()})
+        for later, earlier in zip([now, *past][-2::-1], past[::-1], strict=False):
+            torch._foreach_copy_(list(earlier.values()), [later[name] for name in earlier])
 
     def engine(self, engine: Engine, past: Sequence[Iterate]) -> Engine:
         """An engine whose gradients are m_k,i, made from ``engine`` and the past iterates, the latest first."""
@@ -127,12 +135,17 @@ class Average:
     """
 
     gamma: float
-    momenta: Mapping[str, Tensor] = field(repr=False)  # (examples, *shape)
-    updates: Tensor = field(repr=False)  # (examples,): how many gradients each average holds
+    momenta: Mapping[str, Tensor] = field(repr=False)  # (examples + 1, *shape); the last is for padding
+    updates: Tensor = field(repr=False)  # (examples + 1,): how many gradients each average holds
 
     def __repr__(self) -> str:
-        held = sum(momentum.nbytes for momentum in self.momenta.values())
-        return f"Average({len(self.updates):,} examples, {shown_bytes(held)}, private)"
+        held = sum(momentum[:-1].nbytes for momentum in self.momenta.values())
+        return f"Average({self.examples:,} examples, {shown_bytes(held)}, private)"
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are; as an index it stands for a place that no example fills."""
+        return len(self.updates) - 1
 
     @classmethod
     def for_model(cls, model: nn.Module, examples: int, gamma: float, limit: int | None = None) -> "Average":
@@ -156,24 +169,41 @@ class Average:
                 "there are: use InnerMomentum, which keeps nothing about examples, or fewer parameters"
             )
         momenta = {
-            name: torch.zeros((examples, *p.shape), dtype=sum_dtype(p.dtype), device=p.device)
+            name: torch.zeros((examples + 1, *p.shape), dtype=sum_dtype(p.dtype), device=p.device)
             for name, p in parameters.items()
         }
-        return cls(gamma, momenta, torch.zeros(examples, dtype=torch.int64, device=device))
+        return cls(gamma, momenta, torch.zeros(examples + 1, dtype=torch.int64, device=device))
 
-    def engine(self, engine: Engine, step: int) -> Engine:
+    def state(self) -> dict[str, Any]:
+        """The averages as they are now, for a checkpoint. Private."""
+        return {"momenta": {name: value[:-1].clone() for name, value in self.momenta.items()},
+                "updates": self.updates[:-1].clone()}  # fmt: skip
+
+    @classmethod
+    def restored(cls, gamma: float, state: Mapping[str, Any], device: torch.device) -> "Average":
+        """The averages of a `state`."""
+
+        def with_padding(held: Tensor) -> Tensor:
+            return torch.cat([held.to(device), held.new_zeros(1, *held.shape[1:], device=device)])
+
+        momenta = {name: with_padding(value) for name, value in state["momenta"].items()}
+        return cls(gamma, momenta, with_padding(state["updates"]))
+
+    def engine(self, engine: Engine, step: int | Tensor) -> Engine:
         """An engine that brings the averages of its examples up to ``step`` and returns them as the gradients.
 
-        An example that was already brought up to ``step`` stays as it is, so that a piece may be worked on again.
+        An example that was already brought up to ``step`` stays as it is, so that a piece may be worked on again. A
+        step on the device is not compared with what the examples have had.
         """
-        _validate.whole(step=step)
+        if isinstance(step, int):
+            _validate.whole(step=step)
         return partial(_averaged, self, engine, step)
 
 
 def _averaged(
     state: Average,
     engine: Engine,
-    step: int,
+    step: int | Tensor,
     model: nn.Module,
     loss: Loss,
     batch: tuple[Tensor, Batch],
@@ -183,14 +213,14 @@ def _averaged(
     index, inner = batch
     index = index.view(-1, rows)[:, 0]
     done = state.updates[index]
-    if bool(((done != step) & (done != step + 1)).any()):
+    if isinstance(step, int) and bool(((done != step) & (done != step + 1)).any()):
         raise RunError(f"every example must be averaged at every step, step {step} finds some that were not")
     found = engine(model, loss, inner, weights, rows)
     with torch.no_grad(), own_products():
         for name, use in found.uses.items():
             new, old = use.per_example(), state.momenta[name][index]
-            mixed = new if step == 0 else state.gamma * new + (1 - state.gamma) * old
-            again = (done == step + 1).view(-1, *[1] * (old.ndim - 1))
+            first, again = (of.view(-1, *[1] * (old.ndim - 1)) for of in (done == 0, done == step + 1))
+            mixed = torch.where(first, new, state.gamma * new + (1 - state.gamma) * old)
             state.momenta[name][index] = torch.where(again, old, mixed)
-        state.updates[index] = step + 1
+        state.updates[index] = torch.where(index < state.examples, step + 1, 0)
     return PerExample({name: Dense(momentum[index]) for name, momentum in state.momenta.items()})

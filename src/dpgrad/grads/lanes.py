@@ -55,7 +55,10 @@ _open: list[_Lanes] = []  # the backward pass runs in a thread of its own: no co
 
 @contextmanager
 def opened(streams: list[torch.cuda.Stream]) -> Iterator[None]:
-    """Within the block lanes beside the current stream are open; they are joined at its end."""
+    """Within the block lanes beside the current stream are open, where there are any; they are joined at its end."""
+    if not streams:
+        yield
+        return
     _open.append(_Lanes(torch.cuda.current_stream(), streams))
     try:
         yield

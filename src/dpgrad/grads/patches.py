@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpgrad.grads.precision import allows_tf32, in_tf32, tf32_margins
-from dpgrad.grads.uses import Dense, Use, ghost_squares, lengths, lost, one_by_one, select, wide, worth_forming
+from dpgrad.grads.uses import Dense, Drop, Use, ghost_squares, lengths, lost, one_by_one, select, wide, worth_forming
 
 __all__ = ["Patches"]
 
@@ -207,9 +207,9 @@ class Patches:
             torch.bmm(g.mT, a, out=found[part].flatten(0, 1))
         return found.view(self.examples, *self.shape)
 
-    def kept(self, keep: Tensor) -> "Patches":
-        items = keep.repeat_interleave(self._items)
-        return replace(self, inputs=select(items, self.inputs), gradients=select(items, self.gradients), norms=None)
+    def kept(self, keep: Tensor, drop: Drop | None = None) -> "Patches":
+        items, drop = keep.repeat_interleave(self._items) if self._items > 1 else keep, drop or select
+        return replace(self, inputs=drop(items, self.inputs), gradients=drop(items, self.gradients), norms=None)
 
     def part(self, examples: slice) -> "Patches":
         start, stop, _ = examples.indices(self.examples)

@@ -14,7 +14,7 @@ formed in it, and the margin says what that costs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
@@ -27,8 +27,8 @@ from dpgrad.grads.precision import SUMMED_AT_ONCE, allows_tf32, in_tf32, tf32_ma
 from dpgrad.grads.sums import sum_dtype
 
 __all__ = [
-    "Dense", "Lookup", "Outer", "Tied", "Use", "combined", "ghost_squares", "lengths", "lost", "mass_of", "norm",
-    "one_by_one", "rounding", "select", "wide", "worth_forming",
+    "Dense", "Drop", "Lookup", "Outer", "Tied", "Use", "combined", "ghost_squares", "lengths", "lost", "mass_of",
+    "norm", "one_by_one", "rounding", "select", "wide", "worth_forming",
 ]  # fmt: skip
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
@@ -36,6 +36,9 @@ _LAMBDA = 8.0
 _AT_ONCE = 1 << 13  # squares that are added up one after another
 _KEPT = {"cpu": 2}  # at most so many times as many values of a kept matrix as of what it is made of; otherwise once
 _SMALL = 1 << 16  # values of a matrix whose products are summed by a kernel of our own
+
+
+Drop = Callable[[Tensor, Tensor], Tensor]  # keep (rows,), tensor (rows, ...) -> the tensor with other rows zero
 
 
 class Use(Protocol):
@@ -66,8 +69,8 @@ class Use(Protocol):
     def per_example(self) -> Tensor:
         """The gradients themselves, (examples, *shape)."""
 
-    def kept(self, keep: Tensor) -> Self:
-        """The same with the examples outside ``keep`` set to zero, whatever they held."""
+    def kept(self, keep: Tensor, drop: "Drop | None" = None) -> Self:
+        """The same with the examples outside ``keep`` set to zero, whatever they held: by ``drop``, else in a copy."""
 
     def part(self, examples: slice) -> Self:
         """Some of the examples."""
@@ -92,8 +95,15 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def select(keep: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor with the examples outside ``keep`` replaced by zeros: 0·inf is NaN, so no product would do."""
-    return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, 0)
+    """The tensor with the examples outside ``keep`` replaced by zeros: 0·inf is NaN, so no product would do.
+
+    A value that is expanded over some dimensions stays so.
+    """
+    for dim in range(1, tensor.ndim):
+        if not tensor.stride(dim) and tensor.shape[dim] > 1:
+            whole, tensor = tensor.shape, tensor.narrow(dim, 0, 1)
+            return select(keep, tensor).expand(whole)
+    return torch.where(keep.bool().view(-1, *[1] * (tensor.ndim - 1)), tensor, 0)
 
 
 @dataclass(frozen=True)
@@ -145,8 +155,8 @@ class Dense:
     def per_example(self) -> Tensor:
         return wide(self.gradients)
 
-    def kept(self, keep: Tensor) -> "Dense":
-        return Dense(select(keep, self.gradients))
+    def kept(self, keep: Tensor, drop: Drop | None = None) -> "Dense":
+        return Dense((drop or select)(keep, self.gradients))
 
     def part(self, examples: slice) -> "Dense":
         return Dense(self.gradients[examples])
@@ -232,8 +242,9 @@ class Outer:
         with in_tf32() if self._in_tf32 else nullcontext():
             return wide(self.gradients).mT @ wide(self.inputs)
 
-    def kept(self, keep: Tensor) -> "Outer":
-        return Outer(select(keep, self.inputs), select(keep, self.gradients), self.tf32)
+    def kept(self, keep: Tensor, drop: Drop | None = None) -> "Outer":
+        drop = drop or select
+        return Outer(drop(keep, self.inputs), drop(keep, self.gradients), self.tf32)
 
     def part(self, examples: slice) -> "Outer":
         return Outer(self.inputs[examples], self.gradients[examples], self.tf32)
@@ -287,8 +298,8 @@ class Lookup:
         total = torch.zeros((len(g), *self.shape), dtype=g.dtype, device=g.device)
         return total.scatter_add_(1, self.indices[..., None].expand_as(g), g)
 
-    def kept(self, keep: Tensor) -> "Lookup":
-        return replace(self, gradients=select(keep, self.gradients))
+    def kept(self, keep: Tensor, drop: Drop | None = None) -> "Lookup":
+        return replace(self, gradients=(drop or select)(keep, self.gradients))
 
     def part(self, examples: slice) -> "Lookup":
         return Lookup(self.indices[examples], self.gradients[examples], self.count)
@@ -341,8 +352,8 @@ class Tied:
     def per_example(self) -> Tensor:
         return self.rows.per_example() + self._exact().per_example()
 
-    def kept(self, keep: Tensor) -> "Tied":
-        return Tied(self.rows.kept(keep), self.outer.kept(keep))
+    def kept(self, keep: Tensor, drop: Drop | None = None) -> "Tied":
+        return Tied(self.rows.kept(keep, drop), self.outer.kept(keep, drop))
 
     def part(self, examples: slice) -> "Tied":
         return Tied(self.rows.part(examples), self.outer.part(examples))

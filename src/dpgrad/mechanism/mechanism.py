@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,7 @@ class Mechanism:
             )
         return self.batch_size
 
-    @property
+    @cached_property
     def _steady(self) -> bool:
         """Whether every step is known to cost the same."""
         held = not self.hold_noise or schedules.is_constant(self.clip)
@@ -270,11 +271,18 @@ class Mechanism:
         """
         self._check_step(step)
         span = self.sampler.span
+        if span == 1 and self._steady:
+            return self._every_step
         first = step - step % span
         if step not in (first, start):
             return NOTHING
         least = self._multipliers(min(span, self.steps - first), first).min()
         return self.sampler.event(float(least), first)
+
+    @cached_property
+    def _every_step(self) -> Event:
+        """The event of each step, where all cost the same; asked for at every step of a run."""
+        return self.sampler.event(float(self._multipliers(1, 0)[0]), 0)
 
     def event(self) -> Event:
         """Return the event of the whole run, with consecutive equal steps counted together.

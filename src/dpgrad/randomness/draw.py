@@ -160,11 +160,11 @@ def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int,
         counts = torch.full((len(steps),), rows, device=device)
     else:
         drawn = [sampler.draw(rows, step, key) for step in steps]
-        counts = torch.tensor([len(each) for each in drawn], device=device)
+        counts = _sent(torch.tensor([len(each) for each in drawn]), device)
         indices = torch.zeros(len(steps), capacity, dtype=torch.int64)
         for line, each in zip(indices, drawn, strict=True):
             line[: len(each)] = torch.from_numpy(each[:capacity])
-        indices = indices.to(device)
+        indices = _sent(indices, device)
     filled = torch.arange(capacity, device=device) < counts[:, None]
     # A place that is not filled repeats the first: no row is touched that the step did not draw, unless it drew none.
     return Ahead(torch.where(filled, indices, indices[:, :1]), counts)
@@ -191,7 +191,7 @@ def _included_at(key: AnyKey, steps: range, rows: int, rates: list[float], devic
 
     secret = philox.constants(sampling.philox_key(key).tolist(), device)
     lasts = [philox.signed(bound - 1) for bound in below]
-    at, up_to = (torch.tensor(each, device=device) for each in (list(steps), lasts))
+    at, up_to = (_sent(torch.tensor(each), device) for each in (list(steps), lasts))
     return words_below(secret, at, up_to, rows)
 
 

@@ -45,7 +45,6 @@ from dpgrad.training import source
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.curves import Point, Progress, Watch, evaluate, judging, refuse_held_out
 from dpgrad.training.diagnostics import Diagnostics, Recorder
-from dpgrad.training.graph import elsewhere, refusal
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
 from dpgrad.training.models import OWN_MODEL
@@ -54,7 +53,8 @@ from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
-from dpgrad.training.session import Session, behaviours, captured, identity
+from dpgrad.training.session import Session, behaviours, identity
+from dpgrad.training.step.graphed import elsewhere
 
 __all__ = ["WEIGHTS", "Callback", "Fitted", "fit"]
 
@@ -261,8 +261,6 @@ class _Task:
         fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
         if folder is not None:
             Weights(self.core)  # a model of which not everything may be released
-        if self.computing.capture and self.diagnostics is not None:
-            raise OptionError("a captured step is not observed: leave out capture, or diagnostics")
         if self.computing.capture and self.device.type != "cuda":
             raise CannotCaptureError(elsewhere(self.device))
 
@@ -309,7 +307,7 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
         task.model, task.loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
         inner_momentum=method.inner_momentum, average=method.average, several_rows=several,
         microbatch=computing.microbatch, memory_limit=computing.memory_limit, collate=task.collate,
-        augment=method.augment, **({"seed": seed} if run is None else _keyed(run)),
+        augment=method.augment, capture=computing.capture, **({"seed": seed} if run is None else _keyed(run)),
     )  # fmt: skip
     parameters = trainable(private.model).values()
     stepper = optimizer_named(method.optimizer, parameters, plan.learning_rate_at(0) or 1.0, method.momentum)
@@ -325,11 +323,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     held_out = task.held_out or HeldOut()
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
     session.watch = Watch(plan, _every(held_out.evaluate_every, plan), score, task.progress)
-    reason = refusal(private, task.data)  # before a limit of memory is replaced by what was found within it
     session.resume()
-    if computing.capture is not False and task.diagnostics is None:
-        session.captured = captured(private, task.data, stepper, reason, required=computing.capture is True)
-    session.begin(other=computing.capture is not True and session.captured is not None)
+    session.begin(computing.capture)
     with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
         session.weights = Weights(private.model)
     return session

@@ -18,62 +18,47 @@ The rest is ordinary PyTorch: the noisy gradient may be used freely, by any opti
 True
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from dpgrad import _processes, _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.accounting.guarantee import Guarantee
-from dpgrad.errors import BudgetSpentError, DataError, OptionError, ResumeError, RunError, UnsupportedModelError
-from dpgrad.grads import ENGINES, ClippedSum, Engine, Way, clipped_sum
+from dpgrad.errors import (
+    BudgetSpentError,
+    CannotCaptureError,
+    DataError,
+    OptionError,
+    ResumeError,
+    RunError,
+    UnsupportedModelError,
+)  # fmt: skip
+from dpgrad.grads import ENGINES, Way
 from dpgrad.grads.again import Again
 from dpgrad.grads.check import PROBED, compare, prepared
-from dpgrad.grads.history import Average, InnerMomentum, Iterate
+from dpgrad.grads.history import Average, InnerMomentum
 from dpgrad.grads.memory import fitting
-from dpgrad.grads.scaling import Bounded, Hard, ScaleRule
-from dpgrad.grads.sums import Batch, Loss, Scale, trainable
+from dpgrad.grads.scaling import Hard, ScaleRule
+from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import Key
-from dpgrad.mechanism.mechanism import Group, Mechanism
-from dpgrad.randomness import draw, noise
+from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.randomness import draw
 from dpgrad.training import source
 from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
-from dpgrad.training.augment import Augment, augmented, probed
+from dpgrad.training.augment import Augment, probed
+from dpgrad.training.step.graphed import FEWEST_STEPS, Graphed
+from dpgrad.training.step.taped import Taped
+from dpgrad.training.step.work import Observed, Work
 
 __all__ = ["Observed", "PrivateGradient", "signature"]
-
-
-@dataclass(frozen=True, repr=False)
-class Observed:
-    """Intermediate values of one step. All but ``noisy`` are private and outside the guarantee.
-
-    ``raw`` is the sum of the examples' gradients at the current weights, neither scaled nor noised. Like ``noisy`` it
-    is divided by the expected batch size.
-
-    >>> Observed(0, torch.ones(1, 2), torch.ones(1, 2), 1.0, {}, {}, {})
-    Observed(step 0, private)
-    """
-
-    step: int
-    norms: Tensor  # (groups, examples), of what the rule scaled
-    factors: Tensor  # (groups, examples), as the rule gave them
-    clip: Tensor | float  # (groups, 1) where there are groups
-    clipped_sum: Mapping[str, Tensor]
-    noisy: Mapping[str, Tensor]
-    raw: Mapping[str, Tensor]
-
-    def __repr__(self) -> str:
-        return f"Observed(step {self.step}, private)"
 
 
 class PrivateGradient:
@@ -126,6 +111,8 @@ class PrivateGradient:
         collate: source.Collate = default_collate,
         augment: Augment | None = None,
         observe: Callable[[Observed], None] | None = None,
+        capture: bool | None = None,
+        workers: int = 0,
         seed: int | None = None,
         key: Key | None = None,
         start: int = 0,
@@ -135,7 +122,6 @@ class PrivateGradient:
         _processes.refuse_several()
         refuse_kinds(loss, mechanism, rule, inner_momentum)
         self.model, self.mechanism = unwrapped(model), mechanism
-        self.rule = Hard() if rule is None else rule
         _check_computing(engine, microbatch, memory_limit)
         if average is not None:
             _check_average(mechanism, inner_momentum)
@@ -146,20 +132,18 @@ class PrivateGradient:
         _validate.whole(most=mechanism.steps, start=start)
         _ = mechanism.divisor  # refused here, not at the first step
         refuse_model(self.model, mechanism)
-        self._groups()
         self.key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
-        self.observe = observe
-        self._loss, self._engine_name = loss, engine
-        self._shapes: dict[str, list[torch.Size]] = {}  # of examples, by what makes them
-        self._several_rows, self._augment = several_rows or augment is not None, augment
-        self._inner_momentum, self._average = inner_momentum, average
-        self._microbatch, self._memory_limit, self._collate = microbatch, memory_limit, collate
+        self.work = Work(
+            self.model, loss, mechanism, self.key, Hard() if rule is None else rule, inner_momentum, average,
+            several_rows or augment is not None, augment, collate, start, microbatch, observe, charge is not None,
+        )  # fmt: skip
+        self.work.groups()
+        self._engine_name, self._memory_limit, self._capture, self._workers = engine, memory_limit, capture, workers
+        self._running: Taped | Graphed | None = None
+        self.not_captured = ""  # why steps are not captured, where they might have been
         self._rows: int | None = None
         self._data: source.Remembered | None = None
         self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
-        self._iterates: tuple[Iterate, ...] = ()
-        self._state: Average | None = None
-        self._engine: Engine | None = None
         self.way: Way | None = None  # how gradients are computed; known from the first step on
         self._again = Again()
         self._checked: list[object] = []
@@ -217,7 +201,7 @@ class PrivateGradient:
     def charged(self, data: Any) -> int:
         """Charge the next step and return its number; the caller must then `compute` that step, once.
 
-        For callers that replay a captured step (`dpgrad.training.graph`). All others call `step`.
+        For callers that have to do something between the two. All others call `step`.
         """
         _processes.refuse_several()
         rows = self._same_rows(data)
@@ -254,26 +238,40 @@ class PrivateGradient:
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
             )
         self._owed.discard(step)
-        with self._own_randomness(step):
-            chosen, batch = self._drawn(data, rows, step)
-            scale = _Recorded(self.scale(self._clips(step)))
-            total = self._clipped_sum(chosen, batch, rows, step, scale)
-        if self._inner_momentum is not None:
-            self._iterates = self._inner_momentum.remembered(self._iterates, self.model)
-        noisy = self._write(total, step)
-        if self.observe is not None:
-            self.observe(self._observed(step, batch, scale, total, noisy))
+        self._runner(data, rows).step(data, rows, step)
 
-    def scale(self, clip: Tensor | float) -> Scale:
-        """Return the function from norms to factors that keeps every example within ``clip``, whatever the rule.
+    def prepare(self, data: Any) -> None:
+        """Check the model on some examples, and capture its step where it can be: what the first step would do.
 
-        Every step uses it, captured or not.
+        Nothing is released, and nothing charged.
         """
-        return Bounded(self.rule, clip)
+        rows = self._same_rows(data)
+        self._try_rule()
+        self._prepare(data, rows)
+        self._runner(data, rows)
 
-    def computed_elsewhere(self) -> None:
-        """Mark all charged steps as computed by other means: `compute` then refuses them."""
-        self._owed.clear()
+    @property
+    def form(self) -> str:
+        """How steps are run, which their rounding depends on; known from `prepare` or the first step on."""
+        return Taped.form if self._running is None else self._running.form
+
+    @property
+    def rule(self) -> ScaleRule:
+        """The rule that scales each example."""
+        return self.work.rule
+
+    @rule.setter
+    def rule(self, rule: ScaleRule) -> None:
+        self.work.rule = rule
+
+    @property
+    def observe(self) -> Callable[[Observed], None] | None:
+        """Who is shown the intermediate values of each step."""
+        return self.work.observe
+
+    @observe.setter
+    def observe(self, observe: Callable[[Observed], None] | None) -> None:
+        self.work.observe = observe
 
     def state(self) -> dict[str, Any]:
         """Return everything except the key that the next step depends on. Private; store it at once.
@@ -287,15 +285,15 @@ class PrivateGradient:
         >>> private.state()["step"]
         1
         """
-        kept = self._state
+        kept = self.work.averages
         return {
             "key": self.key.derive("state").hex(),
             "step": self._step,
             "start": self._start,
             "ledger": to_json(self._own_ledger),
-            "microbatch": self._microbatch,
-            "iterates": [dict(iterate) for iterate in self._iterates],
-            "average": None if kept is None else {"momenta": dict(kept.momenta), "updates": kept.updates},
+            "microbatch": self.work.microbatch,
+            "iterates": [{name: value.clone() for name, value in iterate.items()} for iterate in self.work.iterates],
+            "average": None if kept is None else kept.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -320,34 +318,35 @@ class PrivateGradient:
             )
         if not same and leaves(from_json(state["ledger"])) - leaves(self._before):
             raise ResumeError("before must hold what the state spent under its own key: a new key adds to it")
-        if len(state["iterates"]) and self._inner_momentum is None:
+        if len(state["iterates"]) and self.work.inner_momentum is None:
             raise ResumeError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
         parameters = trainable(self.model)
-        self._iterates = tuple(
-            {name: value.to(parameters[name].device) for name, value in iterate.items()}
+        self.work.iterates[:] = [
+            {name: value.to(parameters[name].device, copy=True) for name, value in iterate.items()}
             for iterate in state["iterates"]
-        )
+        ]
         self._step = step
         if not same:
             return
         self._charged = _expanded(from_json(state["ledger"]))
         if state["microbatch"] is not None:
-            self._microbatch, self._memory_limit = state["microbatch"], None  # what was found then
+            self.work.microbatch, self._memory_limit = state["microbatch"], None  # what was found then
         if (kept := state["average"]) is not None:
-            if self._average is None:
+            if self.work.average is None:
                 raise ResumeError("the state has averages of examples: give the average it was taken with")
-            device = self._device()
-            momenta = {name: value.to(device) for name, value in kept["momenta"].items()}
-            self._state = Average(self._average, momenta, kept["updates"].to(device))
+            self.work.averages = Average.restored(self.work.average, kept, self.work.device)
 
     def _try_rule(self) -> None:
         """Refuse a rule of the user's own that cannot be held to its contract, and note what has to be corrected."""
         if self.rule is not self._tried:
-            self._fault = rule_fault(self.rule, self._clips, self.mechanism.steps, self._device())
+            self._fault = rule_fault(self.rule, self.work.clips, self.mechanism.steps, self.work.device)
             self._tried = self.rule
 
     def _same_rows(self, data: Any) -> int:
         """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted."""
+        if self._rows is not None and self._data is not None and data is self._data.data and self._data.steady():
+            self._compared = data
+            return self._rows
         rows = source.rows(data)
         if self._data is None:
             self._data = source.Remembered.of(data, self.key)
@@ -369,22 +368,26 @@ class PrivateGradient:
         now = signature(self.model)
         if now == self._checked or not rows:
             return
-        if self._state is not None and set(self._state.momenta) != set(trainable(self.model)):
+        work = self.work
+        if work.averages is not None and set(work.averages.momenta) != set(trainable(self.model)):
             raise UnsupportedModelError(
                 "average keeps a vector for each parameter: train the same parameters at every step"
             )
         warn_of_size(self.mechanism, rows)
         probe = self._probe(data, self._from_all_over(rows))
-        self._engine, self.way = prepared(self.model, self._loss, probe, self._engine_name, self._several_rows)
+        work.engine, self.way = prepared(self.model, work.loss, probe, self._engine_name, work.several_rows)
         if self._memory_limit is not None:
-            most = fitting(self.model, self._loss, probe, self._memory_limit, self._engine, self._several_rows)
-            self._microbatch = most if self._microbatch is None else min(most, self._microbatch)
+            most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
+            work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
         self._checked = now
+        if isinstance(self._running, Graphed):
+            self._running.close()
+        self._running = None
 
     def _probe(self, data: Any, indices: Tensor) -> Batch:
         """These examples as a step would see them."""
-        batch = self._gathered(data, indices)
-        return batch if self._augment is None else probed(self._augment, batch, self.key)
+        batch = self.work.gathered(data, indices)
+        return batch if self.work.augment is None else probed(self.work.augment, batch, self.key)
 
     def _from_all_over(self, rows: int) -> Tensor:
         """Some examples from all over the data, the same ones whenever this run is resumed."""
@@ -399,127 +402,32 @@ class PrivateGradient:
 
         Values change: what was zero at the first step hides nothing later. A difference stops the run.
         """
-        if self._engine is None or not self._again.due():
+        if self.work.engine is None or not self._again.due():
             return
         # Where memory does not do for it, the step itself may do with smaller pieces.
         with self._again.timed(), suppress(torch.OutOfMemoryError, MemoryError):
-            chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
+            chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self.work.device)
             if len(chosen):
                 few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
-                compare(self.model, self._loss, few, self._engine, self._engine_name, self._several_rows)
+                compare(self.model, self.work.loss, few, self.work.engine, self._engine_name, self.work.several_rows)
 
-    @contextmanager
-    def _own_randomness(self, step: int) -> Iterator[None]:
-        """Within the block torch's default generators, from which dropout draws, are those of (key, step).
-
-        Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
-        """
-        device = self._device()
-        seed = int.from_bytes(self.key.derive("model", str(step), size=8), "little")
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.default_generator.manual_seed(seed)
-            if device.type == "cuda":
-                torch.cuda.default_generators[device.index].manual_seed(seed)
-            yield
-
-    def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
-        """The examples of this step: their indices, and the batch where there are any."""
-        chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self._device())
-        if self._engine is None or not len(chosen):
-            return chosen[:0], None
-        batch = self._gathered(data, chosen)
-        if self._augment is None:
-            return chosen, batch
-        return chosen, self._alike("augment", augmented(self._augment, batch, chosen, self.key, step))
-
-    def _clipped_sum(self, chosen: Tensor, batch: Batch, rows: int, step: int, scale: "_Recorded") -> ClippedSum:
-        engine = self._engine
-        if engine is None or not len(chosen):
-            return ClippedSum.zero(self.model)
-        if self._inner_momentum is not None:
-            engine = self._inner_momentum.engine(engine, self._iterates)
-        if self._average is not None:
-            if self._state is None:
-                self._state = Average.for_model(self.model, rows, self._average)
-            engine = self._state.engine(engine, step - self._start)
-            index = chosen[:, None].expand(-1, _width(batch)) if self._several_rows else chosen
-            batch = index, batch
-        total = self._summed(batch, scale, engine)
-        if self._charge is not None and scale.pieces != -(-len(chosen) // (self._microbatch or len(chosen))):
-            raise MemoryError(
-                "this step did not fit in memory in one piece, and smaller pieces round differently, so that it could "
-                "not be replayed: give microbatch"
-            )
-        return total
-
-    def _summed(self, batch: Batch, scale: Scale, engine: Engine) -> ClippedSum:
-        return clipped_sum(
-            self.model, self._loss, batch, scale, engine,
-            groups=self._groups(), several_rows=self._several_rows, microbatch=self._microbatch,
-        )  # fmt: skip
-
-    def _write(self, total: ClippedSum, step: int) -> dict[str, Tensor]:
-        """Add noise, divide, and write the mean to ``.grad``; the mean before it is rounded to the parameter's type."""
-        std_of = cache(partial(self.mechanism.std_at, step))  # asked once for a group, not for every parameter
-        stds = {name: std_of(self.group_of(name)) for name in total.sums}
-        noisy = noise.noisy_means(total.sums, stds, self.key, step, self.mechanism.divisor)
-        for name, parameter in self.model.named_parameters():
-            # One that was frozen meanwhile gets none: an optimizer would take the last step's gradient again.
-            parameter.grad = noisy[name].to(parameter.dtype) if parameter.requires_grad else None
-        return noisy
-
-    def _observed(
-        self, step: int, batch: Batch, scale: "_Recorded", total: ClippedSum, noisy: dict[str, Tensor]
-    ) -> Observed:
-        raw = ClippedSum.zero(self.model)
-        if self._engine is not None and batch is not None:
-            with self._own_randomness(step):  # the masks of dropout are those of the step
-                raw = self._summed(batch, torch.ones_like, self._engine)
-        means = {name: value / self.mechanism.divisor for name, value in raw.sums.items()}
-        noisy = {name: value.clone() for name, value in noisy.items()}  # .grad may be the same memory
-        norms, factors = scale.seen(self._device())
-        return Observed(step, norms, factors, self._clips(step), total.sums, noisy, means)
-
-    def group_of(self, name: str) -> Group | None:
-        """The group of a parameter; None where all are clipped together."""
-        return self.mechanism.group_of(name) if self.mechanism.groups else None
-
-    def _groups(self) -> dict[str, int] | None:
-        """The group of each trainable parameter; None where all are clipped together."""
-        groups = self.mechanism.groups
-        if not groups:
-            return None
-        return {name: groups.index(self.mechanism.group_of(name)) for name in trainable(self.model)}
-
-    def _clips(self, step: int) -> Tensor | float:
-        """The clip bound, (groups, 1) where there are groups."""
-        groups = self._groups()
-        if groups is None:
-            return self.mechanism.clip_at(step)
-        last = max(groups.values())  # groups after it have nothing to clip
-        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
-        return torch.tensor(clips, dtype=torch.float64, device=self._device())[:, None]
-
-    def _gathered(self, data: Any, indices: Tensor) -> Batch:
-        """The examples at ``indices``, on the model's device."""
-        return self._alike("collate", source.gathered(data, indices, self._device(), self._collate))
-
-    def _alike(self, made_by: str, batch: Batch) -> Batch:
-        """The batch, if its examples have the shapes that examples had before.
-
-        Guarantee: shapes are the same at every step. Padded to the longest of a batch, the gradient of one example
-        would be measured otherwise where another takes part, and the factors of all would change.
-        """
-        shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
-        if shapes != self._shapes.setdefault(made_by, shapes):
-            raise DataError(
-                f"{made_by} gives examples of other shapes than before: pad all examples to one fixed length, not to "
-                "the longest of a batch, which one example decides"
-            )
-        return batch
-
-    def _device(self) -> torch.device:
-        return next(parameter.device for parameter in self.model.parameters() if parameter.requires_grad)
+    def _runner(self, data: Any, rows: int) -> "Taped | Graphed":
+        """Who runs the steps: graphs on a CUDA device, single calls where there can be none."""
+        if self._running is not None:
+            return self._running
+        worth = self._capture or self.mechanism.steps >= FEWEST_STEPS
+        if self._capture is not False and worth and rows:
+            try:
+                self._running = Graphed(self.work, data, rows, self._workers)
+                return self._running
+            except CannotCaptureError as error:
+                if self._capture:
+                    raise
+                self.not_captured = str(error)
+                if self.work.device.type == "cuda":
+                    _validate.warn(f"the step is not captured as a CUDA graph: {error}")
+        self._running = Taped(self.work)
+        return self._running
 
 
 def _check_computing(engine: str, microbatch: int | None, memory_limit: int | None) -> None:
@@ -547,30 +455,6 @@ def _expanded(event: Event) -> list[Leaf]:
             return [event]
 
 
-class _Recorded:
-    """A scale that remembers the pieces in which it was asked."""
-
-    def __init__(self, scale: Scale) -> None:
-        self._scale = scale
-        self._seen: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, norms: Tensor) -> Tensor:
-        factors = self._scale(norms)
-        self._seen.append((norms, factors))
-        return factors
-
-    @property
-    def pieces(self) -> int:
-        return len(self._seen)
-
-    def seen(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Norms and factors, (groups, examples)."""
-        if not self._seen:
-            return torch.zeros(1, 0, device=device), torch.zeros(1, 0, device=device)
-        norms, factors = (torch.cat(part, 1) for part in zip(*self._seen, strict=True))
-        return norms, factors
-
-
 def signature(model: nn.Module) -> list[object]:
     """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
     found: list[object] = []
@@ -586,8 +470,3 @@ def signature(model: nn.Module) -> list[object]:
                 found += (name, parameter is not None and parameter.requires_grad)
             waiting += module._modules.values()
     return found
-
-
-def _width(batch: Batch) -> int:
-    """The rows of one example."""
-    return int(pytree.tree_leaves(batch)[0].shape[1])

@@ -1,6 +1,5 @@
 """A run under way: what changes during it, the loop over its steps, and what a checkpoint holds."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpgrad.errors import CannotCaptureError, ResumeError
+from dpgrad.errors import ResumeError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism.keys import Key
 from dpgrad.runs import replay
@@ -19,12 +18,12 @@ from dpgrad.training import source
 from dpgrad.training.averaging import Averaged, Ema, Tail
 from dpgrad.training.curves import Watch, evaluate
 from dpgrad.training.diagnostics import Recorder
-from dpgrad.training.graph import CapturedStep
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
+from dpgrad.training.step.graphed import Graphed
 
-__all__ = ["Session", "behaviours", "captured", "identity"]
+__all__ = ["Session", "behaviours", "identity"]
 
 
 @dataclass
@@ -41,7 +40,6 @@ class Session:
     averaging: Ema | Tail | None = None
     average: Averaged | None = field(init=False, default=None)
     recorder: Recorder | None = None
-    captured: CapturedStep | None = None
     weights: Weights | None = None
     watch: Watch = field(init=False)
 
@@ -52,14 +50,12 @@ class Session:
             self.observe(step, rate)
             self.step()
             if self.average is not None:
-                self.settle()
                 self.average.update(step)
             enough = self.watch.after(step + 1, rate)
             if self.run is not None and ((step + 1) % self.save_every == 0 or step + 1 == self.run.due):
                 self.save(self.run)
             if enough or interruption:
                 break
-        self.settle()
         taken = self.private.steps_taken
         self.watch.finish(taken, _set_rate(self.optimizer, None))
         if self.run is not None:
@@ -69,16 +65,8 @@ class Session:
 
     def step(self) -> None:
         """One step of the mechanism and one of the optimizer."""
-        if self.captured is not None:
-            self.captured.step()
-        else:
-            self.private.step(self.data)
-            self.optimizer.step()
-
-    def settle(self) -> None:
-        """Wait until the model is that of the steps taken."""
-        if self.captured is not None:
-            self.captured.settle()
+        self.private.step(self.data)
+        self.optimizer.step()
 
     def observe(self, step: int, rate: float) -> None:
         """Let the diagnostics see the steps of their window."""
@@ -89,7 +77,6 @@ class Session:
 
     def score(self, metric: Metric, held_out: Any, collate: source.Collate) -> float:
         """The metric on held-out rows, of the averaged weights where there are any."""
-        self.settle()
         with nullcontext() if self.average is None else self.average.applied():
             return evaluate(self.private.model, metric, held_out, collate)
 
@@ -99,7 +86,6 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """Everything but the key; private. Refused where something changed that is not trained."""
-        self.settle()
         if self.weights is not None:
             self.weights.refuse_changed()
         return {
@@ -111,7 +97,7 @@ class Session:
             "average": None if self.average is None else self.average.state(),
             "points": self.watch.plain_points(),
             "recorder": None if self.recorder is None else self.recorder.state(),
-            "captured": self.form,
+            "captured": self.private.form,
             "way": None if self.private.way is None else astuple(self.private.way.to_release()),
         }
 
@@ -135,26 +121,22 @@ class Session:
                 self.recorder.restore(state["recorder"])
             self.private.way = Way(*state["way"]) if state.get("way") else None  # 0.1.0 did not store it
 
-    def begin(self, other: bool) -> None:
-        """Store where the run begins: a replay starts from there, and must be captured if this is.
+    def begin(self, capture: bool | None) -> None:
+        """Prepare the first step and store where the run begins: a replay starts from there, and must run as this does.
 
-        ``other`` is a setting of capture that is not the present one.
+        ``capture`` is what the user asked for.
         """
+        self.private.prepare(self.data)
         if self.run is None:
             return
         if not self.run.replayed:
             self.save(self.run)
-        elif self.run.state is not None and self.run.state["captured"] != self.form:
+        elif self.run.state is not None and self.run.state["captured"] != self.private.form:
             raise ResumeError(
-                f"the steps of this run were taken as {self.run.state['captured']}, and would now be as {self.form}, "
-                f"which rounds otherwise: resume it as it was, with as much free memory, or give capture={other} to go "
-                "on with a new key"
+                f"the steps of this run were taken as {self.run.state['captured']}, and would now be as "
+                f"{self.private.form}, which rounds otherwise: resume it as it was, with as much free memory, or give "
+                f"capture={capture is not True and self.private.form == Graphed.form} to go on with a new key"
             )
-
-    @property
-    def form(self) -> str:
-        """How steps are taken, which their bits depend on."""
-        return "single kernels" if self.captured is None else self.captured.form
 
     def _load_model(self, state: Mapping[str, Tensor]) -> None:
         own = {name: value.shape for name, value in self.private.model.state_dict().items()}
@@ -163,22 +145,6 @@ class Session:
                 "model has other parameters or shapes than the run in the folder: resume it with the same model"
             )
         self.private.model.load_state_dict(state)
-
-
-def captured(
-    private: PrivateGradient, data: Any, optimizer: torch.optim.Optimizer, reason: str, required: bool
-) -> CapturedStep | None:
-    """The step as a CUDA graph, where there is no ``reason`` against it; refused with the reason where it must be."""
-    try:
-        if reason:
-            raise CannotCaptureError(reason)
-        return CapturedStep(private, data, optimizer)
-    except CannotCaptureError as error:
-        if required:
-            raise
-        if next(private.model.parameters()).is_cuda:
-            warnings.warn(f"the step is not captured as a CUDA graph: {error}", stacklevel=3)
-        return None
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float | None) -> float:

@@ -19,7 +19,18 @@ from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
-__all__ = ["Collate", "Column", "Remembered", "Values", "blocks", "columns", "gathered", "refuse_type", "rows"]
+__all__ = [
+    "Collate",
+    "Column",
+    "Remembered",
+    "Values",
+    "blocks",
+    "columns",
+    "gathered",
+    "refuse_type",
+    "rows",
+    "together",
+]
 
 Collate = Callable[[list[Any]], Batch]
 Values = Tensor | np.ndarray[Any, Any]
@@ -81,7 +92,16 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
     """
     if not isinstance(data, Dataset):
         return pytree.tree_map(lambda leaf: _taken(leaf, indices).to(device), data)
-    examples: Sequence[Any] = [data[int(index)] for index in indices]
+    batch = together([data[int(index)] for index in indices], collate)
+    return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+
+
+def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
+    """The examples of a Dataset as one batch of tensors.
+
+    >>> together([(torch.zeros(2), 1), (torch.ones(2), 3)])[1]
+    tensor([1, 3])
+    """
     if collate is default_collate:
         _refuse_mixed(examples)
     try:
@@ -97,7 +117,7 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
                 f"an example of data must hold tensors or numbers, {pytree.keystr(path) or 'it'} is a "
                 f"{type(leaf).__name__}: leave it out, or give collate"
             )
-    return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+    return batch
 
 
 _COMPARED = 16  # rows of other data than before
@@ -124,6 +144,7 @@ class Remembered:
     columns: Mapping[str, Column]  # none of a Dataset
     versions: Mapping[str, int]  # how often each tensor was written into
     samples: Mapping[str, "np.ndarray[Any, Any]"]  # the rows at those places
+    addresses: Mapping[str, int]  # of tensors
 
     @classmethod
     def of(cls, data: Any, key: Key) -> "Remembered":
@@ -134,14 +155,28 @@ class Remembered:
         found = columns(data)
         versions = {name: _version(column) for name, column in found.items()}
         samples = {name: _sampled(column, places) for name, column in found.items()}
-        return cls(data, places, found, versions, samples)
+        addresses = {name: column.data_ptr() for name, column in found.items() if isinstance(column, Tensor)}
+        return cls(data, places, found, versions, samples, addresses)
 
     def holds(self, data: Any) -> bool:
         """Whether these are the same data: the same objects, copies of them, or the same contents read again."""
         if isinstance(self.data, Dataset) and not isinstance(self.data, TensorDataset):
             return data is self.data or self._same_examples(data)
+        if data is self.data and self.steady():
+            return True
         found = columns(data)
         return found.keys() == self.columns.keys() and all(map(self._same_column, found, found.values()))
+
+    def steady(self) -> bool:
+        """Whether the data are tensors on a device, in a tuple or alone, and none was written into or exchanged."""
+        fixed = isinstance(self.data, Tensor) or (type(self.data) is tuple and len(self.data) == len(self.columns))
+        return fixed and all(
+            isinstance(column, Tensor)
+            and column.device.type != "cpu"
+            and column._version == self.versions[name]
+            and column.data_ptr() == self.addresses[name]
+            for name, column in self.columns.items()
+        )
 
     def _same_column(self, name: str, column: Column) -> bool:
         count = _COMPARED

@@ -62,30 +62,27 @@ def quotient(norms: Tensor, bound: Tensor, denominator: Tensor) -> Tensor:
 
 
 @triton.jit
-def _finite(out, flag, norms, factors, groups, examples, shrink, BLOCK: tl.constexpr):
-    """factor·shrink, or 0 for an example that has a norm that is not finite; whether there is none."""
-    bad = 0
-    for start in range(0, examples, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        known = at < examples
-        keep = known
-        for group in range(0, groups):
-            norm = tl.load(norms + group * examples + at, mask=known, other=0.0)
-            keep = keep & (tl.abs(norm) < float("inf"))
-        for group in range(0, groups):
-            factor = tl.load(factors + group * examples + at, mask=known, other=0.0)
-            tl.store(out + group * examples + at, tl.where(keep, factor * shrink, 0.0), mask=known)
-        bad += tl.sum((known & (keep == 0)).to(tl.int32))
-    tl.store(flag, bad == 0)
+def _finite(out, kept, norms, factors, groups, examples, shrink, BLOCK: tl.constexpr):
+    """factor·shrink, or 0 for an example that has a norm that is not finite; whether it has none."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    known = at < examples
+    keep = known
+    for group in range(0, groups):
+        norm = tl.load(norms + group * examples + at, mask=known, other=0.0)
+        keep = keep & (tl.abs(norm) < float("inf"))
+    for group in range(0, groups):
+        factor = tl.load(factors + group * examples + at, mask=known, other=0.0)
+        tl.store(out + group * examples + at, tl.where(keep, factor * shrink, 0.0), mask=known)
+    tl.store(kept + at, keep.to(tl.int8), mask=known)
 
 
 @on_its_device
 def finite(norms: Tensor, factors: Tensor, shrink: float) -> tuple[Tensor, Tensor]:
-    """factors·shrink, with 0 for each example that has a norm that is not finite, and whether there is none.
+    """factors·shrink, with 0 for each example that has a norm that is not finite, and whether it has none, (examples,).
 
-    norms and factors are contiguous float32 (groups, examples); the flag is a 0-d tensor.
+    norms and factors are contiguous float32 (groups, examples); the second tensor is int8, 0 or 1.
     """
-    out, flag = torch.empty_like(factors), torch.empty((), dtype=torch.bool, device=norms.device)
     groups, examples = norms.shape
-    _finite[(1,)](out, flag, norms, factors, groups, examples, shrink, BLOCK=1024, num_warps=8)
-    return out, flag
+    out, kept = torch.empty_like(factors), torch.empty(examples, dtype=torch.int8, device=norms.device)
+    _finite[(-(-examples // 128),)](out, kept, norms, factors, groups, examples, shrink, BLOCK=128, num_warps=2)
+    return out, kept

@@ -1,0 +1,193 @@
+"""The two bodies of a private step, on tensors at fixed addresses.
+
+*accumulate* takes the rows of one piece to their clipped sum and adds it to those of the pieces before; *release* adds
+noise to the whole, divides and writes ``.grad``. They are called (`taped`) or captured and replayed (`graphed`). The
+last piece of a step does both, parameter by parameter, so that no second copy of all sums is held.
+
+Guarantee: all that a body reads of a step lies in its buffers, so that a replay computes the step they describe. Rows
+beyond `count` weigh nothing. An example whose gradient is not finite is left out within the body.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dpgrad.grads import lanes
+from dpgrad.grads.batch import as_rows
+from dpgrad.grads.clip import PerExample, Scaled, ZeroRows
+from dpgrad.grads.sums import Batch, Scale, sum_dtype, trainable
+from dpgrad.randomness.device_noise import Segment
+from dpgrad.training.step.release import Figures, release
+from dpgrad.training.step.work import Work, width
+
+__all__ = ["Bodies", "Form"]
+
+
+class Form(NamedTuple):
+    """Which body: what differs between two of them is captured apart."""
+
+    size: int  # places
+    first: bool  # of its step
+    last: bool
+    past: int = 0  # iterates of an inner momentum that there are
+    observed: bool = False
+
+
+class Bodies:
+    """The bodies of one run on one model. ``rows`` and ``index`` are set before a body is called."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, device = work, work.device
+        parameters = trainable(work.model)
+        self._groups = work.groups()
+        self._figures = Figures(work.mechanism, self._groups)
+        self._release = release(work.model, work.mechanism, self._figures, work.key)
+        self._drop = ZeroRows((*work.model.parameters(), *work.model.buffers()))
+        self._dtype = sum_dtype(next(iter(parameters.values())).dtype)
+        used = max(self._groups.values()) + 1 if self._groups else 1
+        self._clips = torch.ones(used, 1, dtype=torch.float64, device=device)
+        self._clips_are = [1.0] * used
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._from_start = torch.zeros((), dtype=torch.int64, device=device)
+        self._carried: dict[Segment, Tensor] = {}
+        self._raw: dict[str, Tensor] = {}
+        self._totals: dict[str, Tensor] = {}
+        self.rows: Batch = None
+        self.index: Tensor | None = None  # of the examples, where each has an average of its own
+        self.seen: dict[Form, tuple[Tensor, Tensor]] = {}  # norms and factors of the pieces that are observed
+        self.lanes: list[torch.cuda.Stream] = []
+
+    def at(self, step: int) -> None:
+        """Fill the buffers of a step."""
+        work = self._work
+        for place, clip in enumerate(self._figures.clips(step)[: len(self._clips_are)]):
+            if clip != self._clips_are[place]:
+                self._clips[place].fill_(clip)
+                self._clips_are[place] = clip
+        if work.average is not None:
+            self._from_start.fill_(step - work.start)
+        self._release.at(step)
+
+    def hold(self, count: int) -> None:
+        """How many of the rows of the next piece count."""
+        self._count.fill_(count)
+
+    def accumulate(self, form: Form, dry: bool = False) -> None:
+        """Work on a piece, and write ``.grad`` where it is the last; ``dry``, leave what other pieces have added."""
+        work = self._work
+        batch, weights, wide = self._weighted(form.size)
+        if work.averages is not None:
+            index = torch.where(weights.view(-1, wide)[:, 0] > 0, self._own_index(form.size), work.averages.examples)
+            batch = index.repeat_interleave(wide), batch
+        plain = None
+        with lanes.opened(self.lanes):
+            if form.observed and (work.inner_momentum is not None or work.averages is not None):
+                assert work.engine is not None
+                inner = batch if work.averages is None else batch[1]
+                plain = work.engine(work.model, work.loss, inner, weights, wide)
+            engine = work.engine_at(self._from_start if weights.is_cuda else int(self._from_start))
+            found = engine(work.model, work.loss, batch, weights, wide)
+            scale = _Noted(work.scale(self._clips))
+            with found.scaled(scale, self._groups, self._drop) as scaled:
+                if form.observed:
+                    self._observe(scaled, scale, plain, form, dry)
+                for place, part in enumerate(self._release.parts):
+                    total = self._summed(part, scaled)
+                    with lanes.beside(place, total):
+                        self._add(part, total, form, dry)
+        if form.last:
+            self._release.finish()
+
+    def empty(self) -> None:
+        """`accumulate` of a step that has no example, in one piece: noise alone."""
+        for part in self._release.parts:
+            self._release.add(part, torch.zeros(part.values, dtype=self._dtype, device=self._clips.device))
+        self._release.finish()
+
+    def show(self) -> Mapping[str, Tensor]:
+        """Let every parameter have its ``.grad``; the noisy means by name."""
+        return self._release.show()
+
+    def observed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The clipped sums of a step that was observed, and the plain ones. Private."""
+        return self._totals, self._raw
+
+    def nothing(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The same of a step that has no example."""
+        parameters = trainable(self._work.model).items()
+        zero = {name: torch.zeros(p.shape, dtype=self._dtype, device=p.device) for name, p in parameters}
+        return zero, zero
+
+    def _weighted(self, size: int) -> tuple[Batch, Tensor, int]:
+        """Rows, what each counts for within its example, and how many rows an example has."""
+        batch = pytree.tree_map(lambda leaf: leaf[:size], self.rows)
+        filled = (torch.arange(size, device=self._count.device) < self._count).to(self._dtype)
+        if not self._work.several_rows:
+            return batch, filled, 1
+        wide = width(batch)
+        return as_rows(batch), (filled / wide).repeat_interleave(wide), wide
+
+    def _own_index(self, size: int) -> Tensor:
+        assert self.index is not None
+        return self.index[:size]
+
+    def _summed(self, part: Segment, scaled: Scaled) -> Tensor:
+        """The sums of some parameters one after another; small ones are formed side by side."""
+        if len(part.names) == 1:
+            return scaled.sum(part.names[0]).reshape(-1)
+        sums = []
+        for place, name in enumerate(part.names):
+            with lanes.beside(place):
+                sums.append(scaled.sum(name).reshape(-1))
+        lanes.join()
+        return torch.cat(sums)
+
+    def _add(self, part: Segment, total: Tensor, form: Form, dry: bool) -> None:
+        """Several pieces are added in float64: the rounding of each is accounted for, that of a long sum is not."""
+        if not (form.first and form.last):
+            if part not in self._carried:
+                self._carried[part] = torch.zeros(part.values, dtype=torch.float64, device=total.device)
+            carried = self._carried[part]
+            if form.last:
+                total = total + carried
+            elif not dry:
+                carried.copy_(total) if form.first else carried.add_(total)
+        if form.last:
+            if form.observed:
+                self._totals.update(_kept(self._totals, part.split(total, trainable(self._work.model))))
+            self._release.add(part, total)
+
+    def _observe(self, scaled: Scaled, scale: "_Noted", plain: PerExample | None, form: Form, dry: bool) -> None:
+        """Keep norms and factors of a piece, and add its gradients, neither scaled nor shortened by a rule."""
+        assert scale.factors is not None
+        self.seen[form] = scaled.norms, scale.factors
+        names = list(trainable(self._work.model))
+        if plain is None:
+            raw = {name: scaled.plain(name) for name in names}
+        else:
+            with plain.scaled(torch.ones_like, None, self._drop) as every:
+                raw = {name: every.sum(name) for name in names}
+        if not form.first:
+            raw = {name: raw[name] + self._raw[name] for name in names}
+        if not dry or not self._raw:
+            self._raw.update(_kept(self._raw, raw))
+
+
+class _Noted:
+    """A scale that remembers what it gave."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self.factors: Tensor | None = None
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        self.factors = self._scale(norms)
+        return self.factors
+
+
+def _kept(memory: dict[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values, in the memory that was kept for them."""
+    return {name: memory[name].copy_(value) if name in memory else value.clone() for name, value in values.items()}

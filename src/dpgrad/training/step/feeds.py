@@ -1,0 +1,199 @@
+"""Rows of the data on their way to the device: gathered there, or on the host while the device works on others.
+
+Where each piece begins and ends is known before its step, so that the host can fetch rows ahead. Fetching releases
+nothing; what is computed from the rows is charged before it is computed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
+
+from dpgrad.grads.sums import Batch
+from dpgrad.training import source
+from dpgrad.training.step.lots import Lot, Lots
+from dpgrad.training.step.sizes import Sizes
+
+__all__ = ["Feed", "Piece", "feed"]
+
+_AHEAD = 2  # pieces that are fetched before they are asked for
+
+
+class Piece(NamedTuple):
+    """Some examples of a step."""
+
+    step: int
+    start: int
+    size: int  # places
+    filled: int  # of them, by examples
+
+    @classmethod
+    def of(cls, step: int, lot: Lot, sizes: Sizes) -> list["Piece"]:
+        """The pieces of a step."""
+        found, start = [], 0
+        for size in sizes.pieces(lot.count):
+            found.append(cls(step, start, size, min(size, lot.count - start)))
+            start += size
+        return found
+
+
+class Feed:
+    """Rows of data that lie on the device."""
+
+    def __init__(self, data: Any, device: torch.device) -> None:
+        self._data, self._device = data, device
+        self._leaves = [] if isinstance(data, Dataset) else pytree.tree_leaves(data)
+
+    def rows(self, piece: Piece, lot: Lot) -> Batch | None:
+        """The rows of a piece, ``piece.size`` of them or, where they come from the host, ``piece.filled``."""
+        own = lot.indices[piece.start : piece.start + piece.size]
+        return source.gathered(self._data, own, self._device)
+
+    def gather(self, indices: Tensor, buffers: list[Tensor]) -> bool:
+        """Write the rows straight into buffers, where that can be done."""
+        for leaf, buffer in zip(self._leaves, buffers, strict=True):
+            torch.index_select(leaf, 0, indices, out=buffer[: len(indices)])
+        return True
+
+    def close(self) -> None:
+        """Let go of what fetches rows."""
+
+
+class _Fetched(Feed):
+    """Rows of data on the host, fetched by a thread ahead of time and copied beside what the device is doing."""
+
+    def __init__(
+        self, data: Any, device: torch.device, collate: source.Collate, lots: Lots, sizes: Sizes, last: int
+    ) -> None:
+        super().__init__(data, device)
+        self._collate, self._lots, self._sizes, self._last = collate, lots, sizes, last
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dpgrad-rows")
+        self._waiting: deque[tuple[Piece, Future[Batch]]] = deque()
+        self._coming: Iterator[tuple[Piece, Tensor]] = iter(())
+        self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def rows(self, piece: Piece, lot: Lot) -> Batch | None:
+        if not piece.filled:
+            return None
+        while self._waiting and self._waiting[0][0] != piece:
+            self._waiting.popleft()[1].cancel()  # of steps that were not taken
+        if not self._waiting:
+            self._coming = self._pieces(piece)
+            self._ask()
+        _, fetched = self._waiting.popleft()
+        batch = fetched.result()
+        self._ask()
+        return self._sent(batch)
+
+    def gather(self, indices: Tensor, buffers: list[Tensor]) -> bool:
+        return False
+
+    def _ask(self) -> None:
+        """Have the next pieces fetched."""
+        while len(self._waiting) < _AHEAD:
+            following = next(self._coming, None)
+            if following is None:
+                return
+            piece, indices = following
+            self._waiting.append((piece, self._thread.submit(self._fetch, indices)))
+
+    def _pieces(self, first: Piece) -> Iterator[tuple[Piece, Tensor]]:
+        """The pieces from ``first`` on, with the examples of each."""
+        for step in range(first.step, self._last):
+            lot = self._lots.at(step)
+            for piece in Piece.of(step, lot, self._sizes):
+                if piece.filled and (step, piece.start) >= (first.step, first.start):
+                    yield piece, lot.indices[piece.start : piece.start + piece.filled]
+
+    def _fetch(self, indices: Tensor) -> Batch:
+        batch = source.gathered(self._data, indices, torch.device("cpu"), self._collate)
+        return pytree.tree_map(Tensor.pin_memory, batch) if self._device.type == "cuda" else batch
+
+    def _sent(self, batch: Batch) -> Batch:
+        """The rows on the device, copied beside what it is doing."""
+        if self._copying is None:
+            return batch
+        now = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._copying):
+            found = pytree.tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), batch)
+        now.wait_stream(self._copying)
+        for leaf in pytree.tree_leaves(found):
+            leaf.record_stream(now)
+        return found
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _Loaded(_Fetched):
+    """Rows of a Dataset, read by the worker processes of torch's own DataLoader."""
+
+    def __init__(self, *args: Any, workers: int) -> None:
+        super().__init__(*args)
+        self._workers = workers
+        self._order: deque[Piece] = deque()
+        self._loaded: Iterator[Batch] = iter(())
+
+    def rows(self, piece: Piece, lot: Lot) -> Batch | None:
+        if not piece.filled:
+            return None
+        while self._order and self._order[0] != piece:
+            self._order.popleft()
+            next(self._loaded)
+        if not self._order:
+            self._begin(piece)
+        self._order.popleft()
+        return self._sent(next(self._loaded))
+
+    def _begin(self, first: Piece) -> None:
+        self._order.clear()
+
+        def indices() -> Iterator[list[int]]:
+            for piece, own in self._pieces(first):
+                self._order.append(piece)
+                yield own.tolist()
+
+        loader = DataLoader(
+            self._data, batch_sampler=_Once(indices), num_workers=self._workers, collate_fn=_Checked(self._collate),
+            pin_memory=self._device.type == "cuda",
+        )  # fmt: skip
+        self._loaded = iter(loader)
+
+
+class _Once:
+    """What a DataLoader takes for a sampler of batches."""
+
+    def __init__(self, indices: Callable[[], Iterator[list[int]]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._indices()
+
+
+class _Checked:
+    """`source.together` with a collate function, for worker processes."""
+
+    def __init__(self, collate: source.Collate) -> None:
+        self._collate = collate
+
+    def __call__(self, examples: list[Any]) -> Batch:
+        return source.together(examples, self._collate)
+
+
+def feed(
+    data: Any, device: torch.device, collate: source.Collate, lots: Lots, sizes: Sizes, last: int, workers: int = 0
+) -> Feed:
+    """The way of the rows of ``data`` to the device; ``lots``, of its own, are on the host, for data that are there."""
+    here = not isinstance(data, Dataset) and all(
+        isinstance(leaf, Tensor) and leaf.device == device for leaf in pytree.tree_leaves(data)
+    )
+    if here:
+        return Feed(data, device)
+    if workers and isinstance(data, Dataset):
+        return _Loaded(data, device, collate, lots, sizes, last, workers=workers)
+    return _Fetched(data, device, collate, lots, sizes, last)

@@ -1,0 +1,88 @@
+"""The rows of each step, drawn on the device for many steps ahead, so that no step waits for them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.randomness import draw
+from dpgrad.training.step.sizes import capacity
+
+__all__ = ["MOST_AHEAD", "Lot", "Lots"]
+
+MOST_AHEAD = 256  # steps
+_AT_ONCE = 1 << 22  # rows of the data times steps that are drawn at a time
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Lot:
+    """The examples of one step. Secret."""
+
+    indices: Tensor  # int64, at least as many as were drawn; beyond them the first is repeated
+    count: int
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class _Block:
+    """The lots of consecutive steps; how many rows each has is on its way to the host."""
+
+    steps: range
+    indices: Tensor
+    counts: Tensor  # on the host
+    ready: torch.cuda.Event | None
+
+    def count(self, step: int) -> int:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return int(self.counts[step - self.steps.start])
+
+
+class Lots:
+    """The rows of the steps of a mechanism: the same functions of (key, step) as `draw.chosen`.
+
+    ``beyond`` more places follow the rows of a lot, so that a piece may reach over its end. With ``to_host`` the
+    indices are brought to the host.
+    """
+
+    def __init__(
+        self, mechanism: Mechanism, rows: int, key: Key, device: torch.device, beyond: int, to_host: bool = False
+    ) -> None:
+        self._mechanism, self._rows, self._key, self._device = mechanism, rows, key, device
+        self._to_host = to_host
+        self._most, self._beyond = capacity(mechanism, rows), beyond
+        self._at_once = max(1, min(MOST_AHEAD, _AT_ONCE // max(rows, 1)))
+        self._now: _Block | None = None
+        self._next: _Block | None = None
+
+    def at(self, step: int) -> Lot:
+        """The lot of a step."""
+        if self._now is None or step not in self._now.steps:
+            known = self._next if self._next is not None and step in self._next.steps else None
+            self._now = known or self._drawn(step)
+            after = self._now.steps.stop
+            # Asked for now and looked at later: by then the device has long drawn it.
+            self._next = self._drawn(after) if after < self._mechanism.steps else None
+        count = self._now.count(step)  # after which the indices are there too
+        if count > self._most:
+            device = torch.device("cpu") if self._to_host else self._device
+            alone = draw.chosen(self._mechanism.sampler, self._rows, step, self._key, device)
+            return Lot(torch.cat([alone, alone[:1].expand(self._beyond)]), count)
+        return Lot(self._now.indices[step - self._now.steps.start], count)
+
+    def _drawn(self, first: int) -> _Block:
+        steps = range(first, min(first + self._at_once, self._mechanism.steps))
+        places = max(1, self._most + self._beyond)
+        found = draw.ahead(self._mechanism.sampler, steps, self._rows, self._key, places, self._device)
+        if self._device.type != "cuda":
+            return _Block(steps, found.indices, found.counts, None)
+        counts, indices = _to_host(found.counts), _to_host(found.indices) if self._to_host else found.indices
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(self._device))
+        return _Block(steps, indices, counts, ready)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy on the host, there when the device has come by."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,72 @@
+"""In how many pieces, and of which sizes, the examples of a step are worked on.
+
+A captured graph has a fixed number of places. A batch takes full pieces and a smaller one for the rest, so that few
+places stay empty; memory is that of one full piece, whatever the batch.
+"""
+
+import math
+from dataclasses import dataclass
+
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.mechanism import Mechanism
+
+__all__ = ["Sizes", "capacity"]
+
+_ROOM = 1.1  # a full piece holds at most so many times the expected batch, so that most batches are one piece
+_DEVIATIONS = 3.0
+_RARELY = 6.0  # deviations beyond which a Poisson batch is drawn on its own
+_CAPTURE = 60.0  # about six deviations of sizes, each captured in the time of some ten steps
+_ALIGNED = 8  # rows, of sizes that are large enough
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of pieces: at most ``most`` examples, in steps of ``fine``."""
+
+    most: int
+    fine: int = 1
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, rows: int, microbatch: int | None = None) -> "Sizes":
+        """Those of a run: steps so fine that empty places cost about as much time as capturing more sizes would.
+
+        >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
+        Sizes(most=544, fine=8)
+        """
+        mean, deviation = _expected(mechanism, rows)
+        most = max(math.ceil(mean), math.floor(min(mean + _DEVIATIONS * deviation, _ROOM * mean)), 1)
+        most = min(_aligned(most) if mean <= _aligned(most) else most, rows, microbatch or most)
+        worth = math.sqrt(_CAPTURE * deviation * mean / mechanism.steps)
+        fine = math.floor(max(1.0, min(worth, deviation / 2, most)))
+        return cls(most, fine if fine < _ALIGNED else fine // _ALIGNED * _ALIGNED)
+
+    def pieces(self, count: int) -> list[int]:
+        """The numbers of places of the pieces that hold ``count`` examples.
+
+        >>> Sizes(550, 16).pieces(1200), Sizes(550, 16).pieces(0)
+        ([550, 550, 112], [16])
+        """
+        whole, rest = divmod(count, self.most)
+        last = [min(self.most, -(-rest // self.fine) * self.fine)] if rest else []
+        return [self.most] * whole + last or [min(self.fine, self.most)]
+
+
+def capacity(mechanism: Mechanism, rows: int) -> int:
+    """The number of examples that a batch hardly ever exceeds."""
+    mean, deviation = _expected(mechanism, rows)
+    return min(rows, math.ceil(mean + _RARELY * deviation))
+
+
+def _aligned(size: int) -> int:
+    """The multiple of eight below what is well above it."""
+    return size // _ALIGNED * _ALIGNED if size >= _ALIGNED * _ALIGNED else size
+
+
+def _expected(mechanism: Mechanism, rows: int) -> tuple[float, float]:
+    """Mean and standard deviation of the number of examples, at the step with the largest batch."""
+    sampler = mechanism.sampler
+    if not isinstance(sampler, sampling.Poisson):
+        return float(min(rows, sampler.batch_size or rows)), 0.0
+    some = range(0, mechanism.steps, max(1, mechanism.steps // 1000))
+    rate = max(sampler.sampling_rate_at(step) for step in some)
+    return rows * rate, math.sqrt(rows * rate * (1 - rate))

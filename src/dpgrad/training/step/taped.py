@@ -1,0 +1,109 @@
+"""A private step whose bodies are called: on a CPU, and wherever they cannot be captured."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dpgrad.grads.batch import part
+from dpgrad.grads.sums import Batch
+from dpgrad.randomness import draw
+from dpgrad.training.step.bodies import Bodies, Form
+from dpgrad.training.step.work import Observed, Work
+
+__all__ = ["Taped", "observe"]
+
+Seen = list[tuple[Tensor, Tensor]]  # norms and factors, piece by piece
+
+
+class Taped:
+    """Calls the bodies on as many rows as a step has, in pieces that fit in memory."""
+
+    form = "single kernels"
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._bodies = work, Bodies(work)
+
+    def step(self, data: Any, rows: int, step: int) -> None:
+        """Write the noisy mean of a step to ``.grad``."""
+        work, bodies = self._work, self._bodies
+        seen: Seen = []
+        with work.own_randomness(step):
+            chosen, batch = self._drawn(data, rows, step)
+            bodies.at(step)
+            if batch is None:
+                bodies.empty()
+            else:
+                work.averages_of(rows)
+                seen = self._in_pieces(chosen, batch)
+        work.remember()
+        noisy = bodies.show()
+        if work.observe is not None:
+            observe(work, bodies, step, seen, noisy)
+
+    def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
+        """The examples of this step: their indices, and the batch where there are any."""
+        work = self._work
+        chosen = draw.chosen(work.mechanism.sampler, rows, step, work.key, work.device)
+        if work.engine is None or not len(chosen):
+            return chosen[:0], None
+        return chosen, work.augmented(work.gathered(data, chosen), chosen, step)
+
+    def _in_pieces(self, chosen: Tensor, batch: Batch) -> Seen:
+        """All examples, as many at a time as memory holds: where too many are tried, the step begins anew."""
+        most = min(self._work.microbatch or len(chosen), len(chosen))
+        while True:
+            seen = self._tried(chosen, batch, most)
+            if seen is not None:
+                return seen
+            if self._work.replayed:
+                raise MemoryError(
+                    "this step did not fit in memory in one piece, and smaller pieces round differently, so that it "
+                    "could not be replayed: give microbatch"
+                )
+            if most == 1:
+                raise MemoryError(
+                    "the gradient of one example does not fit in memory: use the book-keeping engine, a smaller model "
+                    "or another device"
+                )
+            most = -(-most // 2)
+
+    def _tried(self, chosen: Tensor, batch: Batch, most: int) -> Seen | None:
+        """Norms and factors of all pieces, where they are observed; None where memory does not suffice."""
+        work, bodies, count = self._work, self._bodies, len(chosen)
+        seen: Seen = []
+        try:
+            for start in range(0, count, most):
+                stop = min(start + most, count)
+                whole = stop - start == count
+                bodies.rows, bodies.index = batch if whole else part(batch, start, stop), chosen[start:stop]
+                bodies.hold(stop - start)
+                form = Form(stop - start, start == 0, stop == count, len(work.iterates), work.observe is not None)
+                bodies.accumulate(form)
+                if form.observed:
+                    seen.append(bodies.seen.pop(form))
+        except (torch.OutOfMemoryError, MemoryError):
+            pass
+        except RuntimeError as error:
+            if "DefaultCPUAllocator" not in str(error):
+                raise
+        else:
+            return seen
+        finally:
+            bodies.rows = bodies.index = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
+
+def observe(work: Work, bodies: Bodies, step: int, seen: Seen, noisy: Any) -> None:
+    """Show a step to whoever asked for it."""
+    assert work.observe is not None
+    summed, raw = bodies.observed() if seen else bodies.nothing()
+    means = {name: value / work.mechanism.divisor for name, value in raw.items()}
+    noisy = {name: value.clone() for name, value in noisy.items()}  # .grad may be the same memory
+    pieces = seen or [(torch.zeros(1, 0, device=work.device),) * 2]
+    norms, factors = (torch.cat(each, 1) for each in zip(*pieces, strict=True))
+    summed = pytree.tree_map(Tensor.clone, summed)
+    work.observe(Observed(step, norms, factors, work.clips(step), summed, noisy, means))

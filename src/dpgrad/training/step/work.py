@@ -1,0 +1,159 @@
+"""What a private step computes, apart from how it is run: one record that every runner reads."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpgrad.errors import DataError
+from dpgrad.grads import Engine
+from dpgrad.grads.history import Average, InnerMomentum, Iterate
+from dpgrad.grads.scaling import Bounded, ScaleRule
+from dpgrad.grads.sums import Batch, Groups, Loss, Scale, trainable
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.training import source
+from dpgrad.training.augment import Augment, augmented
+
+__all__ = ["Observed", "Work", "width"]
+
+
+@dataclass(frozen=True, repr=False)
+class Observed:
+    """Intermediate values of one step. All but ``noisy`` are private and outside the guarantee.
+
+    ``raw`` is the sum of the examples' gradients at the current weights, neither scaled nor noised. Like ``noisy`` it
+    is divided by the expected batch size.
+
+    >>> Observed(0, torch.ones(1, 2), torch.ones(1, 2), 1.0, {}, {}, {})
+    Observed(step 0, private)
+    """
+
+    step: int
+    norms: Tensor  # (groups, examples), of what the rule scaled
+    factors: Tensor  # (groups, examples), as the rule gave them
+    clip: Tensor | float  # (groups, 1) where there are groups
+    clipped_sum: Mapping[str, Tensor]
+    noisy: Mapping[str, Tensor]
+    raw: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        return f"Observed(step {self.step}, private)"
+
+
+@dataclass(repr=False, eq=False)
+class Work:
+    """The step of a run: model, loss and mechanism, the key of its randomness, and what changes from step to step."""
+
+    model: nn.Module
+    loss: Loss
+    mechanism: Mechanism
+    key: Key
+    rule: ScaleRule
+    inner_momentum: InnerMomentum | None
+    average: float | None
+    several_rows: bool
+    augment: Augment | None
+    collate: source.Collate
+    start: int  # the first step of the key
+    microbatch: int | None
+    observe: Callable[[Observed], None] | None
+    replayed: bool  # whether a step must round as it did before
+    engine: Engine | None = None  # found before the first step
+    iterates: list[Iterate] = field(default_factory=list)
+    averages: Average | None = None
+    shapes: dict[str, list[torch.Size]] = field(default_factory=dict)  # of examples, by what makes them
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(parameter.device for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def scale(self, clip: Tensor | float) -> Scale:
+        """The function from norms to factors that keeps every example within ``clip``, whatever the rule."""
+        return Bounded(self.rule, clip)
+
+    def group_of(self, name: str) -> Group | None:
+        """The group of a parameter; None where all are clipped together."""
+        return self.mechanism.group_of(name) if self.mechanism.groups else None
+
+    def groups(self) -> Groups | None:
+        """The place of the group of each trainable parameter; None where all are clipped together."""
+        groups = self.mechanism.groups
+        if not groups:
+            return None
+        return {name: groups.index(self.mechanism.group_of(name)) for name in trainable(self.model)}
+
+    def clips(self, step: int) -> Tensor | float:
+        """The clip bound, (groups, 1) where there are groups."""
+        groups = self.groups()
+        if groups is None:
+            return self.mechanism.clip_at(step)
+        last = max(groups.values())  # groups after it have nothing to clip
+        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
+        return torch.tensor(clips, dtype=torch.float64, device=self.device)[:, None]
+
+    def averages_of(self, rows: int) -> Average | None:
+        """The running average of every example, made at the first step; None where there are none."""
+        if self.average is not None and self.averages is None:
+            self.averages = Average.for_model(self.model, rows, self.average)
+        return self.averages
+
+    def engine_at(self, step: int | Tensor) -> Engine:
+        """The engine whose gradients are scaled at a step of the key, counted from its first."""
+        assert self.engine is not None
+        if self.inner_momentum is not None:
+            return self.inner_momentum.engine(self.engine, self.iterates)
+        return self.engine if self.averages is None else self.averages.engine(self.engine, step)
+
+    def remember(self) -> None:
+        """Keep the model's present values, where later steps need them."""
+        if self.inner_momentum is not None:
+            self.inner_momentum.remember(self.iterates, self.model)
+
+    def gathered(self, data: Any, indices: Tensor) -> Batch:
+        """The examples at ``indices``, on the model's device."""
+        return self.alike("collate", source.gathered(data, indices, self.device, self.collate))
+
+    def augmented(self, batch: Batch, examples: Tensor, step: int) -> Batch:
+        """The rows that are made of the examples at a step."""
+        if self.augment is None:
+            return batch
+        return self.alike("augment", augmented(self.augment, batch, examples, self.key, step))
+
+    def alike(self, made_by: str, batch: Batch) -> Batch:
+        """The batch, if its examples have the shapes that examples had before.
+
+        Guarantee: shapes are the same at every step. Padded to the longest of a batch, the gradient of one example
+        would be measured otherwise where another takes part, and the factors of all would change.
+        """
+        shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
+        if shapes != self.shapes.setdefault(made_by, shapes):
+            raise DataError(
+                f"{made_by} gives examples of other shapes than before: pad all examples to one fixed length, not to "
+                "the longest of a batch, which one example decides"
+            )
+        return batch
+
+    @contextmanager
+    def own_randomness(self, step: int) -> Iterator[None]:
+        """Within the block torch's default generators, from which dropout draws, are those of (key, step).
+
+        Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
+        """
+        device = self.device
+        seed = int.from_bytes(self.key.derive("model", str(step), size=8), "little")
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index].manual_seed(seed)
+            yield
+
+
+def width(batch: Batch) -> int:
+    """The rows of one example."""
+    return int(pytree.tree_leaves(batch)[0].shape[1])
