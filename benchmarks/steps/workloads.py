@@ -110,8 +110,11 @@ class Workload:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of each row."""
-        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=self.autocast):
-            return self.losses(model(batch[0]), batch[1])
+        inputs, labels = batch
+        if not self.autocast:
+            return self.losses(model(inputs), labels)
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            return self.losses(model(inputs), labels)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The cross-entropy of each row: of its class, or the mean over its next tokens."""
