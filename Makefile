@@ -6,7 +6,8 @@
 # make test-gpu    the tests of the engines on a CUDA device, results committed (no installation; some minutes)
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
-# make bench-engines time and memory of one private step beside Opacus, two threads (some minutes)
+# make bench-engines time of one private step beside Opacus, one thread, results committed (about half an hour)
+# make bench-gpu   time, memory and set-up of one private step on a CUDA device (about half an hour; ARGS="--only mnist-cnn bert")
 # make bench-ways  time of the three ways to the clipped sum, two threads (some minutes; ARGS="--device cuda")
 # make table-convex Table 4 of the convex solvers: what is missing of it, then the tables (hours; PEER=python to compare)
 # make stale       which committed results were made with other code than there is now
@@ -31,7 +32,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-ways table-convex mutants conformance soak stale clean
+.PHONY: help install demo test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex mutants conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -92,7 +93,10 @@ bench: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.accounting
 
 bench-engines: install
-	$(BIN)/python -m benchmarks.engines --write
+	$(BIN)/python -m benchmarks.steps --device cpu --write $(ARGS)
+
+bench-gpu:
+	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m benchmarks.steps --device cuda --write $(ARGS)
 
 bench-ways: install
 	$(BIN)/python -m benchmarks.ways --write $(ARGS)

@@ -11,49 +11,74 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.steps.engines import CLIP, LEARNING_RATE, NOISE, Engine, Prepared, waiting
-from benchmarks.steps.workloads import EncoderLayer, Residual, Transformer, Workload
+from benchmarks.steps.engines import CLIP, LEARNING_RATE, NOISE, Engine, Prepared, bytes_on, pieces, waiting
+from benchmarks.steps.networks import EncoderLayer, Residual, Transformer
+from benchmarks.steps.workloads import Workload
 from dpgrad.grads.sums import trainable
 
 MODES = ("hooks", "functorch", "ew", "ghost")
 
 
+class Criterion(nn.Module):
+    """The loss of a workload as Opacus asks for it: ghost clipping sets ``reduction`` to "none"."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.workload, self.reduction = workload, "mean"
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The mean over rows, or the loss of each."""
+        losses = self.workload.losses(outputs, labels)
+        return losses if self.reduction == "none" else losses.mean()
+
+
 def opacus(workload: Workload, device: str, *, mode: str) -> Prepared:
-    """The step of Opacus in one of its modes."""
+    """The step of Opacus in one of its modes, on one batch, in virtual steps where it is processed in parts."""
     from opacus.grad_sample import wrap_model
-    from opacus.layers import DPLSTM
     from opacus.optimizers import get_optimizer_class
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     model, batch = workload.built(device), workload.batch(device)
     names = list(trainable(model))
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.LSTM):  # Opacus has one of its own
-            own = DPLSTM(module.input_size, module.hidden_size, batch_first=module.batch_first)
-            own.load_state_dict(module.state_dict())
-            model.set_submodule(name, own.to(device))
+    _exchange_lstm(model, device)
     wrapped = wrap_model(model, grad_sample_mode=mode, **({"max_grad_norm": CLIP} if mode == "ghost" else {}))
     optimizer = get_optimizer_class("flat", distributed=False, grad_sample_mode=mode)(
-        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        torch.optim.SGD(trainable(model).values(), lr=LEARNING_RATE),
         noise_multiplier=NOISE,
         max_grad_norm=CLIP,
         expected_batch_size=len(batch[1]),
     )
-    criterion = nn.CrossEntropyLoss()
+    criterion: Any = Criterion(workload)
     if mode == "ghost":
         criterion = DPLossFastGradientClipping(wrapped, optimizer, criterion)
     parameters = model.state_dict(keep_vars=True)  # by the names of the model as it was
+    parts = pieces(workload, batch)
 
     def step() -> None:
-        optimizer.zero_grad()
-        criterion(wrapped(batch[0]), batch[1]).backward()
-        optimizer.step()
+        for place, (inputs, labels) in enumerate(parts, 1):
+            if len(parts) > 1:
+                optimizer.signal_skip_step(do_skip=place < len(parts))
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.bfloat16, enabled=workload.autocast):
+                loss = criterion(wrapped(inputs), labels)
+            loss.backward()
+            optimizer.step()
 
     def sums() -> Mapping[str, Tensor]:
-        step()
         return {name: parameters[name].summed_grad for name in names}
 
-    return Prepared(step, waiting(device), sums)
+    return Prepared(step, waiting(device), sums, data_bytes=bytes_on(device, batch))
+
+
+def _exchange_lstm(model: nn.Module, device: str) -> None:
+    """Put Opacus' own LSTM in the place of torch's, with its weights."""
+    from opacus.layers import DPLSTM
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.LSTM):
+            own = DPLSTM(module.input_size, module.hidden_size, batch_first=module.batch_first)
+            own.load_state_dict(module.state_dict())
+            model.set_submodule(name, own.to(device))
 
 
 def jax(workload: Workload, device: str) -> Prepared:
@@ -65,6 +90,8 @@ def jax(workload: Workload, device: str) -> Prepared:
     if torch.backends.cuda.matmul.fp32_precision != "tf32":
         jax.config.update("jax_default_matmul_precision", "highest")
     place = jax.devices("gpu" if device == "cuda" else "cpu")[0]
+    if workload.next_token or workload.microbatch or workload.autocast:
+        raise ValueError("sequences, microbatches and bfloat16 are not written in JAX here")
     model, (inputs, labels) = workload.built("cpu"), workload.batch("cpu")
     first = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
     x, y = (jax.device_put((p if p.is_floating_point() else p.int()).numpy(), place) for p in (inputs, labels))
@@ -93,8 +120,7 @@ def jax(workload: Workload, device: str) -> Prepared:
 
     def sums() -> Mapping[str, Tensor]:
         """The compiled step with other numbers: without noise and at rate -1 it adds the sums to the weights."""
-        moved = jax.device_get(update(*state, x, y, 0.0, -1.0)[0])
-        state[:] = [jax.device_put(first, place), key]
+        moved = jax.device_get(update(jax.device_put(first, place), key, x, y, 0.0, -1.0)[0])
         return {name: torch.tensor(moved[name] - first[name]).to(device) for name in first}
 
     def peak() -> int:

@@ -4,8 +4,8 @@
 
 Steps are timed one after another without waiting between them, as training takes them, in five blocks of 0.05 s or
 more: of short steps so many that each block pays for the tables that are filled for many steps ahead. Memory is the
-most that was allocated, capture and warm-up included. Where kernels run side by side their times add up to more than
-the step's.
+most that was allocated, data, capture and warm-up included. Where kernels run side by side their times add up to more
+than the step's.
 """
 
 import argparse
@@ -13,22 +13,22 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.steps.engines import GRAPH, OURS, Prepared, ordinary_graph, ours
-from benchmarks.steps.race import paced, timed
+from benchmarks.steps.race import block, timed
 from benchmarks.steps.workloads import WORKLOADS
 
 BLOCKS = 5
 PROFILED = 3
+WARM_UP = 10
 
 
 def seconds(prepared: Prepared) -> float:
     """Of one step: the mean over blocks."""
-    many = paced(prepared, "cuda")
+    many = block(prepared, statistics.median(timed(prepared, 1) for _ in range(WARM_UP)))
     return statistics.fmean(timed(prepared, many) for _ in range(BLOCKS))
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     for setting in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
         setting.fp32_precision = "tf32"
     for name in given.workloads:
-        for label, make in ((GRAPH, ordinary_graph), (OURS, partial(ours, captured=True))):
+        for label, make in ((GRAPH, ordinary_graph), (OURS, ours)):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             prepared = make(WORKLOADS[name], "cuda")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
-from dpgrad.papers import convex, sources
+from dpgrad.papers import convex
 
 Status = tuple[str, str, int]  # file, "current", "stale" or "unknown", how many results
 
@@ -49,7 +49,7 @@ def of_file(content: dict[str, Any]) -> str:
     """The status of a file with an environment."""
     ran = content.get("environment", {})
     named = re.match(r"python -m ([\w.]+)", ran.get("command", ""))
-    return _status(ran.get("source"), sources.digest(named.group(1)) if named else None)
+    return _status(ran.get("source"), environment.digest(named.group(1)) if named else None)
 
 
 def _status(then: str | None, now: str | None) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import environment
-from benchmarks.networks import cnn
+from benchmarks.steps.networks import cnn
 from dpgrad import data, fit, recipes
 from dpgrad.training.plan import make
 

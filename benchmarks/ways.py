@@ -21,23 +21,22 @@ from torch import Tensor, nn
 
 from benchmarks import environment
 from benchmarks.steps.where import markdown
-from benchmarks.steps.workloads import WORKLOADS, Workload, loss
-from benchmarks.wide_resnet import wide_resnet
+from benchmarks.steps.workloads import WORKLOADS
 from dpgrad.grads import bookkeeping, certified, lifted
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.forks import Seen
 from dpgrad.grads.scaling import Hard
+from dpgrad.grads.sums import Loss
 
 SCALE = partial(Hard(), clip=1.0)
 Body = Callable[[], object]
-NETWORKS = {**WORKLOADS, "wrn-16-4": Workload("WRN-16-4, GroupNorm", wide_resnet, (3, 32, 32), 256, 8)}
 USUAL = {
     "cpu": ("mlp", "mnist-cnn", "resnet9", "transformer", "lstm", "wrn-16-4"),
     "cuda": ("mnist-cnn", "resnet9", "wrn-16-4", "bert", "transformer", "lstm"),
 }
 
 
-def bodies(model: nn.Module, batch: Any, size: int) -> dict[str, Body]:
+def bodies(model: nn.Module, loss: Loss, batch: Any, size: int) -> dict[str, Body]:
     """The clipped sum by each way, and the gradient of the sum of all losses."""
     weights = torch.ones(size, device=batch[0].device)
     known = bookkeeping.find_layouts(model, loss, batch)
@@ -101,9 +100,9 @@ def memory(body: Body) -> float:
 
 def measured(name: str, device: str, rounds: int, least: float) -> list[dict[str, Any]]:
     """One row for each way."""
-    workload, cuda = NETWORKS[name].on(device), device == "cuda"
+    workload, cuda = WORKLOADS[name].on(device), device == "cuda"
     size = workload.batch_size
-    eager = bodies(workload.built(device), workload.batch(device), size)
+    eager = bodies(workload.built(device), workload.loss, workload.batch(device), size)
     for body in eager.values():
         body()
     forms = {"": eager}
@@ -131,7 +130,7 @@ def measured(name: str, device: str, rounds: int, least: float) -> list[dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--workloads", nargs="+", choices=NETWORKS, help="the usual ones of the device where not given")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="default: the usual ones of the device")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="of torch on the processor")
     parser.add_argument("--seconds", type=float, default=0.1, help="the least that one turn takes")

@@ -1,14 +1,13 @@
-"""`python -m benchmarks.steps`: time and memory of a private step beside peers, and how they grow."""
+"""`python -m benchmarks.steps`: time, memory and set-up of a private step beside peers, and how they grow."""
 
 import argparse
 import contextlib
 import json
 import math
-import os
-import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.steps.engines import Engine
-    from benchmarks.steps.race import Row, Settings
+    from benchmarks.steps.race import Settings
+    from benchmarks.steps.results import Report
     from benchmarks.steps.workloads import Workload
 
-_RACES = 16  # engines times points that one curve may have
-PEERS = "benchmarks.peers"  # of the source tree
-Part = tuple[str, list[dict[str, Any]], list[list[list[str]]]]  # its name in the JSON, its rows, its tables
-Each = Callable[[Callable[[Any], Any], Sequence[Any], str], Iterator[Any]]  # the work, its items, what it is called
+PEERS = "benchmarks.peers"
+MODULE = "benchmarks.steps"
 SCALES = ("batch", "width", "length", "depth", "groups", "history")
+CURVE_SECONDS = 480.0  # after which a curve is cut on CUDA
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        sys.stdout.write(_answer(args))
+        sys.stdout.write(_answer(args, sys.argv[1:] if argv is None else argv))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0
@@ -40,42 +39,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.steps",
+        prog=f"python -m {MODULE}",
         allow_abbrev=False,
         description="Measures one step of training, private and not, by every engine there is: on a CPU side by side, "
-        "so that ratios hold on a busy machine while threads have a core each, on CUDA each engine in its own process. "
-        "With --scale, --costs or --poisson it measures how cost grows, what each choice adds, or Poisson batches.",
+        "on CUDA each engine in its own process. Every row is printed and written as soon as it is measured. "
+        "With --scale it measures how the cost of a step grows.",
     )
-    parser.add_argument("--workloads", metavar="NAME", nargs="+", help="Default: those that suit the device.")
-    parser.add_argument("--engines", metavar="NAME", nargs="+", help="Only these, by the names in the table.")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="Default: cuda where there is one.")
-    parser.add_argument("--batch-size", metavar="B", type=_count, help="Instead of each workload's own.")
-    parser.add_argument("--repeat", metavar="R", type=_count, default=15, help="Timed rounds; default: 15.")
-    parser.add_argument("--threads", metavar="N", type=_count, help="Of the CPU; default: one for each core.")
-    parser.add_argument(
-        "--limit", metavar="S", type=_positive, default=60.0,
-        help="Cut an engine whose timed steps on one workload take more seconds; default: 60.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tf32", action=argparse.BooleanOptionalAction, default=True,
-        help="Let all engines round the factors of products to TF32 on CUDA; default: yes.",
-    )  # fmt: skip
-    parser.add_argument("--no-memory", action="store_true", help="Leave out the peak memory of a CPU, which is slow.")
-    parser.add_argument(
-        "--peers", metavar="MODULE",
-        help=f"A module with further ENGINES; default: {PEERS} where it can be imported; 'none' for none.",
-    )  # fmt: skip
-    parser.add_argument("--scale", nargs="+", choices=SCALES, metavar="|".join(SCALES), help="How cost grows.")
-    parser.add_argument("--points", metavar="X", nargs="+", type=_not_negative,
-                        help="The points of the one --scale, instead of its own.")  # fmt: skip
-    parser.add_argument("--costs", action="store_true", help="The cost of rules, of history and of diagnostics.")
-    parser.add_argument("--poisson", action="store_true", help="Poisson batches beside fixed ones.")
-    parser.add_argument("--lots", metavar="L", type=_count, default=100,
-                        help="Poisson batches are drawn from L times as many rows; default: 100.")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE.json", type=_json_file, help="Write the results, and FILE.md with them.")
-    parser.add_argument("--plot-from", metavar="FILE.json", type=_json_file,
-                        help="Only draw the curves that FILE.json holds, to FILE.svg.")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    add = parser.add_argument
+    add("--only", metavar="NAME", nargs="+", help="These rows of the table; default: all that suit the device.")
+    add("--list", action="store_true", help="Only print the names of rows and engines.")
+    add("--engines", metavar="NAME", nargs="+", help="Only these, by the names in the table.")
+    add("--device", choices=("cpu", "cuda"), help="Default: cuda where there is one.")
+    add("--batch-size", metavar="B", type=_count, help="Instead of each row's own.")
+    add("--repeat", metavar="R", type=_count, default=15, help="Most rounds; default: 15.")
+    add("--seconds", metavar="S", type=_positive, default=3.0,
+        help="Rounds of an engine end after so many seconds of timed steps; at least three; default: 3.")  # fmt: skip
+    add("--threads", metavar="N", type=_count, default=1,
+        help="Of the CPU; default: 1, which on a CPU is timed by the process's own seconds.")  # fmt: skip
+    add("--limit", metavar="S", type=_positive, default=60.0,
+        help="On CUDA cut an engine that takes more seconds for a row, everything included; default: 60.")  # fmt: skip
+    add("--tf32", action=argparse.BooleanOptionalAction, default=True,
+        help="Let all engines round the factors of products to TF32 on CUDA; default: yes.")  # fmt: skip
+    add("--memory", action="store_true", help="On a CPU also measure peak memory, which is slow.")
+    add("--peers", metavar="MODULE", default=PEERS,
+        help=f"A module with further ENGINES; default: {PEERS}; 'none' for none.")  # fmt: skip
+    add("--scale", nargs="+", choices=SCALES, metavar="|".join(SCALES), help="How cost grows.")
+    add("--points", metavar="X", nargs="+", type=_not_negative, help="The points of the one --scale.")
+    add("--write", action="store_true", help="Write to benchmarks/results, into what is there already.")
+    add("--out", metavar="FILE.json", type=_json_file, help="The same, to FILE.json and FILE.md.")
+    add("--plot-from", metavar="FILE.json", type=_json_file, help="Only draw the curves of FILE.json, to FILE.svg.")
+    add("--json", action="store_true", help="Print one JSON object.")
     return parser
 
 
@@ -103,33 +96,48 @@ def _json_file(text: str) -> Path:
     return path
 
 
-def _answer(args: argparse.Namespace) -> str:
+def _answer(args: argparse.Namespace, argv: Sequence[str]) -> str:
     if args.plot_from is not None:
         return _plot(args.plot_from, args.json)
     settings = _settings(args)
-    known = _engines(args, settings.device)  # refused before the work
-    workloads = _workloads(args, settings.device)
+    own, peers = _engines(args, settings.device)  # refused before the work
+    names = _chosen(args.only, *_rows(settings.device), "row")
     if args.points is not None and len(args.scale or ()) != 1:
         raise ValueError("--points are those of one --scale: name one")
-    from benchmarks.steps.where import environment, markdown
+    if args.list:
+        return "".join(f"{name}\n" for name in (*names, *own, *peers))
+    report = _report(args, settings, argv)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut off"))
+    try:
+        if args.scale:
+            _measure_curves(args, settings, report)
+        else:
+            for name in names:
+                _measure(args, settings, report, name, own, peers)
+    except KeyboardInterrupt:
+        _say("interrupted: what was measured follows")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return json.dumps(report.fields(), allow_nan=False) + "\n" if args.json else f"{report.text()}\n"
 
-    left_out: list[str] = []
-    each = partial(_each, settings, left_out)
-    special = _scales(args, settings, each)
-    special += _costs(args, settings, workloads, each) + _poisson(args, settings, workloads, each)
-    found = special or [_side_by_side(args, settings, workloads, known)]
-    parts = {name: rows for name, rows, _ in found}
-    left_out += _reasons(parts)
-    where = environment(shlex.join(["python", "-m", "benchmarks.steps", *sys.argv[1:]]))
-    report: dict[str, Any] = {"environment": {**where, **_gpu(settings.device)}, "settings": asdict(settings), **parts}
-    report["left_out"] = left_out
-    text = "\n\n".join(markdown(table) for _, _, tables in found for table in tables)
-    if left_out:
-        text += "\n\nLeft out or cut short:\n\n" + "\n".join(f"- {line}" for line in left_out)
-    if args.out is not None:
-        args.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", "utf-8")
-        args.out.with_suffix(".md").write_text(f"{_heading(report)}\n\n{text}\n", "utf-8")
-    return json.dumps(report, allow_nan=False) + "\n" if args.json else f"{text}\n"
+
+def _rows(device: str) -> tuple[list[str], list[str]]:
+    """All rows, and those that are usual on the device."""
+    from benchmarks.steps.cases import CASES, usual
+
+    return list(CASES), usual(device)
+
+
+def _report(args: argparse.Namespace, settings: "Settings", argv: Sequence[str]) -> "Report":
+    from benchmarks import environment
+    from benchmarks.steps.results import Report
+
+    file: Path | None = args.out
+    if args.write:
+        kind = "scale" if args.scale else "engines"
+        file = environment.RESULTS / f"{kind}{'' if settings.device == 'cpu' else '_cuda'}.json"
+    run = {**environment.describe(MODULE, argv), **_gpu(settings.device)}
+    return Report(run, asdict(settings), file)
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
@@ -140,7 +148,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a CUDA device, and torch finds none: leave it out, or use cpu")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Settings(device, args.repeat, args.threads or os.cpu_count() or 1, args.tf32, args.limit)
+    return Settings(device, args.repeat, args.threads, args.tf32, args.seconds, args.limit)
 
 
 def _chosen(given: Sequence[str] | None, known: Sequence[str], usual: Sequence[str], what: str) -> list[str]:
@@ -150,37 +158,24 @@ def _chosen(given: Sequence[str] | None, known: Sequence[str], usual: Sequence[s
     return list(given or usual)
 
 
-def _workloads(args: argparse.Namespace, device: str) -> "list[Workload]":
-    from benchmarks.steps.workloads import USUAL, WORKLOADS
-
-    usual = USUAL[device][:3] if args.costs or args.poisson else USUAL[device]
-    names = _chosen(args.workloads, list(WORKLOADS), usual, "workload")
-    found = [WORKLOADS[name].on(device) for name in names]
-    return [workload.of(args.batch_size) for workload in found] if args.batch_size else found
-
-
-def _engines(args: argparse.Namespace, device: str) -> "dict[str, Engine]":
+def _engines(args: argparse.Namespace, device: str) -> "tuple[dict[str, Engine], dict[str, Engine]]":
     """Our own and those of the peers' module, as far as they were asked for."""
     from benchmarks.steps.engines import engines
 
-    known = engines(device)
-    if args.peers is not None and args.peers != "none" and not _importable(args.peers):
-        raise ValueError(f"--peers must be a module that can be imported, got {args.peers!r:.80}")
-    module = args.peers or PEERS
-    if module != "none" and _importable(module):
-        known |= _peers(module)
-    return {name: known[name] for name in _chosen(args.engines, list(known), list(known), "engine")}
-
-
-def _importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    own, peers = engines(device), {} if args.peers == "none" else _peers(args.peers)
+    known = [*own, *peers]
+    chosen = _chosen(args.engines, known, known, "engine")
+    return {name: own[name] for name in own if name in chosen}, {name: peers[name] for name in peers if name in chosen}
 
 
 def _peers(module: str) -> "dict[str, Engine]":
     """The further engines of a module, which may be anyone's."""
+    try:
+        there = find_spec(module) is not None
+    except (ImportError, ValueError):
+        there = False
+    if not there:
+        raise ValueError(f"--peers must be a module that can be imported, got {module!r:.80}")
     try:
         found: dict[str, Engine] = import_module(module).ENGINES
     except Exception as error:
@@ -191,107 +186,62 @@ def _peers(module: str) -> "dict[str, Engine]":
 
 
 def _say(text: str) -> None:
-    print(f"benchmarks.steps: {text}", file=sys.stderr, flush=True)
+    print(f"{MODULE}: {text}", file=sys.stderr, flush=True)
 
 
-def _side_by_side(
-    args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]", engines: "dict[str, Engine]"
-) -> Part:
-    from benchmarks.steps import results
-    from benchmarks.steps.engines import OURS, VMAP
-    from benchmarks.steps.race import compared, measured
+def _measure(
+    args: argparse.Namespace,
+    settings: "Settings",
+    report: "Report",
+    name: str,
+    own: "dict[str, Engine]",
+    peers: "dict[str, Engine]",
+) -> None:
+    """One row of the table by every engine; what is known is printed and written at once."""
+    from benchmarks.steps.cases import CASES, missing
+    from benchmarks.steps.engines import OURS
+    from benchmarks.steps.race import Row, measured
+    from benchmarks.steps.results import line
 
-    rows = measured(workloads, engines, settings, memory=not args.no_memory, say=_say)
-    for here in results.by_workload(rows):
-        compared(here, VMAP, OURS, settings.tolerance)
-    return "engines", _fields(rows), [results.engine_table(rows)]
-
-
-def _scales(args: argparse.Namespace, settings: "Settings", each: Each) -> list[Part]:
-    from benchmarks.steps import curves, results
-
-    if not args.scale:
-        return []
-    found = list(each(partial(curves.curve, settings, args.points), args.scale, "how cost grows with"))
-    return [("curves", [asdict(one) for one in found], [results.curve_table(one) for one in found])]
-
-
-def _costs(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]", each: Each) -> list[Part]:
-    from benchmarks.steps import costs, results
-
-    if not args.costs:
-        return []
-    parts = []
-    form = "captured" if settings.device == "cuda" else "eager"
-    for name, work, how in (("rules", costs.rules, form), ("additions", costs.additions, "eager")):
-        rows = [row for here in each(partial(work, settings), workloads, f"{name} on") for row in here]
-        parts.append((name, _fields(rows), [results.cost_table(rows, how)]))
-    return parts
+    case = CASES[name]
+    workload = _sized(args, case.workload.on(settings.device))
+    taking_part = own if case.alone else own | peers
+    _say(f"{name}: {workload.title}" + (f" ({case.alone}: no peers)" if case.alone and peers else ""))
+    if (reason := missing(name)) != "":
+        _say(f"  {reason}")
+        report.add(Row(name, workload.title, workload.batch_size, OURS, reason=reason))
+        return
+    for row in measured(name, workload, taking_part, settings, args.memory):
+        report.add(row)
+        here = [one for one in report.rows if one.name == name]
+        _say("  " + " | ".join(line(row, here, settings.device)[1:]))
 
 
-def _poisson(args: argparse.Namespace, settings: "Settings", workloads: "list[Workload]", each: Each) -> list[Part]:
-    from benchmarks.steps import costs, results
-
-    if not args.poisson:
-        return []
-    work = partial(costs.poisson, settings, args.lots)
-    rows = [row for here in each(work, workloads, "Poisson batches on") for row in here]
-    return [("poisson", _fields(rows), [results.poisson_table(rows)])]
+def _sized(args: argparse.Namespace, workload: "Workload") -> "Workload":
+    if not args.batch_size:
+        return workload
+    few = None if workload.microbatch is None else min(workload.microbatch, args.batch_size)
+    return replace(workload.of(args.batch_size), microbatch=few)
 
 
-def _each(
-    settings: "Settings", left_out: list[str], work: Callable[[Any], Any], items: Sequence[Any], what: str
-) -> Iterator[Any]:
-    """``work`` of each item: here on a CPU, and on CUDA in a process, which another replaces where it dies.
+def _measure_curves(args: argparse.Namespace, settings: "Settings", report: "Report") -> None:
+    from benchmarks.steps.curves import curve
+    from benchmarks.steps.processes import Failed, Worker
 
-    An item without a result is added to ``left_out``, with the reason.
-    """
-    from benchmarks.steps.race import STARTING, Failed, streamed
-    from benchmarks.steps.workloads import Workload
-
-    cuda = settings.device == "cuda"
-    seconds = STARTING + _RACES * settings.limit
-    results = streamed(work, items, seconds) if cuda else map(work, items)
-    for item in items:
-        named = f"{what} {item.title if isinstance(item, Workload) else item}"
-        _say(named)
-        result = next(results)
-        if isinstance(result, Failed):
-            left_out.append(f"{named}: {result.reason}")
-            _say(f"left out: {result.reason}")
+    for name in args.scale:
+        _say(f"how cost grows with {name}")
+        work: Callable[[], Any] = partial(curve, settings, args.points, name)
+        found = Worker(work).result(CURVE_SECONDS) if settings.device == "cuda" else work()
+        if isinstance(found, Failed):
+            _say(f"left out: {found.reason}")
         else:
-            yield result
-
-
-def _reasons(parts: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Why engines, and points of curves, were left out or cut short."""
-    curves = parts.get("curves", [])
-    rows = [row for name, rows in parts.items() if name != "curves" for row in rows]
-    return [
-        *(f"{curve['label']}, {reason}" for curve in curves for reason in curve["reasons"]),
-        *(f"{row['workload']}, {row['engine']}: {row['reason']}" for row in rows if row["reason"]),
-    ]
-
-
-def _fields(rows: "Sequence[Row]") -> list[dict[str, Any]]:
-    return [row.fields() for row in rows]
+            report.add_curve(found)
 
 
 def _gpu(device: str) -> dict[str, Any]:
     import torch
 
     return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if device == "cuda" else {}
-
-
-def _heading(report: dict[str, Any]) -> str:
-    where, settings = report["environment"], report["settings"]
-    machine = [where.get("gpu"), where["processor"], f"{where['cores']} cores (load {where['load_average'][0]})"]
-    versions = ", ".join(f"{library} {number}" for library, number in where["versions"].items())
-    how = f"{settings['repeat']} rounds, {settings['threads']} threads, TF32 {'on' if settings['tf32'] else 'off'}"
-    return (
-        f"# Steps\n\n`{where['command']}`, {where['date']}\n\n"
-        f"{', '.join(filter(None, machine))}, {where['system']}, Python {where['python']}, {versions}; {how}"
-    )
 
 
 def _plot(file: Path, as_json: bool) -> str:

@@ -1,19 +1,20 @@
 """How the cost of a step grows: with the batch, the width, the length, the depth, the groups and the history."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.steps.engines import GRAPH, ORDINARY, OURS, Engine, ordinary, ordinary_graph, ours
-from benchmarks.steps.race import WARM_UP, Settings, longer, raced
-from benchmarks.steps.workloads import WORKLOADS, Workload, stack, transformer
+from benchmarks.steps.race import Settings, longer, raced
+from benchmarks.steps.workloads import WORKLOADS, Workload, deep, transformer
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.mechanism import Group
 
 _LAYERS = 32  # of the stack whose parameters are put into groups
+_PIECE = 4096  # examples of a lot processed at a time
 _LAST = 3  # points from which the exponent at the end of a curve is fitted
 
 
@@ -25,7 +26,7 @@ class Scale:
     points: tuple[int, ...]
     workload: Callable[[int], Workload]
     options: Callable[[int], dict[str, Any]] = lambda value: {}
-    captured: bool = True  # where there is a device to capture it on
+    most_on_cpu: int | None = None  # larger points are for a CUDA device
     passes: Callable[[int], int] = lambda value: value  # what the exponent is an exponent of
 
 
@@ -71,19 +72,19 @@ def _history(length: int) -> dict[str, Any]:
     return {"inner_momentum": InnerMomentum(0.5, length)} if length else {}
 
 
-def _deep(layers: int) -> Workload:
-    return Workload("linear layers of 256", partial(stack, 256, layers), (256,), 512, 512)
+def _lot(size: int) -> Workload:
+    """Lots of the MNIST CNN, in pieces where they are large."""
+    return replace(WORKLOADS["mnist-cnn"].of(size), microbatch=_PIECE if size > _PIECE else None)
 
 
 SCALES: dict[str, Scale] = {
-    "batch": Scale("batch size", (64, 128, 256, 512, 1024, 2048, 4096, 8192), WORKLOADS["mnist-cnn"].of),
+    "batch": Scale("lot size", tuple(2**power for power in range(6, 17)), _lot, most_on_cpu=1024),
     "width": Scale("width", (128, 256, 512, 1024, 2048), lambda width: transformer(width, 2, 128, 16)),
     "length": Scale("sequence length", (128, 256, 512, 1024, 2048), lambda length: transformer(256, 2, length, 8)),
     "depth": Scale("layers", (1, 2, 4, 8, 16), lambda layers: transformer(256, layers, 128, 16)),
-    "groups": Scale("groups of parameters", (1, 2, 4, 8, 16, 32), lambda count: _deep(_LAYERS), _groups),
+    "groups": Scale("groups of parameters", (1, 2, 4, 8, 16, 32), lambda count: deep(256, _LAYERS, 512), _groups),
     "history": Scale(
-        "K₀", (0, 1, 2, 4, 8), lambda length: WORKLOADS["mnist-cnn"], _history, captured=False,
-        passes=lambda length: length + 1,
+        "K₀", (0, 1, 2, 4, 8), lambda length: WORKLOADS["mnist-cnn"], _history, passes=lambda length: length + 1,
     ),
 }  # fmt: skip
 
@@ -91,16 +92,16 @@ SCALES: dict[str, Scale] = {
 def curve(settings: Settings, points: Sequence[int] | None, name: str) -> Curve:
     """The curve of that name in `SCALES`, at its own points or at those given."""
     scale = SCALES[name]
-    chosen = list(points or scale.points)
-    captured = settings.device == "cuda" and scale.captured
-    other: dict[str, Engine] = {GRAPH: ordinary_graph} if captured else {ORDINARY: ordinary}
+    cuda = settings.device == "cuda"
+    few = [point for point in scale.points if cuda or scale.most_on_cpu is None or point <= scale.most_on_cpu]
+    chosen = list(points or few)
+    other: dict[str, Engine] = {GRAPH: ordinary_graph} if cuda else {ORDINARY: ordinary}
     seconds: dict[str, list[float | None]] = {name: [] for name in (*other, OURS)}
     ratios: list[float | None] = []
     reasons = []
     for point in chosen:
-        engines: dict[str, Engine] = {**other, OURS: partial(ours, captured=captured, **scale.options(point))}
-        warm_up = WARM_UP + (point if name == "history" else 0)  # until there are as many iterates
-        rows = raced(scale.workload(point), engines, settings, warm_up=warm_up)
+        engines: dict[str, Engine] = {**other, OURS: partial(ours, **scale.options(point))}
+        rows = raced(name, scale.workload(point), engines, settings)
         for row in rows:
             seconds[row.engine].append(row.median if row.seconds else None)
             reasons += [f"{row.engine} at {point}: {row.reason}"] if row.reason else []
@@ -123,7 +124,7 @@ def plotted(curves: Sequence[Mapping[str, Any]]) -> str:
 
     columns = min(3, len(curves))
     lines = -(-len(curves) // columns)
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad bench", "font.size": 9}):
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "benchmarks.steps", "font.size": 9}):
         figure = Figure(figsize=(4.2 * columns, 3.3 * lines), layout="constrained")
         for place, one in enumerate(curves, 1):
             axes = figure.add_subplot(lines, columns, place)

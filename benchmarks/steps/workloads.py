@@ -1,25 +1,51 @@
-"""What is trained in a benchmark: networks of the field with random inputs, the same for every engine.
+"""What is trained in a benchmark: a network, random examples, the same for every engine, and how it is trained."""
 
-Each is built of ordinary torch modules, so that every engine runs the same model.
-"""
-
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from benchmarks.steps import hugging_face
+from benchmarks.steps.networks import (
+    CLASSES,
+    VOCABULARY,
+    Characters,
+    Recurrent,
+    Transformer,
+    cnn,
+    mlp,
+    resnet9,
+    stack,
+    wide_resnet,
+)
 
 Batch = tuple[Tensor, Tensor]  # inputs, labels
-CLASSES = 10
-VOCABULARY = 2000
+DEVICE, HOST, DATASET = "device", "host", "dataset"  # where the data of a run are
+LOTS = 16  # Poisson lots are drawn from so many times as many rows
+DISTINCT = 4096  # rows of a dataset that differ; they repeat after that
+
+
+class Examples(Dataset[Batch]):
+    """Examples on the host, read one at a time."""
+
+    def __init__(self, columns: Batch) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[1])
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.columns[0][index], self.columns[1][index]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and the shape of what it is trained on.
+    """A model, the shape of its examples, and how it is trained.
 
     >>> WORKLOADS["mnist-cnn"].of(4).batch("cpu")[0].shape
     torch.Size([4, 1, 28, 28])
@@ -31,14 +57,24 @@ class Workload:
     batch_size: int
     batch_size_cpu: int  # sized for two cores
     vocabulary: int | None = None  # inputs are indices into it
+    next_token: bool = False  # what is predicted: each next token, instead of one class
+    autocast: bool = False  # to bfloat16
+    small: "Workload | None" = None  # measured on a CPU in its place, trained in the same way
+    place: str = DEVICE  # of the data of private steps; other steps take one batch on the device
+    microbatch: int | None = None  # examples processed at a time, by every engine
+    views: int = 1  # augmented rows of each example
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the private step alone
 
     def of(self, batch_size: int) -> "Workload":
         """The same with batches of another size."""
         return replace(self, batch_size=batch_size, batch_size_cpu=batch_size)
 
     def on(self, device: str) -> "Workload":
-        """The same with the batches that fit the device."""
-        return self if device == "cuda" else self.of(self.batch_size_cpu)
+        """The same in the size that fits the device."""
+        if device == "cuda":
+            return self
+        training = {"autocast": self.autocast, "place": self.place, "views": self.views, "options": self.options}
+        return replace(self.small or self, **training).of(self.batch_size_cpu)
 
     def built(self, device: str) -> nn.Module:
         """The model with weights that depend on nothing but torch's generator at seed 0."""
@@ -47,136 +83,45 @@ class Workload:
             return self.make().to(device)
 
     def batch(self, device: str) -> Batch:
-        """The same random examples at every call."""
-        return self.rows(self.batch_size, device)
+        """The same random rows at every call: one batch, with as many rows as its examples and their views."""
+        return self.rows(self.batch_size * self.views, device)
+
+    def data(self, device: str) -> Any:
+        """The dataset from which private steps draw, where the workload has it."""
+        columns = self.rows(LOTS * self.batch_size, device if self.place == DEVICE else "cpu")
+        return Examples(columns) if self.place == DATASET else columns
 
     def rows(self, count: int, device: str) -> Batch:
         """As many random examples."""
         random = torch.Generator().manual_seed(1)
-        size = (count, *self.shape)
+        few = min(count, DISTINCT)
+        columns: Batch
         if self.vocabulary is None:
-            inputs = torch.randn(size, generator=random)
+            columns = (
+                torch.randn((few, *self.shape), generator=random),
+                torch.randint(CLASSES, (few,), generator=random),
+            )
         else:
-            inputs = torch.randint(self.vocabulary, size, generator=random)
-        labels = torch.randint(CLASSES, size[:1], generator=random)
-        return inputs.to(device), labels.to(device)
+            ids = torch.randint(self.vocabulary, (few, self.shape[0] + 1), generator=random)
+            columns = ids[:, :-1].contiguous(), ids[:, 1:].contiguous() if self.next_token else ids[:, -1] % CLASSES
+        places = torch.arange(count, device=device) % few
+        inputs, labels = (column.to(device) for column in columns)
+        return (inputs[places], labels[places]) if count > few else (inputs, labels)
 
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of each row."""
+        inputs, labels = batch
+        if not self.autocast:
+            return self.losses(model(inputs), labels)
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            return self.losses(model(inputs), labels)
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The cross-entropy of each example."""
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def cnn() -> nn.Module:
-    """Two convolutions with tanh: the network of most DP-SGD papers on MNIST (Papernot et al., 2021)."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1),
-        nn.Flatten(), nn.Linear(32 * 4 * 4, 32), nn.Tanh(), nn.Linear(32, CLASSES),
-    )  # fmt: skip
-
-
-def mlp(inputs: int, width: int) -> nn.Module:
-    """One hidden layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, CLASSES))
-
-
-def stack(width: int, depth: int) -> nn.Module:
-    """Linear layers with tanh between them, named by their place in binary, so that a prefix names half of them.
-
-    >>> list(stack(3, 4)._modules)
-    ['00', '01', '10', '11']
-    """
-    digits = (depth - 1).bit_length()
-    layers = [
-        nn.Sequential(nn.Linear(width, width), nn.Tanh()) if place < depth - 1 else nn.Linear(width, CLASSES)
-        for place in range(depth)
-    ]
-    return nn.Sequential(OrderedDict((f"{place:0{digits}b}", layer) for place, layer in enumerate(layers)))
-
-
-class Residual(nn.Module):
-    """x + f(x)."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
-        inner: Tensor = self.inner(x)
-        return x + inner
-
-
-def resnet9() -> nn.Module:
-    """ResNet-9 with GroupNorm, 6.6 million parameters."""
-
-    def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
-        layers = [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(min(32, after // 4), after), nn.ReLU()]
-        return nn.Sequential(*layers, *[nn.MaxPool2d(2)] * pool)
-
-    return nn.Sequential(
-        block(3, 64), block(64, 128, pool=True), Residual(block(128, 128), block(128, 128)),
-        block(128, 256, pool=True), block(256, 512, pool=True), Residual(block(512, 512), block(512, 512)),
-        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES),
-    )  # fmt: skip
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention and two linear layers, normalized before each (Vaswani et al., 2017)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) to the same."""
-        normal = self.before(x)
-        query, key, value = (
-            part(normal).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
-        x = x + self.out(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
-        inner: Tensor = self.down(F.gelu(self.up(self.between(x))))
-        return x + inner
-
-
-class Transformer(nn.Module):
-    """An encoder in the shape of BERT; it classifies by the first position."""
-
-    def __init__(
-        self, width: int = 256, layers: int = 4, heads: int = 4, length: int = 128, vocabulary: int = VOCABULARY
-    ) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
-        self.normal, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """(batch, length) indices to (batch, classes)."""
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1))
-        for layer in self.layers:
-            x = layer(x)
-        scores: Tensor = self.head(self.normal(x[:, 0]))
-        return scores
-
-
-class Recurrent(nn.Module):
-    """An LSTM classifier of token sequences."""
-
-    def __init__(self, width: int = 100, hidden: int = 128) -> None:
-        super().__init__()
-        self.words = nn.Embedding(VOCABULARY, width)
-        self.recurrent = nn.LSTM(width, hidden, batch_first=True)
-        self.head = nn.Linear(hidden, CLASSES)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """(batch, length) indices to (batch, classes)."""
-        scores: Tensor = self.head(self.recurrent(self.words(ids))[0][:, -1])
-        return scores
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy of each row: of its class, or the mean over its next tokens."""
+        if not self.next_token:
+            return F.cross_entropy(outputs, labels, reduction="none")
+        each = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
+        return each.unflatten(0, labels.shape).mean(1)
 
 
 def transformer(width: int, layers: int, length: int, batch_size: int) -> Workload:
@@ -185,17 +130,36 @@ def transformer(width: int, layers: int, length: int, batch_size: int) -> Worklo
     return Workload("transformer encoder", make, (length,), batch_size, batch_size, VOCABULARY)
 
 
+def deep(width: int, layers: int, batch_size: int) -> Workload:
+    """A stack of linear layers."""
+    make = partial(stack, width, layers)
+    return Workload(f"{layers} linear layers of {width}", make, (width,), batch_size, batch_size)
+
+
+def _decoder(family: str, title: str, make: Callable[..., nn.Module], vocabulary: int) -> Workload:
+    """A language model on sequences of 256 tokens, 16 in a batch; on a CPU two small layers and 32 tokens."""
+    few = partial(make, width=128, layers=2, heads=4, vocabulary=VOCABULARY, length=32)
+    small = Workload(f"{family}, 2 layers of 128, T=32", few, (32,), 4, 4, VOCABULARY, next_token=True)
+    return Workload(f"{title}, T=256", make, (256,), 16, 4, vocabulary, next_token=True, small=small)
+
+
 _BERT = partial(Transformer, 768, 12, 12, 256, 30522)
+_SMALL_VIT = Workload("ViT, 2 layers of 128", partial(hugging_face.vit, 128, 2, 4, 32), (3, 32, 32), 8, 8)
 
 WORKLOADS: dict[str, Workload] = {
     "mlp": Workload("MLP, one hidden layer", partial(mlp, 64, 64), (64,), 512, 512),
+    "mlp-50": deep(64, 50, 32),
     "mnist-cnn": Workload("MNIST CNN", cnn, (1, 28, 28), 512, 512),
-    "resnet9": Workload("ResNet-9, GroupNorm", resnet9, (3, 32, 32), 512, 32),
+    "resnet9": Workload("ResNet-9, GroupNorm", resnet9, (3, 32, 32), 512, 8),
     "bert": Workload("BERT-base shape, T=256", _BERT, (256,), 32, 1, 30522),
+    "wrn-16-4": Workload("WRN-16-4, GroupNorm", wide_resnet, (3, 32, 32), 256, 4),
+    "vit-s16": Workload("ViT-S/16", hugging_face.vit, (3, 224, 224), 64, 8, small=_SMALL_VIT),
+    "gpt2": _decoder("GPT-2, tied", "GPT-2 small, tied", hugging_face.gpt2, 50257),
+    "gpt2-lora": _decoder("GPT-2, LoRA r=8", "GPT-2 small, LoRA r=8", hugging_face.gpt2_lora, 50257),
+    "llama": _decoder("Llama-style", "Llama-style, 178M", hugging_face.llama, 32000),
+    "char-lstm": Workload("char-LSTM, T=64", Characters, (64,), 256, 16, 128, next_token=True),
+    "stack-32": replace(deep(256, 32, 512), batch_size_cpu=32),
     "transformer": transformer(256, 4, 128, 16),
     "lstm": Workload("LSTM classifier", Recurrent, (64,), 64, 64, VOCABULARY),
 }
-USUAL = {
-    "cpu": ("mnist-cnn", "resnet9", "transformer", "lstm"),
-    "cuda": ("mnist-cnn", "resnet9", "bert", "transformer", "lstm"),
-}
+TRANSFORMERS = ("vit-s16", "gpt2", "gpt2-lora", "llama")  # need that library

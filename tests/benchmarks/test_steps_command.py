@@ -2,17 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from benchmarks.steps.__main__ import main
 from benchmarks.steps.engines import Prepared, ordinary
-from benchmarks.steps.race import Failed, Settings
+from benchmarks.steps.race import Row
 from benchmarks.steps.workloads import Workload
 
-QUICK = "--device cpu --threads 1 --repeat 1 --no-memory --workloads mlp --batch-size 4"
+QUICK = "--device cpu --repeat 1 --only mlp --batch-size 4"
 
 
 def broken(workload: Workload, device: str) -> Prepared:
@@ -45,12 +45,10 @@ class TestEngines:
     def test_one_table_with_the_reason_of_an_engine_that_fails(self, run: Callable[[str], str], peers: str) -> None:
         out = run(f"{QUICK} --peers {peers}")
         lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
-        assert [line[1] for line in lines[2:6]] == ["non-private", "dpgrad", "dpgrad vmap", "opacus hooks"]
+        assert [line[1] for line in lines[2:5]] == ["non-private", "dpgrad", "opacus hooks"]
         assert lines[2][3] == "1.00"
-        assert lines[5][2] == "RuntimeError: not today"
-        assert out.endswith(
-            "\n\nLeft out or cut short:\n\n- MLP, one hidden layer, opacus hooks: RuntimeError: not today\n"
-        )
+        assert lines[4][2] == "RuntimeError: not today"
+        assert out.endswith("\n\nLeft out:\n\n- mlp, opacus hooks: RuntimeError: not today\n")
 
     def test_json_has_where_how_and_what(self, run: Callable[[str], str], peers: str, tmp_path: Path) -> None:
         file = tmp_path / "results.json"
@@ -58,16 +56,66 @@ class TestEngines:
         assert out.count("\n") == 1
         found = json.loads(out)
         assert found == json.loads(file.read_text("utf-8"))
-        assert {"date", "command", "processor", "versions"} <= found["environment"].keys()
-        assert found["settings"] == {"device": "cpu", "repeat": 1, "threads": 1, "tf32": False, "limit": 60.0}
-        assert [row["engine"] for row in found["engines"]] == ["non-private", "dpgrad"]
-        assert found["left_out"] == []
-        fields = {"workload", "batch_size", "engine", "seconds", "mebibytes", "apart", "reason"}
-        assert all(row.keys() == fields and len(row["seconds"]) == 1 for row in found["engines"])
+        assert {"date", "command", "processor", "versions", "commit", "source"} <= found["environment"].keys()
+        assert found["settings"]["device"] == "cpu"
+        assert found["settings"]["tf32"] is False
+        assert [row["engine"] for row in found["rows"]] == ["non-private", "dpgrad"]
+        fields = {
+            "name",
+            "workload",
+            "batch_size",
+            "engine",
+            "seconds",
+            "setup",
+            "mebibytes",
+            "form",
+            "apart",
+            "reason",
+        }
+        stamps = {"date", "command", "commit", "source"}
+        assert all(row.keys() == fields | stamps and len(row["seconds"]) == 1 for row in found["rows"])
         text = file.with_suffix(".md").read_text("utf-8")
-        assert "TF32 off" in text
         assert "Left out" not in text
         assert "| dpgrad" in text
+
+    def test_another_run_adds_its_rows(self, run: Callable[[str], str], tmp_path: Path) -> None:
+        file = tmp_path / "results.json"
+        run(f"{QUICK} --peers none --out {file}")
+        run(f"{QUICK.replace('mlp', 'lstm')} --peers none --engines non-private --out {file}")
+        rows = json.loads(file.read_text("utf-8"))["rows"]
+        found = [(row["name"], row["engine"]) for row in rows]
+        assert found == [("mlp", "non-private"), ("mlp", "dpgrad"), ("lstm", "non-private")]
+        assert rows[0]["command"] != rows[2]["command"]
+
+    def test_a_row_without_its_library_is_skipped(
+        self, run: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("benchmarks.steps.hugging_face.installed", lambda: False)
+        out = run("--device cpu --repeat 1 --only gpt2 --peers none")
+        assert out.endswith("- gpt2, dpgrad: transformers is not installed\n")
+
+    def test_a_run_that_is_cut_keeps_its_rows(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def rows(name: str, workload: Workload, *arguments: object) -> Iterator[Row]:
+            yield Row(name, workload.title, 4, "non-private", [1.0])
+            raise SystemExit("cut off")
+
+        monkeypatch.setattr("benchmarks.steps.race.measured", rows)
+        file = tmp_path / "results.json"
+        with pytest.raises(SystemExit, match="cut off"):
+            main(f"{QUICK} --peers none --out {file}".split())
+        assert "non-private | 1000 |" in capsys.readouterr().err
+        assert [row["seconds"] for row in json.loads(file.read_text("utf-8"))["rows"]] == [[1.0]]
+
+    def test_peers_stay_out_of_rows_that_are_not_theirs(self, run: Callable[[str], str], peers: str) -> None:
+        found = json.loads(run(f"{QUICK.replace('mlp', 'mnist-cnn-host')} --peers {peers} --json"))
+        assert [row["engine"] for row in found["rows"]] == ["non-private", "dpgrad"]
+
+    def test_names_are_listed(self, run: Callable[[str], str], peers: str) -> None:
+        names = run(f"--device cpu --list --peers {peers}").split("\n")
+        assert names[0] == "mnist-cnn"
+        assert names[-2] == "opacus hooks"
 
 
 class TestCurves:
@@ -81,20 +129,6 @@ class TestCurves:
         assert run(f"--plot-from {file}") == f"The curves are drawn in {tmp_path / 'curves.svg'}.\n"
         assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")
 
-    def test_a_curve_that_is_left_out_is_recorded(
-        self, run: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def lost(settings: Settings, points: list[int], name: str) -> Failed:
-            return Failed("the process ended with status -9")
-
-        monkeypatch.setattr("benchmarks.steps.curves.curve", lost)
-        file = tmp_path / "curves.json"
-        said = "how cost grows with batch: the process ended with status -9"
-        assert run(f"{QUICK} --peers none --scale batch --out {file}").endswith(f"- {said}\n")
-        found = json.loads(file.read_text("utf-8"))
-        assert (found["curves"], found["left_out"]) == ([], [said])
-        assert f"Left out or cut short:\n\n- {said}\n" in file.with_suffix(".md").read_text("utf-8")
-
     def test_a_point_that_is_left_out_is_recorded(
         self, run: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -104,21 +138,17 @@ class TestCurves:
         monkeypatch.setattr("benchmarks.steps.curves.ordinary", small_only)
         file = tmp_path / "curves.json"
         run(f"{QUICK} --peers none --scale batch --points 2 4 --out {file}")
-        found = json.loads(file.read_text("utf-8"))
-        assert found["left_out"] == ["batch size, non-private at 4: RuntimeError: not today"]
-        assert found["left_out"][0] in file.with_suffix(".md").read_text("utf-8")
-        assert found["curves"][0]["seconds"]["non-private"][1] is None
-
-    def test_costs_and_poisson_in_one_run(self, run: Callable[[str], str]) -> None:
-        found = json.loads(run(f"{QUICK} --peers none --costs --poisson --lots 2 --json"))
-        assert found.keys() == {"environment", "settings", "rules", "additions", "poisson", "left_out"}
+        (curve,) = json.loads(file.read_text("utf-8"))["curves"]
+        assert curve["reasons"] == ["non-private at 4: RuntimeError: not today"]
+        assert f"lot size, {curve['reasons'][0]}" in file.with_suffix(".md").read_text("utf-8")
+        assert curve["seconds"]["non-private"][1] is None
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
         ("command", "said"),
         [
-            ("--workloads alexnet", "unknown workload 'alexnet': there are mlp, mnist-cnn"),
+            ("--only alexnet", "unknown row 'alexnet': there are mnist-cnn, resnet9"),
             ("--peers none --engines tape", "unknown engine 'tape': there are non-private"),
             ("--peers no.such.module", "--peers must be a module"),
             ("--repeat 0", "--repeat must be"),

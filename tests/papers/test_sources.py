@@ -82,7 +82,7 @@ def test_stale_results_are_found(source: str | None, status: str, tmp_path: Path
 
     trial = {"solver": "amp", **kept(convex.source_of("amp"))}
     (tmp_path / "convex_adult.json").write_text(json.dumps([trial, trial, {"solver": "diffprivlib"}]), "utf-8")
-    ran = {"command": "python -m benchmarks.engines --write", **kept(sources.digest("benchmarks.engines"))}
+    ran = {"command": "python -m benchmarks.steps --write", **kept(sources.digest("benchmarks.steps.__main__"))}
     (tmp_path / "engines.json").write_text(json.dumps({"environment": ran}), "utf-8")
     found = sorted(stale.statuses(tmp_path))
     assert found == sorted(
