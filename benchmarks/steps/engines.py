@@ -4,7 +4,6 @@ A step is forward, backward, clipping, noise and the update by SGD. Steps withou
 again; private ones draw Poisson lots of as many examples on average.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ LEARNING_RATE = 0.01
 SEED = 0  # of private steps: their lots and their noise are known
 AHEAD = 256  # steps for which a captured step may fill its tables at once
 WORKERS = 4  # that read a Dataset
-_STEPS = 10**7  # more than are ever taken
+_STEPS = 10**5  # more than are ever taken
 _WARM_UP = 3
 
 ORDINARY, GRAPH, OURS, EAGER = "non-private", "non-private graph", "dpgrad", "dpgrad eager"
@@ -146,10 +145,10 @@ def ours(
     diagnostics: Diagnostics | None = options.pop("diagnostics", None)
     if diagnostics is not None:
         options["observe"] = Recorder(diagnostics, model, workload.loss, data)
-    newer = {"capture": capture, "workers": WORKERS if workload.place == DATASET and device == "cuda" else None}
-    options |= {name: value for name, value in newer.items() if value is not None and name in _KNOWN}
+    workers = WORKERS if workload.place == DATASET and device == "cuda" else 0
     private = PrivateGradient(
-        model, workload.loss, mechanism, seed=SEED, microbatch=workload.microbatch, **options
+        model, workload.loss, mechanism, seed=SEED, microbatch=workload.microbatch, capture=capture, workers=workers,
+        **options,
     )  # fmt: skip
     optimizer = _descent(model, device)
 
@@ -169,20 +168,15 @@ def ours(
     )  # fmt: skip
 
 
-# What this version of dpgrad can be told; one without captured steps takes them one kernel at a time.
-_KNOWN = inspect.signature(PrivateGradient).parameters
-
-
 def _form(private: PrivateGradient) -> str:
     """How steps were taken, and why they were not captured where they were not."""
-    form, reason = getattr(private, "form", ""), getattr(private, "not_captured", "")
-    return f"{form}: {reason}" if form and reason else str(form or reason)
+    return f"{private.form}: {private.not_captured}" if private.not_captured else private.form
 
 
 def _sums(private: PrivateGradient) -> Sums:
     """What the last step summed: its gradient is (sum + noise) / divisor, and the noise of a known seed is known."""
     at, mechanism, parameters = private.steps_taken - 1, private.mechanism, trainable(private.model)
-    stds = {name: mechanism.std_at(at, private.group_of(name)) for name in parameters}
+    stds = {name: mechanism.std_at(at, private.work.group_of(name)) for name in parameters}
     drawn = noise.gaussians(parameters, stds, private.key, at)
     return {name: _gradient(parameters[name]) * mechanism.divisor - drawn[name] for name in parameters}
 

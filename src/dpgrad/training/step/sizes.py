@@ -37,7 +37,7 @@ class Sizes:
         most = max(math.ceil(mean), math.floor(min(mean + _DEVIATIONS * deviation, _ROOM * mean)), 1)
         most = min(_aligned(most) if mean <= _aligned(most) else most, rows, microbatch or most)
         worth = math.sqrt(_CAPTURE * deviation * mean / mechanism.steps)
-        fine = math.floor(max(1.0, min(worth, deviation / 2, most)))
+        fine = math.floor(max(1.0, min(max(worth, deviation / 4), deviation / 2, most)))
         return cls(most, fine if fine < _ALIGNED else fine // _ALIGNED * _ALIGNED)
 
     def pieces(self, count: int) -> list[int]:
