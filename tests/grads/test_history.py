@@ -106,7 +106,7 @@ def test_recomputed_momentum_is_the_sum_over_iterates(engine: str, inner: str, l
 
 
 def test_length_zero_is_the_plain_gradient() -> None:
-    model, ids, iterates = made()
+    model, ids, _ = made()
     plain = clipped_sum(model, loss, ids, RULE)
     momentum = InnerMomentum(0.9, 0)
     past: list[Iterate] = []

@@ -89,11 +89,30 @@ def test_draws_are_those_of_key_step_and_example() -> None:
     assert len({round(value, 4) for value in offsets.flatten().tolist()}) == offsets.numel()
 
 
+def test_shifts_are_spread_evenly_and_apart() -> None:
+    """In each direction a third each of -1, 0 and 1, for every copy but the first, and others at other steps."""
+    count = 30_000
+    for copies in (2, 16, 60):
+        drawn = Shifts(copies).drawn(torch.arange(count // copies), key=7, step=3)
+        assert bool((drawn[:, :, 0] == 1).all())
+        rest = drawn[:, :, 1:]
+        shares = torch.stack([(rest == value).double().mean() for value in range(3)])
+        assert float((shares - 1 / 3).abs().max()) < 6 * (2 / 9 / rest.numel()) ** 0.5
+        down, right = rest[:, 0].double().flatten(), rest[:, 1].double().flatten()
+        assert abs(float(torch.corrcoef(torch.stack([down, right]))[0, 1])) < 6 / len(down) ** 0.5
+        assert not torch.equal(drawn, Shifts(copies).drawn(torch.arange(count // copies), key=7, step=4))
+        assert not torch.equal(drawn, Shifts(copies).drawn(torch.arange(count // copies), key=8, step=3))
+
+
 def test_shifts_of_a_lot_are_those_of_one_image_after_another() -> None:
     shifts = Shifts(4)
     batch, chosen = (torch.rand(6, 2, 5, 4), torch.arange(6)), torch.tensor([3, 1, 4, 15, 9, 2])
     together = augmented(shifts, batch, chosen, key=7, step=3)
-    single = augmented(lambda one, generator: shifts(one, generator), batch, chosen, key=7, step=3)
+    ones = [
+        augmented(shifts, (batch[0][i : i + 1], batch[1][i : i + 1]), chosen[i : i + 1], key=7, step=3)
+        for i in range(6)
+    ]
+    single = [torch.cat(column) for column in zip(*ones, strict=True)]
     assert torch.equal(together[0], single[0])
     assert torch.equal(together[1], single[1])
 

@@ -74,9 +74,14 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
 
 
 def prepared(
-    model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping", several_rows: bool = False
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    engine: str = "bookkeeping",
+    several_rows: bool = False,
+    most: int = _MOST,
 ) -> tuple[Engine, Way]:
-    """The engine to use for a model that passes `check`, and the way that it takes."""
+    """The engine to use for a model that passes `check`, and the way that it takes; ``most`` examples at a time."""
     model = unwrapped(model)
     if engine not in ENGINES:
         raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
@@ -116,7 +121,7 @@ def prepared(
             _refuse_engine(probe, engine, compute)
     if isinstance(compute, Attributed):
         if size(batch) > _PROBED:  # a model may do other things with larger batches
-            _try(compute, model, loss, _spread(batch, _MOST), several_rows)
+            _try(compute, model, loss, _spread(batch, min(most, _MOST)), several_rows)
         compute.decided()
         way = compute.way  # of batches as large as these
     return compute, way
@@ -226,7 +231,7 @@ class _Probe:
     def find_precision(self) -> None:
         """Note how coarsely a pass computes."""
         with _Coarsest() as coarsest:  # type: ignore[no-untyped-call]
-            self.own(self.batch, 0)
+            self.own(part(self.batch, 0, min(self.count, _PROBED) * self.rows), 0)
         self.eps = coarsest.eps
 
     def find_examples(self) -> None:

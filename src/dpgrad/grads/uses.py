@@ -199,7 +199,7 @@ class Outer:
         from dpgrad.grads.kernels.products import ghost
 
         a, g = self.inputs.contiguous(), self.gradients.contiguous()
-        margins = tf32_margins(d, p, positions, exact=a.dtype != torch.float32)
+        margins = tf32_margins(d, p, positions, exact=torch.float32 not in (a.dtype, g.dtype))
         return Outer(a, g, tf32=True, norms=ghost(a, g, *margins, lost(d, p)))
 
     def measured(self) -> tuple[Tensor, Use]:
@@ -229,10 +229,14 @@ class Outer:
         if self._in_tf32:
             from dpgrad.grads.kernels.products import scaled
 
-            pieces = len(factors)
-            a, g = wide(self.inputs), scaled(self.gradients.contiguous(), factors.flatten())
+            pieces, each = len(factors), factors.flatten()
+            a, g = self.inputs, self.gradients  # the smaller is scaled, in a copy
+            if a.shape[2] < g.shape[2]:
+                a, g = scaled(a.contiguous(), each), wide(g)
+            else:
+                a, g = wide(a), scaled(g.contiguous(), each)
             with in_tf32():
-                return g.view(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
+                return g.reshape(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
         a, g = wide(self.inputs), wide(self.gradients)
         pieces, factors = len(factors), factors.reshape(-1, 1, 1)
         a, g = (a * factors, g) if a.shape[2] < g.shape[2] else (a, g * factors)
@@ -330,27 +334,40 @@ class Tied:
         of_rows, rows = self.rows.measured()
         assert isinstance(rows, Lookup)
         ids, r = rows.indices, rows.gradients
-        a, g = wide(self.outer.inputs), wide(self.outer.gradients)
-        of_outer = ghost_squares(a, g)  # the sum is formed anew: the norm of a matrix that is not kept has no margin
+        outer, mass, squares, rounded = self._outer_measured()
+        a, g = outer.inputs, outer.gradients
         chosen = g.gather(2, ids[:, None, :].expand(-1, g.shape[1], -1))  # (examples, S, T)
+        if outer.tf32:  # of the factors from which the norm is found, cut
+            a, chosen = _cut(wide(a)), _cut(wide(chosen))
         cross = (chosen * (a @ r.mT)).sum((1, 2))
         # |⟨R, O⟩| ≤ Σ_st |g_s||a_s||r_t|, and what is left of it after cancelling is known to that times γ.
-        mass = mass_of(a, g) * lengths(r, 2).sum(1) * rounding(a.shape[1] * r.shape[1] + a.shape[2], g.dtype)
-        squares = (of_rows.square() + of_outer + 2 * cross).clamp(min=0) + 2 * mass
-        return squares.sqrt(), Tied(rows, self.outer)
+        apart = mass * lengths(r, 2).sum(1) * rounding(a.shape[1] * r.shape[1] + a.shape[2], r.dtype)
+        found = (of_rows.square() + squares + 2 * cross).clamp(min=0) + 2 * apart
+        return found.sqrt() + rounded * mass, Tied(rows, outer)
 
-    def _exact(self) -> Outer:
-        """The linear part in float64 or float32: what TF32 rounds in it may not cancel with the other part."""
-        return Outer(wide(self.outer.inputs), wide(self.outer.gradients), tf32=False)
+    def _outer_measured(self) -> tuple[Outer, Tensor, Tensor, float]:
+        """The linear part as it is summed, its mass, its squared norm, and by how many masses TF32 moves the sum."""
+        outer = self.outer
+        if not outer._in_tf32:
+            a, g = wide(outer.inputs), wide(outer.gradients)
+            # The sum is formed anew: the norm of a matrix that is not kept has no margin.
+            return Outer(a, g, tf32=False), mass_of(a, g), ghost_squares(a, g), 0.0
+        from dpgrad.grads.kernels.products import ghost
+
+        a, g = outer.inputs.contiguous(), outer.gradients.contiguous()
+        p, d = outer.shape
+        gamma, sigma = tf32_margins(d, p, a.shape[1], exact=torch.float32 not in (a.dtype, g.dtype))
+        squares = ghost(a, g, gamma, 0.0, lost(d, p)).square()
+        return Outer(a, g, tf32=True), mass_of(wide(a), wide(g)), squares, sigma
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        return self.rows.weighted_sum(factors) + self._exact().weighted_sum(factors)
+        return self.rows.weighted_sum(factors) + self.outer.weighted_sum(factors)
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
-        return self.rows.weighted_sums(factors) + self._exact().weighted_sums(factors)
+        return self.rows.weighted_sums(factors) + self.outer.weighted_sums(factors)
 
     def per_example(self) -> Tensor:
-        return self.rows.per_example() + self._exact().per_example()
+        return self.rows.per_example() + self.outer.per_example()
 
     def kept(self, keep: Tensor, drop: Drop | None = None) -> "Tied":
         return Tied(self.rows.kept(keep, drop), self.outer.kept(keep, drop))
@@ -360,6 +377,11 @@ class Tied:
 
     def scaled(self, factor: float) -> "Tied":
         return Tied(self.rows.scaled(factor), self.outer.scaled(factor))
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    """The values of TF32 next to those of a float32 tensor towards zero."""
+    return (tensor.view(torch.int32) & -0x2000).view(torch.float32)
 
 
 def one_by_one(use: Use, factors: Tensor) -> Tensor:

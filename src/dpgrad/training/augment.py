@@ -17,8 +17,11 @@ from dpgrad.errors import OptionError
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import AnyKey, Key
+from dpgrad.randomness import philox
 
 __all__ = ["Augment", "Shifts", "augmented", "probed"]
+
+_DIGITS = 20  # to base 3, of one word of 64 bits: 3²⁰ is so far below 2⁶³ that all are as good as equally likely
 
 Augment = Callable[[Batch, torch.Generator], Batch]  # (1, ...) -> (1, K, ...): it is given one example at a time
 
@@ -39,9 +42,8 @@ def augmented(augment: Augment, batch: Batch, examples: Tensor, key: AnyKey, ste
     tensor([[3., 3.],
             [4., 4.]])
     """
-    if type(augment) is Shifts:  # its draws are made one by one, and all images are moved at once
-        shifts = [augment.draws(random) for random in _generators(examples, key, step, torch.device("cpu"))]
-        return augment.moved(batch, torch.stack(shifts))
+    if type(augment) is Shifts:
+        return augment.moved(batch, augment.drawn(examples.to(leaves(batch)[0].device), key, step))
     columns, form = pytree.tree_flatten(batch)
     singles = zip(*(column.split(1) for column in columns), strict=True)
     made = []
@@ -95,6 +97,26 @@ class Shifts:
         """How far down and to the right each copy of one image begins, (2, count); 1 is the image as it is."""
         shifts = torch.randint(3, (2, self.count), generator=generator, device=generator.device)
         shifts[:, 0] = 1
+        return shifts
+
+    def drawn(self, examples: Tensor, key: AnyKey, step: int) -> Tensor:
+        """The `draws` of examples by their indices, (examples, 2, count), where the indices lie, all at once.
+
+        They are functions of (key, step, example) alone, the same on every device, and nothing waits for them.
+
+        >>> few = Shifts(3).drawn(torch.tensor([7, 2]), key=5, step=1)
+        >>> torch.equal(few[1:], Shifts(3).drawn(torch.tensor([2]), key=5, step=1))
+        True
+        """
+        secret = Key.of(key).derive("shifts", size=16)
+        words = [int.from_bytes(half, "little") for half in (secret[:8], secret[8:])]
+        blocks = -(-2 * self.count // (4 * _DIGITS))  # of four words
+        at = examples[:, None] * blocks + torch.arange(1, blocks + 1, device=examples.device)
+        found = philox.words(at, torch.full((1, 1), step, device=examples.device), words) >> 1 & (1 << 63) - 1
+        powers = 3 ** torch.arange(_DIGITS, device=examples.device)
+        digits = (found.flatten(1)[..., None] // powers % 3).flatten(1)[:, : 2 * self.count]
+        shifts = digits.view(-1, 2, self.count)
+        shifts[:, :, 0] = 1
         return shifts
 
     def moved(self, batch: Batch, shifts: Tensor) -> Batch:

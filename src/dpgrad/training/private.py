@@ -55,6 +55,7 @@ from dpgrad.training import source
 from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
 from dpgrad.training.augment import Augment, probed
 from dpgrad.training.step.graphed import FEWEST_STEPS, Graphed
+from dpgrad.training.step.sizes import Sizes
 from dpgrad.training.step.taped import Taped
 from dpgrad.training.step.work import Observed, Work
 
@@ -375,7 +376,8 @@ class PrivateGradient:
             )
         warn_of_size(self.mechanism, rows)
         probe = self._probe(data, self._from_all_over(rows))
-        work.engine, self.way = prepared(self.model, work.loss, probe, self._engine_name, work.several_rows)
+        most = Sizes.of(self.mechanism, rows, work.microbatch).most  # no more memory than a step
+        work.engine, self.way = prepared(self.model, work.loss, probe, self._engine_name, work.several_rows, most)
         if self._memory_limit is not None:
             most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)

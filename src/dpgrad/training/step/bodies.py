@@ -32,6 +32,7 @@ class Form(NamedTuple):
     size: int  # places
     first: bool  # of its step
     last: bool
+    many: bool = False  # whether the step has more than two pieces
     past: int = 0  # iterates of an inner momentum that there are
     observed: bool = False
 
@@ -52,7 +53,7 @@ class Bodies:
         self._clips_are = [1.0] * used
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._from_start = torch.zeros((), dtype=torch.int64, device=device)
-        self._carried: dict[Segment, Tensor] = {}
+        self._carried: dict[tuple[Segment, torch.dtype], Tensor] = {}
         self._raw: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
         self.rows: Batch = None
@@ -148,11 +149,13 @@ class Bodies:
     def _add(self, part: Segment, total: Tensor, form: Form, dry: bool) -> None:
         """Several pieces are added in float64: the rounding of each is accounted for, that of a long sum is not."""
         if not (form.first and form.last):
-            if part not in self._carried:
-                self._carried[part] = torch.zeros(part.values, dtype=torch.float64, device=total.device)
-            carried = self._carried[part]
+            # Of two pieces the sum of the first is kept as it is.
+            of = part, torch.float64 if form.many else total.dtype
+            if of not in self._carried:
+                self._carried[of] = torch.zeros(part.values, dtype=of[1], device=total.device)
+            carried = self._carried[of]
             if form.last:
-                total = total + carried
+                total = total.to(torch.float64, copy=True).add_(carried)
             elif not dry:
                 carried.copy_(total) if form.first else carried.add_(total)
         if form.last:

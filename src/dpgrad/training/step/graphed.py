@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.errors import CannotCaptureError
 from dpgrad.grads.ways import Attributed
+from dpgrad.training.augment import Shifts
 from dpgrad.training.step import taped
 from dpgrad.training.step.bodies import Bodies, Form
 from dpgrad.training.step.feeds import Feed, Piece, feed
@@ -57,6 +58,9 @@ class Graphed:
         self._sizes = Sizes.of(work.mechanism, rows, work.microbatch)
         lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most)
         self._lots = lots()
+        # An augmentation of the user's own is called for one example after another, from the host.
+        own = work.augment is not None and not isinstance(work.augment, Shifts)
+        self._on_host = lots(to_host=True) if own else None
         self._feed: Feed = feed(
             data, self._device, work.collate, lots(to_host=True), self._sizes, work.mechanism.steps, workers
         )
@@ -82,7 +86,8 @@ class Graphed:
 
     def _first_form(self) -> Form:
         """The largest, which leaves room for the others in the memory that they share."""
-        return Form(self._sizes.most, True, True, len(self._work.iterates), self._work.observe is not None)
+        shown = self._work.observe is not None
+        return Form(self._sizes.most, True, True, False, len(self._work.iterates), shown)
 
     def step(self, data: Any, rows: int, step: int) -> None:
         """Write the noisy mean of a step to ``.grad``."""
@@ -98,7 +103,8 @@ class Graphed:
         with work.own_randomness(step) if self._draws else nullcontext():
             for piece in pieces:
                 last = piece is pieces[-1]
-                form = Form(piece.size, not piece.start, last, len(work.iterates), work.observe is not None)
+                shown = work.observe is not None
+                form = Form(piece.size, not piece.start, last, len(pieces) > 2, len(work.iterates), shown)
                 self._fill(piece, lot)
                 self._replay(form)
                 if form.observed:
@@ -126,7 +132,8 @@ class Graphed:
         if batch is None:
             return
         rows = len(pytree.tree_leaves(batch)[0])
-        batch = work.augmented(work.alike("collate", batch), own[:rows], piece.step)
+        examples = own if self._on_host is None else self._on_host.at(piece.step).indices[piece.start :]
+        batch = work.augmented(work.alike("collate", batch), examples[:rows], piece.step)
         for buffer, leaf in zip(held, pytree.tree_leaves(batch), strict=True):
             buffer[:rows].copy_(leaf)
 

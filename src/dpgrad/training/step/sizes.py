@@ -12,8 +12,8 @@ from dpgrad.mechanism.mechanism import Mechanism
 
 __all__ = ["Sizes", "capacity"]
 
-_ROOM = 1.1  # a full piece holds at most so many times the expected batch, so that most batches are one piece
-_DEVIATIONS = 3.0
+# A full piece holds most batches, or a second, small piece would cost time, and takes little more memory than one.
+_LEAST, _MOST, _SHARE = 1.0, 3.0, 0.1  # deviations above the expected batch, those at most, and a share of it
 _RARELY = 6.0  # deviations beyond which a Poisson batch is drawn on its own
 _CAPTURE = 60.0  # about six deviations of sizes, each captured in the time of some ten steps
 _ALIGNED = 8  # rows, of sizes that are large enough
@@ -34,7 +34,8 @@ class Sizes:
         Sizes(most=544, fine=8)
         """
         mean, deviation = _expected(mechanism, rows)
-        most = max(math.ceil(mean), math.floor(min(mean + _DEVIATIONS * deviation, _ROOM * mean)), 1)
+        above = max(_LEAST * deviation, min(_MOST * deviation, _SHARE * mean))
+        most = max(math.ceil(mean), math.floor(mean + above), 1)
         most = min(_aligned(most) if mean <= _aligned(most) else most, rows, microbatch or most)
         worth = math.sqrt(_CAPTURE * deviation * mean / mechanism.steps)
         fine = math.floor(max(1.0, min(max(worth, deviation / 4), deviation / 2, most)))

@@ -79,7 +79,8 @@ class Taped:
                 whole = stop - start == count
                 bodies.rows, bodies.index = batch if whole else part(batch, start, stop), chosen[start:stop]
                 bodies.hold(stop - start)
-                form = Form(stop - start, start == 0, stop == count, len(work.iterates), work.observe is not None)
+                shown = work.observe is not None
+                form = Form(stop - start, not start, stop == count, 2 * most < count, len(work.iterates), shown)
                 bodies.accumulate(form)
                 if form.observed:
                     seen.append(bodies.seen.pop(form))
