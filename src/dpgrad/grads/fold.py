@@ -15,17 +15,17 @@ from torch._functorch.autograd_function import custom_function_call  # what an a
 from torch.nn import functional as F
 
 from dpgrad.grads.layers import ANY_RANK, RULES
+from dpgrad.grads.layers.recurrent import DATA, WEIGHTS, Layer
 
 __all__ = [
     "FOLDED",
-    "RECURRENT",
     "Folding",
     "Function",
     "folding",
     "has_own_rule",
     "is_batched",
+    "layer_folding",
     "physical",
-    "recurrent_folding",
     "wrapped",
 ]  # fmt: skip
 
@@ -98,7 +98,6 @@ _DATA: dict[Function, dict[int, str]] = {
     F.scaled_dot_product_attention: {0: "query", 1: "key", 2: "value"},
 }
 _FIRST = {0: "input"}
-RECURRENT = frozenset({torch.rnn_tanh, torch.rnn_relu, torch.lstm, torch.gru})
 _KEEPING_RESULTS = {F.scaled_dot_product_attention}  # for the backward pass
 FOLDED: frozenset[Function] = frozenset({*_RANKS, *_BATCH_FIRST, *_ANY_RANK})
 
@@ -225,20 +224,16 @@ def _open_mask(args: list[Any], kwargs: dict[str, Any], fold: bool, examples: in
         where[key] = mask.expand(examples, *mask.shape).flatten(0, 1)
 
 
-def recurrent_folding(args: Sequence[Any], kwargs: dict[str, Any], examples: int) -> Folding | None:
-    """The same for a recurrent layer on padded sequences, whose batch need not come first."""
-    if len(args) != 9 or kwargs or not is_batched(args[0]) or args[0].ndim != 3:
+def layer_folding(layer: Layer, examples: int) -> Folding | None:
+    """The same for one layer of a recurrent network; None where no example is in it, or one is in its weights."""
+    if any(is_batched(getattr(layer, name)) for name in WEIGHTS) or not any(map(is_batched, layer)):
         return None
-    data, given, weights = args[0], args[1], args[2]
-    states = [given] if isinstance(given, Tensor) else list(given)
-    if any(map(is_batched, weights)) or any(state.ndim != 3 for state in states):
-        return None
-    dim = 0 if args[8] else 1
 
-    def opened(tensor: Tensor, dim: int) -> Tensor:
+    def opened(tensor: Any) -> Any:
+        if tensor is None:
+            return None
         whole = physical(tensor) if is_batched(tensor) else tensor.expand(examples, *tensor.shape)
-        return whole.movedim(0, dim).flatten(dim, dim + 1)
+        return whole.flatten(0, 1)
 
-    before = [opened(state, 1) for state in states]
-    folded = [opened(data, dim), before[0] if isinstance(given, Tensor) else before, *args[2:]]
-    return Folding(folded, {}, (examples, data.shape[dim]), (dim, *[1] * len(states)), view=True)
+    folded = layer._replace(**{name: opened(getattr(layer, name)) for name in DATA})
+    return Folding([folded], {}, (examples, len(layer.inputs)), view=True)

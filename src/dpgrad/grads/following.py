@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpgrad.grads.axes import Layout, same_for_rows
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.calls import Call, Found, KeptError, MixedError, Place
+from dpgrad.grads.layers.unrolled import Unrolled
 from dpgrad.grads.operations import OF_CONSTANTS, RULES, Rule, rule_of
 from dpgrad.grads.sums import Batch
 
@@ -351,7 +352,8 @@ def own_functions(losses: Tensor) -> list[str]:
         if node is None or node in known:
             continue
         known.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        own = isinstance(node, torch.autograd.function.BackwardCFunction)
+        if own and type(node)._forward_cls is not Unrolled:
             found.append(type(node).__name__.removesuffix("Backward"))
         waiting += [following for following, _ in node.next_functions]
     return found

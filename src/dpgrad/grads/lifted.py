@@ -17,23 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads import recurrences
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.bookkeeping import finished, watched
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
-from dpgrad.grads.fold import FOLDED, RECURRENT, folding, has_own_rule, is_batched, physical, recurrent_folding, wrapped
+from dpgrad.grads.fold import FOLDED, folding, has_own_rule, is_batched, layer_folding, physical, wrapped
 from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
+from dpgrad.grads.layers.recurrent import DATA, Layer, composed, run_layer
 from dpgrad.grads.layout import Layouts
+from dpgrad.grads.shared import Shared, names_of, plain_of
 from dpgrad.grads.sums import Batch, Loss, trainable
-from dpgrad.grads.tape import Shared, Tape, _bound, _changes, _name, _names, _plain
+from dpgrad.grads.tape import Tape, _bound, _changes, _name
 
 __all__ = ["CannotLiftError", "gradients", "losses"]
 
@@ -97,7 +101,6 @@ class _Lifting(TorchFunctionMode):
         self.tape, self.questions, self.spread = tape, questions, spread
         self.level = 0
         self.made: list[weakref.ref[Tensor]] = []  # what the model was given
-        self.folded = False  # whether the tensors at hand are (examples·rows, ...), outside of vmap
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -118,16 +121,13 @@ class _Lifting(TorchFunctionMode):
         return self._called(func, args, kwargs, shared=True)
 
     def _called(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shared: bool) -> Any:
-        if self.folded:
-            return self._on_folded(func, args, kwargs)
         if _C.maybe_current_level() != self.level:
             return self._deeper(func, args, kwargs) if shared else func(*args, **kwargs)
         if func in REWRITES:
-            found = self._recurrent(func, *args, **kwargs) if func in RECURRENT else None
-            if found is not None:
-                return found
             with self:
                 return REWRITES[func](*args, **kwargs)
+        if func is run_layer:
+            return self._layer(args[0])
         if func in _ASKING:
             return self._asked(func, args, kwargs)
         if has_own_rule(func, args):
@@ -156,7 +156,7 @@ class _Lifting(TorchFunctionMode):
         result = self.tape._plainly(func, values, spec)
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             raise CannotLiftError(
-                f"parameter {_names(values)[0]} is used inside a vmap or grad of the model's own ({_name(func)})"
+                f"parameter {names_of(values)[0]} is used inside a vmap or grad of the model's own ({_name(func)})"
             )
         return result
 
@@ -164,7 +164,7 @@ class _Lifting(TorchFunctionMode):
 
     def _asked(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         value_of = _ASKING[func]
-        given = [_plain(value) for value in args]
+        given = [plain_of(value) for value in args]
         if not any(map(is_batched, given)):
             return func(*given, **kwargs)
         if value_of is None:
@@ -267,18 +267,20 @@ class _Lifting(TorchFunctionMode):
         arguments = self.tape._arguments(func, args, kwargs)
         return arguments and self.tape._by_rule(func, args, kwargs, arguments, _EXAMPLES_FIRST)
 
-    def _recurrent(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A recurrent layer on all examples at once; None where it has to be left to vmap."""
-        fold = None
+    def _layer(self, layer: Layer) -> Any:
+        """One layer of a recurrent network, on all examples at once where it can be."""
+        data: dict[str, Any] = {
+            name: self.batched(each) for name in DATA if isinstance(each := getattr(layer, name), Shared)
+        }
+        layer = layer._replace(**data)
         with torch._C._DisableFuncTorch():
-            fold = recurrent_folding(args, kwargs, self.tape.examples)
-            if fold is None or not all(value.whole for value in args[2] if isinstance(value, Shared)):
-                return None
-            self.folded = True
-            try:
-                return fold.closed(REWRITES[func](*fold.args), self.level)
-            finally:
-                self.folded = False
+            fold = layer_folding(layer, self.tape.examples) if recurrences.fits(layer) else None
+            if fold is not None:
+                with temporarily_clear_interpreter_stack():  # an autograd.Function is called
+                    state = recurrences.recorded(self.tape, fold.args[0], _EXAMPLES_FIRST)
+                return fold.closed(state, self.level)
+        with self:
+            return composed(layer)
 
     # Parameters
 
@@ -313,7 +315,7 @@ class _Lifting(TorchFunctionMode):
         kept = [value for value in values if isinstance(value, Tensor) and not isinstance(value, Shared)]
         if any(value.requires_grad for value in kept):
             raise _RefusedError(
-                f"{_names(values)[0]} meets in {_name(func)} a tensor that needs a gradient and has no example in "
+                f"{names_of(values)[0]} meets in {_name(func)} a tensor that needs a gradient and has no example in "
                 "it, such as a parameter kept outside its module"
             )
         result = self.tape._plainly(func, values, spec)
@@ -333,7 +335,7 @@ class _Lifting(TorchFunctionMode):
             if not isinstance(leaf, Tensor):
                 return leaf
             same = [value for value in values if isinstance(value, Shared) and value.plain is leaf]
-            return same[0] if same else self.tape._shared(leaf.detach(), _names(values), twin)
+            return same[0] if same else self.tape._shared(leaf.detach(), names_of(values), twin)
 
         return pytree.tree_unflatten([made(leaf, which) for which, leaf in enumerate(leaves)], shape)
 
@@ -342,7 +344,7 @@ class _Lifting(TorchFunctionMode):
         if not isinstance(value, Tensor):
             return True
         memory = {shared.plain.untyped_storage().data_ptr() for shared in self.tape.shared.values()}
-        return _plain(value).untyped_storage().data_ptr() in memory
+        return plain_of(value).untyped_storage().data_ptr() in memory
 
     def _on_twins(self, func: Callable[..., Any], values: list[Any], spec: Any) -> Any:
         twins = [self.batched(value) if isinstance(value, Shared) else value for value in values]

@@ -12,6 +12,7 @@ import torch
 from dpgrad.grads import shapes
 from dpgrad.grads.axes import Layout, even
 from dpgrad.grads.calls import Call, Found, dims_of, is_tensor
+from dpgrad.grads.layers import unrolled
 
 __all__ = ["OF_CONSTANTS", "RULES", "Rule", "rule_of"]
 
@@ -331,6 +332,17 @@ def _distances(call: Call) -> Found:
     return layout if tensor is call["x1"] else layout.moved(layout.dim + 1)
 
 
+def _unrolled(call: Call) -> Found:
+    """A recurrent layer over all time steps, which runs along the second dimension."""
+    layout = call.layout(call["u"])
+    if layout is None or layout.dim:
+        raise call.refuse("finds the examples elsewhere than in the first dimension")
+    call.beside(layout, call["hidden"], call["cell"], call["valid"])
+    if any(call.layout(call[name]) for name in ("weight", "bias", "projection")):
+        raise call.refuse("meets the batch in its weights")
+    return [layout if each.ndim > 1 else None for each in call.result]  # others are empty
+
+
 Rule = Callable[[Call], Found]
 
 # The operations of each rule, by the name of their overload packet without the underscore of those in place.
@@ -424,6 +436,8 @@ OF_CONSTANTS = {
 
 def rule_of(func: Any) -> Rule | None:
     """The rule of an operation; None where it has none, as those of other libraries, whatever their names and tags."""
+    if func is unrolled.operation:
+        return _unrolled
     if func.namespace != "aten":
         return None
     if torch.Tag.pointwise in func.tags:

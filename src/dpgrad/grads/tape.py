@@ -10,8 +10,7 @@ twin is the gradient of each row.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +19,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads import recurrences
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.calls import UnfollowedError
 from dpgrad.grads.following import Following
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES, Rule
+from dpgrad.grads.layers.recurrent import run_layer
 from dpgrad.grads.layout import AmbiguousError, Layouts, by_shape
+from dpgrad.grads.shared import Record, Shared, names_of, plain_of
 from dpgrad.grads.uses import Dense, Outer, Use
 
 __all__ = ["Record", "Shared", "Tape", "UnseenError"]
@@ -47,51 +49,12 @@ class UnseenError(Exception):
     """A parameter is used in a way that the layouts at hand say nothing about."""
 
 
-class Shared(Tensor):
-    """A tensor that depends on parameters and not on the batch."""
-
-    tape: "Tape"
-    plain: Tensor  # the same values, invisible to the tape
-    names: tuple[str, ...] = ()  # the parameters it depends on; a value, because older tensors have names too
-    whole: bool  # it is one parameter itself,
-    flipped: bool  # or that parameter transposed
-    make_twin: Callable[[], Tensor]  # (rows, *shape): the same values once for every row
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        shared = next(value for value in _given(args, kwargs) if isinstance(value, Shared))
-        tape = shared.tape
-        return (tape.lifted or tape.call)(func, args, kwargs)
-
-
 def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments by the names that the rule of ``func`` has for them; None where it has others."""
     positional = dict(zip(_POSITIONAL[func], args, strict=False))
     bound = {**_DEFAULTS[func], **positional, **kwargs}
     fits = len(positional) == len(args) and len(bound) == len(_DEFAULTS[func]) and positional.keys().isdisjoint(kwargs)
     return bound if fits and all(value is not inspect.Parameter.empty for value in bound.values()) else None
-
-
-def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """The arguments, and what stands in lists of them: the latter is slow to find and rarely needed."""
-    yield from args
-    yield from kwargs.values()
-    yield from pytree.tree_leaves((args, kwargs))
-
-
-@dataclass(frozen=True)
-class Record:
-    """One use of parameters, and where the gradient that completes it will arrive."""
-
-    place: Tensor | GradientEdge
-    shape: torch.Size  # of that gradient, and
-    layout: Layout  # where the rows stand in it
-    names: tuple[str, ...]
-    uses: Callable[[Tensor], Sequence[Use]]  # gradient that arrived -> one use per name
-    passed: bool = False  # the backward pass goes on from there, to a place noted earlier
 
 
 class Tape:
@@ -221,10 +184,12 @@ class Tape:
         """The result of ``func``; what it does with parameters is noted."""
         if func in REWRITES:
             return REWRITES[func](*args, **kwargs)
+        if func is run_layer:
+            return recurrences.run(self, args[0])
         if func in RULES:
             arguments = self._arguments(func, args, kwargs)
             if arguments is not None:
-                layout = self._met(arguments["input"], _names(arguments.values()), func, "input")
+                layout = self._met(arguments["input"], names_of(arguments.values()), func, "input")
                 if RULES[func] in ANY_RANK or (layout is not None and not layout.dim):
                     return self._by_rule(func, args, kwargs, arguments, layout)
         flipped = self._flipped(func, args)
@@ -248,7 +213,7 @@ class Tape:
         data = bound["input"]
         others = [value for name, value in bound.items() if name != "input" and isinstance(value, Shared)]
         simple = isinstance(data, Tensor) and not isinstance(data, Shared) and all(other.whole for other in others)
-        product = "other" not in bound or _plain(bound["other"]).ndim <= 2  # not one of batches
+        product = "other" not in bound or plain_of(bound["other"]).ndim <= 2  # not one of batches
         return bound if simple and product else None
 
     def _by_rule(
@@ -260,7 +225,7 @@ class Tape:
         layout: Layout | None,
     ) -> Tensor:
         with torch._C.DisableTorchFunctionSubclass():
-            out: Tensor = func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+            out: Tensor = func(*map(plain_of, args), **{name: plain_of(value) for name, value in kwargs.items()})
         parameters = {name: value for name, value in arguments.items() if isinstance(value, Shared)}
         names = tuple(value.names[0] for value in parameters.values())
         if layout is not None:
@@ -290,7 +255,7 @@ class Tape:
         version = data._version
         # Autocast computed with the input in the type of the output.
         noted = data.detach().to(out.dtype) if data.is_floating_point() else data
-        others = {name: _plain(value) for name, value in arguments.items() if name not in ("g", "input")}
+        others = {name: plain_of(value) for name, value in arguments.items() if name not in ("g", "input")}
 
         def uses(g: Tensor) -> list[Use]:
             if noted.untyped_storage() is data.untyped_storage() and data._version != version:
@@ -308,7 +273,7 @@ class Tape:
         """``func`` on shared tensors: shared again, or by one twin per row where it meets the batch."""
         values, spec = pytree.tree_flatten((tuple(args), kwargs))
         tensors = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
-        names = tuple(sorted(set(_names(values))))
+        names = tuple(sorted(set(names_of(values))))
         layouts = {i: None if isinstance(values[i], Shared) else self._met(values[i], names, func, i) for i in tensors}
         if _changes(func):
             return self._changed(func, values, spec, layouts)
@@ -317,7 +282,7 @@ class Tape:
             # Row by row such an index may lie outside: an error on a CPU, the end of the process on a CUDA device.
             raise UnfollowedError(f"{names} meets in {_name(func)} whole numbers of the batch")
         said = [
-            _plain(value).ndim if isinstance(value, Tensor) else value
+            plain_of(value).ndim if isinstance(value, Tensor) else value
             for value in values
             if isinstance(value, Tensor | str)
         ]
@@ -357,12 +322,12 @@ class Tape:
             found = pytree.tree_leaves(self._plainly(func, values, spec))
         for leaf, out in zip(found, outs, strict=True):
             if not out.fits(leaf.shape, self.rows):
-                raise UnseenError(f"{_names(values)} in {_name(func)}")
+                raise UnseenError(f"{names_of(values)} in {_name(func)}")
             self._followed_by.agrees(leaf, out)
 
     def _plainly(self, func: Callable[..., Any], values: list[Any], spec: Any) -> Any:
         """``func`` on the values themselves. It must leave what parameters made as it is: a twin would not follow."""
-        plain = [_plain(value) for value in values]
+        plain = [plain_of(value) for value in values]
         versions = [value._version if isinstance(value, Tensor) else 0 for value in plain]
         args, kwargs = pytree.tree_unflatten(plain, spec)
         with torch._C.DisableTorchFunctionSubclass():
@@ -385,7 +350,7 @@ class Tape:
         if layout is None:
             raise self._fixed(func)
         if self.finding:
-            args, kwargs = pytree.tree_unflatten([_plain(value) for value in values], spec)
+            args, kwargs = pytree.tree_unflatten([plain_of(value) for value in values], spec)
             with torch._C.DisableTorchFunctionSubclass():
                 func(*args, **kwargs)
         else:
@@ -474,10 +439,6 @@ def _split(result: Any) -> tuple[tuple[Any, ...], list[Any]]:
     return tuple(leaves), [spec]
 
 
-def _plain(value: Any) -> Any:
-    return value.plain if isinstance(value, Shared) else value
-
-
 def _turned(use: Use) -> Use:
     if not isinstance(use, Outer):
         raise UnfollowedError("a transposed parameter is used other than in a product")
@@ -493,10 +454,6 @@ def _counts(value: Any) -> bool:
     """Whether a value is a tensor of whole numbers that may be indices."""
     whole = isinstance(value, Tensor) and not isinstance(value, Shared) and value.dtype != torch.bool
     return whole and not value.is_floating_point() and not value.is_complex()
-
-
-def _names(values: Any) -> tuple[str, ...]:
-    return tuple(name for value in values if isinstance(value, Shared) for name in value.names)
 
 
 def _name(func: object) -> str:

@@ -1,9 +1,10 @@
-"""The recurrent functions of torch, written with `F.linear` on whole weights.
+"""The recurrent functions of torch, made of layers in one direction on sequences whose first dimension is the batch.
 
 `nn.RNN`, `nn.LSTM`, `nn.GRU` and their cells hand all their weights to one torch function, which says nothing of single
-examples. Each rewrite returns what its torch function returns, and uses a weight in one way only: `F.linear` of an
-input whose first dimension is the batch, in the batch's own order. The input weights are applied once for the whole
-sequence, (batch, time, features), the weights of the state once at each time step, (batch, hidden).
+examples. Each rewrite returns what its torch function returns, and uses its weights in one way only: by `run_layer`, on
+the batch in its own order, (batch, time, features). That is defined by `F.linear`, of the input once for the whole
+sequence, of the state once at each time step (`composed`). `fused` computes the same in one operation, and the gradient
+of the state's weight is then one product over time, like that of the input's (`gate_uses`).
 
 Gates (Hochreiter and Schmidhuber 1997; Cho et al. 2014), with u = W_ih x + b_ih and v = W_hh h + b_hh:
 
@@ -11,7 +12,7 @@ Gates (Hochreiter and Schmidhuber 1997; Cho et al. 2014), with u = W_ih x + b_ih
 - LSTM: i, f, o = σ(u + v), g = tanh(u + v), c' = f·c + i·g, h' = o·tanh(c'), with a projection h' = W_hr (o·tanh(c'));
 - GRU: r, z = σ(u + v), n = tanh(u + r·v), h' = (1 − z)·n + z·h.
 
-Guarantee: the engine takes the first dimension of each `F.linear` for the examples, so a row in another place would be
+Guarantee: the engine takes the first dimension of a layer's inputs for the examples, so a row in another place would be
 charged to another example. Packed sequences come sorted by length, and the order of the batch is known only to the
 module that was called: `known_inputs` notes it, and without it packed sequences are refused.
 """
@@ -26,26 +27,51 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads.layers.unrolled import Unrolled
+from dpgrad.grads.uses import Dense, Outer, Use, wide
 
-__all__ = ["REWRITES", "LayerWeights", "State", "Step", "known_inputs"]
+__all__ = [
+    "DATA",
+    "REWRITES",
+    "WEIGHTS",
+    "Fused",
+    "Layer",
+    "State",
+    "composed",
+    "fused",
+    "gate_uses",
+    "known_inputs",
+    "projection_use",
+    "run_layer",
+]
 
 State = tuple[Tensor, ...]  # (h,), for the LSTM (h, c); each (batch, hidden)
-Step = Callable[[Tensor, Tensor, State], State]  # u, v and the state before -> the state after
 
 # What the recurrent module now running was given, where that was packed.
 _PACKED: ContextVar[PackedSequence | None] = ContextVar("_PACKED", default=None)
 
 
-class LayerWeights(NamedTuple):
-    """The weights of one layer in one direction."""
+class Layer(NamedTuple):
+    """One layer in one direction, and what it is given."""
 
+    kind: str  # "lstm", "gru", "rnn_tanh" or "rnn_relu"
+    backwards: bool  # through time
+    inputs: Tensor  # (batch, time, features)
+    hidden: Tensor  # (batch, outputs)
+    cell: Tensor | None  # (batch, hidden)
+    valid: Tensor | None  # (batch, time): outside its sequence the state of an example stands still
     of_input: Tensor
     of_state: Tensor
-    bias_of_input: Tensor | None
-    bias_of_state: Tensor | None
-    projection: Tensor | None
+    bias_of_input: Tensor | None = None
+    bias_of_state: Tensor | None = None
+    projection: Tensor | None = None
+
+
+DATA = ("inputs", "hidden", "cell", "valid")
+WEIGHTS = ("of_input", "of_state", "bias_of_input", "bias_of_state", "projection")
 
 
 def _rnn_step(activation: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, state: State) -> State:
@@ -64,42 +90,129 @@ def _gru_step(u: Tensor, v: Tensor, state: State) -> State:
     return (n + (z_u + z_v).sigmoid() * (state[0] - n),)
 
 
-def _direction(
-    step: Step, weights: LayerWeights, inputs: Tensor, state: State, valid: Sequence[Tensor | None], backwards: bool
-) -> tuple[Tensor, State]:
-    """The outputs (batch, time, hidden) of one layer in one direction, and its last state.
+_STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {  # u, v and the state before -> the state after
+    "rnn_tanh": partial(_rnn_step, torch.tanh),
+    "rnn_relu": partial(_rnn_step, torch.relu),
+    "lstm": _lstm_step,
+    "gru": _gru_step,
+}
 
-    Where a sequence is shorter than the batch's longest, its state stands still outside it (``valid[t]``: (batch, 1)).
-    So it ends, going forward, at its own last element and starts, going backwards, from there.
+
+def run_layer(layer: Layer) -> State:
+    """The outputs, (batch, time, outputs), and the last state of one layer in one direction."""
+    tensors = tuple(each for each in layer if isinstance(each, Tensor))
+    if has_torch_function(tensors):
+        found: State = handle_torch_function(run_layer, tensors, layer)
+        return found
+    return composed(layer)
+
+
+def composed(layer: Layer) -> State:
+    """`run_layer` by its definition.
+
+    Where a sequence is shorter than the batch's longest, its state stands still outside it. So it ends, going forward,
+    at its own last element and starts, going backwards, from there.
     """
-    of_input = F.linear(inputs, weights.of_input, weights.bias_of_input).unbind(1)
+    step, of_input = _STEPS[layer.kind], F.linear(layer.inputs, layer.of_input, layer.bias_of_input).unbind(1)
+    valid = [None] * len(of_input) if layer.valid is None else layer.valid.unsqueeze(2).unbind(1)
+    state: State = (layer.hidden,) if layer.cell is None else (layer.hidden, layer.cell)
     outputs = []
-    for t in range(len(of_input))[:: -1 if backwards else 1]:
-        after = step(of_input[t], F.linear(state[0], weights.of_state, weights.bias_of_state), state)
-        if weights.projection is not None:
-            after = (F.linear(after[0], weights.projection), *after[1:])
+    for t in range(len(of_input))[:: -1 if layer.backwards else 1]:
+        after = step(of_input[t], F.linear(state[0], layer.of_state, layer.bias_of_state), state)
+        if layer.projection is not None:
+            after = (F.linear(after[0], layer.projection), *after[1:])
         inside = valid[t]
         if inside is not None:
             after = tuple(torch.where(inside, new, old) for new, old in zip(after, state, strict=True))
         state = after
         outputs.append(state[0])
-    return torch.stack(outputs[:: -1 if backwards else 1], dim=1), state
+    return torch.stack(outputs[:: -1 if layer.backwards else 1], dim=1), *state
 
 
-def _grouped(params: Sequence[Tensor], has_biases: bool, groups: int) -> Iterator[LayerWeights]:
+class Fused(NamedTuple):
+    """A layer that was run in one operation."""
+
+    state: State  # what `run_layer` returns
+    place: Tensor  # u, (batch, time, gates·hidden), where the gradient of the gates arrives
+    tap: Tensor | None  # (batch, time, outputs), where the gradient of the projected states arrives
+    earlier: Tensor  # the state before each time step, (batch, time, outputs)
+    kept: Tensor  # gates, (batch, time, 4·hidden)
+    cells: Tensor
+
+
+def fused(layer: Layer) -> Fused:
+    """`run_layer` in one operation, whose backward pass finds no gradient of weights.
+
+    >>> rnn, x = nn.GRU(2, 3, batch_first=True), torch.ones(4, 5, 2)
+    >>> layer = Layer("gru", False, x, torch.zeros(4, 3), None, None, *(weight.detach() for weight in rnn.parameters()))
+    >>> torch.allclose(fused(layer).state[0], rnn(x)[0])
+    True
+    """
+    kind, projection = layer.kind, layer.projection
+    biases = [bias for bias in (layer.bias_of_input, layer.bias_of_state) if bias is not None]
+    of_u = layer.bias_of_input if kind == "gru" else sum(biases[1:], start=biases[0]) if biases else None
+    u = F.linear(layer.inputs, layer.of_input, of_u)
+    tap = None if projection is None else u.new_zeros(()).expand(*u.shape[:2], len(projection))
+    if torch.is_grad_enabled():
+        u = u if u.requires_grad else u.requires_grad_()
+        tap = tap if tap is None else tap.requires_grad_()
+    hidden, cell, weight, bias, projection = (
+        None if each is None else each.to(u.dtype)  # autocast computed u in another type
+        for each in (layer.hidden, layer.cell, layer.of_state, layer.bias_of_state, projection)
+    )
+    outputs, last, last_cell, earlier, kept, cells = Unrolled.apply(  # type: ignore[no-untyped-call]
+        u, hidden, cell, tap, kind, weight, bias if kind == "gru" else None, projection, layer.valid, layer.backwards
+    )
+    state = (outputs, last) if layer.cell is None else (outputs, last, last_cell)
+    return Fused(state, u, tap, earlier, kept, cells)
+
+
+def gate_uses(layer: Layer, run: Fused, g: Tensor, folded: Callable[[Tensor], Tensor]) -> dict[str, Use]:
+    """The uses of weights and biases from the gradient of u, (batch, time, gates·hidden).
+
+    ``folded`` puts the examples first, and their rows second.
+    """
+
+    def positions(tensor: Tensor) -> Tensor:
+        return folded(tensor).flatten(1, -2)  # (examples, rows·time, ...)
+
+    of_u = of_v = positions(g)
+    if layer.kind == "gru":
+        size = g.shape[2] // 3
+        r = run.kept[..., :size].to(g.dtype)
+        of_v = positions(torch.cat([g[..., : 2 * size], g[..., 2 * size :] * r], -1))
+    found: dict[str, Use] = {
+        "of_input": Outer(positions(layer.inputs), of_u),
+        "of_state": Outer(positions(run.earlier), of_v),
+    }
+    if layer.bias_of_input is not None:
+        found["bias_of_input"] = Dense(wide(of_u).sum(1)).settled()
+    if layer.bias_of_state is not None:
+        same = layer.bias_of_input is not None and of_u is of_v
+        found["bias_of_state"] = found["bias_of_input"] if same else Dense(wide(of_v).sum(1)).settled()
+    return found
+
+
+def projection_use(run: Fused, g: Tensor, folded: Callable[[Tensor], Tensor]) -> Use:
+    """The use of the projection from the gradient of the projected states."""
+    size = run.cells.shape[2]
+    m = (run.kept[..., 3 * size :] * run.cells.tanh()).to(g.dtype)
+    return Outer(folded(m).flatten(1, -2), folded(g).flatten(1, -2))
+
+
+def _grouped(params: Sequence[Tensor], has_biases: bool, groups: int) -> Iterator[dict[str, Tensor]]:
     """torch's flat list of weights by layer and direction."""
     size = len(params) // groups
+    names = [name for name in WEIGHTS if has_biases or not name.startswith("bias")]
     for start in range(0, len(params), size):
-        of_input, of_state, *rest = params[start : start + size]
-        bias_of_input, bias_of_state = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
-        yield LayerWeights(of_input, of_state, bias_of_input, bias_of_state, rest[0] if rest else None)
+        yield dict(zip(names, params[start : start + size], strict=False))  # there may be no projection
 
 
 def _layers(
-    step: Step,
+    kind: str,
     inputs: Tensor,
     hx: State,
-    valid: Sequence[Tensor | None],
+    valid: Tensor | None,
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -117,12 +230,14 @@ def _layers(
             inputs = F.dropout(inputs, dropout, train)
         outputs = []
         for group in range(layer * directions, (layer + 1) * directions):
-            output, state = _direction(
-                step, weights[group], inputs, before[group], valid, backwards=group % directions == 1
+            hidden, *cells = before[group]
+            cell = cells[0] if cells else None
+            output, *state = run_layer(
+                Layer(kind, group % directions == 1, inputs, hidden, cell, valid, **weights[group])
             )
             outputs.append(output)
-            after.append(state)
-        inputs = torch.cat(outputs, dim=-1)
+            after.append(tuple(state))
+        inputs = torch.cat(outputs, dim=-1) if bidirectional else outputs[0]
     return inputs, *(torch.stack(part) for part in zip(*after, strict=True))
 
 
@@ -139,7 +254,7 @@ def _states(hx: Tensor | Sequence[Tensor]) -> State:
 
 
 def _padded(
-    step: Step,
+    kind: str,
     input: Tensor,
     hx: Tensor | Sequence[Tensor],
     params: Sequence[Tensor],
@@ -153,15 +268,14 @@ def _padded(
     """All sequences of one length: (batch, time, features), or (time, batch, features) unless ``batch_first``."""
     _refuse_unbatched("a recurrent layer", input, 3)
     inputs = input if batch_first else input.transpose(0, 1)
-    always = [None] * inputs.shape[1]
     output, *after = _layers(
-        step, inputs, _states(hx), always, params, has_biases, num_layers, dropout, train, bidirectional
+        kind, inputs, _states(hx), None, params, has_biases, num_layers, dropout, train, bidirectional
     )
     return output if batch_first else output.transpose(0, 1), *after
 
 
 def _packed(
-    step: Step,
+    kind: str,
     data: Tensor,
     batch_sizes: Tensor,
     hx: Tensor | Sequence[Tensor],
@@ -181,13 +295,10 @@ def _packed(
             "sequence itself to nn.RNN, nn.LSTM or nn.GRU, or give a padded batch"
         )
     inputs, lengths = pad_packed_sequence(given, batch_first=True)
-    everyone = int(batch_sizes[0])
-    valid = [
-        None if size == everyone else (lengths > t).to(data.device).unsqueeze(1)
-        for t, size in enumerate(batch_sizes.tolist())
-    ]
+    alike = int(batch_sizes[0]) == int(batch_sizes[-1])
+    valid = None if alike else (lengths.unsqueeze(1) > torch.arange(len(batch_sizes), device="cpu")).to(data.device)
     before = tuple(_permuted(part, 1, given.unsorted_indices) for part in _states(hx))
-    output, *after = _layers(step, inputs, before, valid, params, has_biases, num_layers, dropout, train, bidirectional)
+    output, *after = _layers(kind, inputs, before, valid, params, has_biases, num_layers, dropout, train, bidirectional)
     order = None if given.sorted_indices is None else given.sorted_indices.to(lengths.device)
     longest_first = _permuted(lengths, 0, order)
     output = pack_padded_sequence(_permuted(output, 0, given.sorted_indices), longest_first, batch_first=True).data
@@ -198,15 +309,15 @@ def _permuted(tensor: Tensor, dim: int, indices: Tensor | None) -> Tensor:
     return tensor if indices is None else tensor.index_select(dim, indices)
 
 
-def _recurrent(step: Step, *args: Any, **named: Any) -> State:
+def _recurrent(kind: str, *args: Any, **named: Any) -> State:
     """The two overloads of a recurrent function: the second argument is the packed batch's sizes, or a state."""
     second = args[1] if len(args) > 1 else named.get("batch_sizes")
     packed = isinstance(second, Tensor) and second.dtype == torch.int64
-    return (_packed if packed else _padded)(step, *args, **named)
+    return (_packed if packed else _padded)(kind, *args, **named)
 
 
 def _cell(
-    step: Step,
+    kind: str,
     input: Tensor,
     hx: Tensor | Sequence[Tensor],
     w_ih: Tensor,
@@ -217,8 +328,9 @@ def _cell(
     """One time step: the state after it, in the form in which the state before it was given."""
     _refuse_unbatched("a recurrent cell", input, 2)
     state = _states(hx)
-    after = step(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
-    return after[0] if isinstance(hx, Tensor) else after
+    cell = state[1] if len(state) == 2 else None
+    _, *after = run_layer(Layer(kind, False, input.unsqueeze(1), state[0], cell, None, w_ih, w_hh, b_ih, b_hh))
+    return after[0] if isinstance(hx, Tensor) else tuple(after)
 
 
 def _left_alone(*args: Any) -> None:
@@ -257,19 +369,12 @@ def known_inputs(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-_STEPS: dict[str, Step] = {
-    "rnn_tanh": partial(_rnn_step, torch.tanh),
-    "rnn_relu": partial(_rnn_step, torch.relu),
-    "lstm": _lstm_step,
-    "gru": _gru_step,
-}
-
 REWRITES: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{getattr(torch, name): partial(_recurrent, step) for name, step in _STEPS.items()},
-    **{getattr(torch, f"{name}_cell"): partial(_cell, step) for name, step in _STEPS.items()},
+    **{getattr(torch, name): partial(_recurrent, name) for name in _STEPS},
+    **{getattr(torch, f"{name}_cell"): partial(_cell, name) for name in _STEPS},
     torch._cudnn_rnn_flatten_weight: _left_alone,
 }
-"""The torch function that a recurrent module calls -> the same in terms of `F.linear`.
+"""The torch function that a recurrent module calls -> the same in terms of `run_layer`.
 
 >>> layer, x = nn.GRU(2, 3), torch.ones(5, 1, 2)
 >>> arguments = x, torch.zeros(1, 1, 3), layer._flat_weights, True, 1, 0.0, True, False, False
