@@ -52,7 +52,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "training/private.py": (
         "training/test_private_attacks.py", "training/test_same_data.py", "training/test_private.py",
     ),
-    "training/graph.py": ("training/test_graph.py",),
+    "training/step/bodies.py": ("training/step", "training/test_private.py"),
+    "training/step/release.py": ("training/step", "training/test_private.py"),
+    "training/step/graphed.py": ("training/step",),
+    "training/step/lots.py": ("training/step",),
     "runs/checkpoint.py": ("runs/test_checkpoint.py", "training/test_fit.py", "runs/test_faults.py"),
     "runs/writeahead.py": ("runs/test_writeahead.py", "runs/test_checkpoint.py", "runs/test_faults.py"),
     "accounting/ledger.py": ("accounting/test_ledger.py",),

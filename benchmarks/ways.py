@@ -23,7 +23,7 @@ from benchmarks import environment
 from benchmarks.steps.where import markdown
 from benchmarks.steps.workloads import WORKLOADS
 from dpgrad.grads import bookkeeping, certified, lifted
-from dpgrad.grads.clip import PerExample
+from dpgrad.grads.clip import PerExample, ZeroRows
 from dpgrad.grads.forks import Seen
 from dpgrad.grads.scaling import Hard
 from dpgrad.grads.sums import Loss
@@ -44,8 +44,8 @@ def bodies(model: nn.Module, loss: Loss, batch: Any, size: int) -> dict[str, Bod
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def summed(gradients: Callable[[], PerExample]) -> dict[str, Tensor]:
-        with gradients().clipped_if_finite(SCALE) as (of, _):
-            return {name: of(name) for name, _ in model.named_parameters()}
+        with gradients().scaled(SCALE, drop=ZeroRows((*model.parameters(), *model.buffers(), *batch))) as found:
+            return {name: found.sum(name) for name, _ in model.named_parameters()}
 
     return {
         "no privacy": lambda: torch.autograd.grad(loss(model, batch).sum(), parameters),

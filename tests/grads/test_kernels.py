@@ -148,16 +148,40 @@ def test_examples_that_are_not_finite_have_no_factor() -> None:
     from dpgrad.grads.kernels.factors import finite, together
 
     norms, factors = torch.rand(3, 1500, device="cuda"), torch.rand(3, 1500, device="cuda")
-    found, flag = finite(norms, factors, 0.5)
+    found, kept = finite(norms, factors, 0.5)
     assert torch.equal(found, factors * 0.5)
-    assert bool(flag)
+    assert bool(kept.all())
     norms[1, 1400], norms[2, 7] = math.nan, math.inf
-    found, flag = finite(norms, factors, 0.5)
+    found, kept = finite(norms, factors, 0.5)
     assert (found == 0).nonzero().tolist() == [[group, at] for group in range(3) for at in (7, 1400)]
-    assert not bool(flag)
+    assert (kept == 0).nonzero()[:, 0].tolist() == [7, 1400]
     parts = random(37, 130)
     assert torch.allclose(together(parts, 2.0), parts.norm(dim=0) + 2, rtol=1e-6)
     assert together(norms, 0.0).isfinite().sum() == 1498
+
+
+def test_rows_are_set_to_zero_where_they_lie() -> None:
+    """Those of tensors of every type and order of dimensions, in one launch; what may not be written is copied."""
+    from dpgrad.grads.clip import ZeroRows
+
+    keep = torch.ones(37, dtype=torch.int8, device="cuda")
+    keep[[0, 5, 36]] = 0
+    plain = [
+        random(37, 5), random(37, 3, 4, 6).contiguous(memory_format=torch.channels_last), random(37, 1).bfloat16(),
+        random(37, 7).double(), random(37, 4001), random(40, 3)[2:39], random(37, 9)[:, :4], random(1, 6).expand(37, 6),
+        random(8, 37, 2).movedim(1, 0), *(random(37, 2) for _ in range(12)),
+    ]  # fmt: skip
+    plain[3][5], plain[4][0, 17] = math.nan, math.inf
+    protected = random(37, 8)
+    before = [tensor.clone() for tensor in (*plain, protected)]
+    drop = ZeroRows([protected])
+    found = [drop(keep, tensor) for tensor in (*plain, protected)]
+    drop.launch()
+    for was, now in zip(before, found, strict=True):
+        assert not now[keep == 0].any()
+        assert torch.equal(now[keep == 1], was[keep == 1])
+    assert torch.equal(protected, before[-1])
+    assert found[0] is plain[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

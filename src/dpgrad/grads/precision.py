@@ -41,8 +41,6 @@ def norm_error(dtype: torch.dtype) -> float:
     - neighbours by add-remove. With one row more, those behind it move to other short sums, each of which may round by
       its share, and a library may choose a kernel that rounds the gradients of all rows otherwise: by some units of
       rounding (2^-24 in float32, 2^-11 in TF32, 2^-9 in bfloat16), and by more where a ReLU or a maximum turns.
-    - an example whose gradient is not finite, in a captured step: the step is then taken again on fewer rows, which is
-      the same as one row more.
 
     Guarantee: τ does not depend on how many examples were drawn. If it did, one example more or less would change the
     factors of all others.

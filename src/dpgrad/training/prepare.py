@@ -75,7 +75,7 @@ def optimizer_named(
     """
     parameters = list(parameters)
     if choice is None or (isinstance(choice, str) and choice.lower() == "sgd"):
-        # One kernel for all parameters, which a captured step can hold; on the CPU it gains nothing.
+        # One kernel for all parameters; on the CPU it gains nothing.
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
     if momentum:
         raise OptionError(
