@@ -64,7 +64,8 @@ class Graphed:
         self._feed: Feed = feed(
             data, self._device, work.collate, lots(to_host=True), self._sizes, work.mechanism.steps, workers
         )
-        like = work.augmented(work.gathered(data, torch.zeros(1, dtype=torch.int64)), torch.zeros(1), 0)
+        one = torch.zeros(1, dtype=torch.int64)
+        like = work.augmented(work.gathered(data, one), one, 0)
         self._bodies.rows = pytree.tree_map(lambda leaf: leaf.expand(self._sizes.most, *leaf.shape[1:]).clone(), like)
         if work.averages_of(rows) is not None:
             self._bodies.index = torch.zeros(self._sizes.most, dtype=torch.int64, device=self._device)
