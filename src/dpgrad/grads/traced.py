@@ -8,9 +8,9 @@ in a second call on other values, it is refused.
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Traced:
         """Compile the code and see that it gives the results of the call that was recorded."""
         why: object = "results differ from those of the function"
         for bindings in (_binding, _overload):
-            self._code = _Code(found, self._state, bindings)
+            self._code = _Code(_distinct(found), self._state, bindings)
             torch.set_rng_state(state)
             try:
                 again = self(*inputs)
@@ -349,8 +349,44 @@ def _source(inputs: int, lines: Sequence[_Line]) -> str:
     return "\n".join(written)
 
 
+def _distinct(found: Recording) -> Recording:
+    """The same without operations that were done before on the same tensors, where the result is short to keep."""
+    values, same, known = list(found.values), dict[int, int](), dict[object, Operation]()
+    operations = []
+    for given in found.operations:
+        operation = replace(given, args=_renumbered(given.args, same), kwargs=_renumbered(given.kwargs, same))
+        read = [*references((operation.args, operation.kwargs))]
+        made = [number for number in operation.numbers if number is not None]
+        longest = max((math.prod(values[number].shape) for number in read), default=0)
+        short = all(4 * math.prod(values[number].shape) <= longest for number in made)
+        changed = any(values[number].root in found.written for number in (*read, *made))
+        if not made or not short or changed or torch.Tag.nondeterministic_seeded in operation.func.tags:
+            operations.append(operation)
+            continue
+        before = known.setdefault((operation.func, operation.args, str(operation.kwargs)), operation)
+        if before is operation:
+            operations.append(operation)
+        else:
+            same |= {n: m for n, m in zip(operation.numbers, before.numbers, strict=True) if n is not None and m is not None}
+    for number, value in enumerate(values):
+        if value.base in same:
+            base = same[value.base]
+            values[number] = replace(value, base=base, root=values[base].root)
+    results = [same.get(number, number) for number in found.results]
+    return replace(found, operations=operations, values=values, results=results)
+
+
+def _renumbered(value: Any, same: Mapping[int, int]) -> Any:
+    """An argument with tensors replaced by those that are the same."""
+    if isinstance(value, Ref):
+        return Ref(same[value.number]) if value.number in same else value
+    if isinstance(value, dict):
+        return {name: _renumbered(each, same) for name, each in value.items()}
+    return tuple(_renumbered(each, same) for each in value) if isinstance(value, tuple) else value
+
+
 def _needed(found: Recording, operations: Sequence[Operation]) -> list[Operation]:
-    """The operations without those that nothing depends on, and without those done before."""
+    """The operations without those that nothing depends on."""
     needed = {found.values[number].root for number in found.results}
     kept = []
     for operation in reversed(operations):
