@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class Recording:
     results: list[int] = field(default_factory=list)
 
 
+@cache
 def writes(func: Any) -> list[tuple[int, str]]:
     """The arguments that an operation changes in place, by place and name."""
     return [
@@ -133,6 +135,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(set(inner)) < len(inner) or outer & set(inner):
             raise CannotTraceError("inputs share memory with each other or with the model")
         self._untouched = outer | set(inner)
+        self._lifted: set[int] = set()  # memory that the code has made of numbers in Python
 
     def refuse(self, why: str) -> CannotTraceError:
         """The error to raise, which is kept: a model may catch it."""
@@ -154,6 +157,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise self.refuse(f"{func} is no operation of torch alone")
             numbered = self._numbered(args), {name: self._numbered(value) for name, value in kwargs.items()}
             read = list(references(numbered))
+            if func is torch.ops.aten.lift_fresh.default:
+                self._lifted |= {self.found.values[number].root for number in read}
             changed = self._changed(func, *numbered)
             fixed = all(self.found.values[number].root in self._fixed for number in read)
             random = torch.Tag.nondeterministic_seeded in func.tags
@@ -163,7 +168,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             leaves = result if isinstance(result, tuple | list) else [result]
             if not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
                 if not fixed or random:
-                    raise self.refuse(f"values are read in Python ({func.name()})")
+                    raise self.refuse(f"values are read in Python ({func})")
                 return result
             before = len(self.found.values)
             made = [None if leaf is None else self._made(leaf, read) for leaf in leaves]
@@ -180,25 +185,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if shaped and func.overloadpacket.__name__ in ("index", "_unsafe_index"):
             shaped = any(isinstance(index, Tensor) and index.dtype in _MASKS for index in args[1])
         if shaped or torch.Tag.data_dependent_output in func.tags:
-            raise self.refuse(f"shapes or numbers in Python depend on values ({func.name()})")
+            raise self.refuse(f"shapes or numbers in Python depend on values ({func})")
 
     def _changed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
         """The memory that an operation changes in place."""
         if torch.Tag.inplace_view in func.tags:
             if func.overloadpacket.__name__ not in _VIEWING:
-                raise self.refuse(f"memory is exchanged in place ({func.name()})")
+                raise self.refuse(f"memory is exchanged in place ({func})")
             return set()
         given = [args[place] if place < len(args) else kwargs.get(name) for place, name in writes(func)]
         changed = {self.found.values[number].root for number in references(given)}
         if changed & self._untouched:
-            raise self.refuse(f"an input, a parameter or a buffer is changed in place ({func.name()})")
+            raise self.refuse(f"an input, a parameter or a buffer is changed in place ({func})")
+        for number in [n for n in self.found.held if self.found.values[n].root in changed - self.found.written]:
+            if self.found.values[number].root not in self._lifted:
+                raise self.refuse(f"a tensor that the function did not make is changed in place ({func})")
+            self.found.held[number] = self.found.held[number].clone()  # as it was before
         self.found.written |= changed
         return changed
 
     def _note(self, func: Any, numbered: tuple[Any, dict[str, Any]], made: Any) -> None:
         args, kwargs = numbered
         if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-            raise self.refuse(f"random numbers come from a generator of the model's own ({func.name()})")
+            raise self.refuse(f"random numbers come from a generator of the model's own ({func})")
         self.found.operations.append(Operation(func, args, kwargs, made))
 
     def _note_fixed(self, leaves: Sequence[Any], own: Sequence[int | None], changed: set[int], fixed: bool) -> None:
@@ -255,7 +264,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = self.found.values[base]
         if tensor.dtype != value.dtype:
             raise self.refuse("memory is seen as another type")
-        offset = tensor.storage_offset() - self._offsets[base]
+        offset = int(tensor.storage_offset()) - self._offsets[base]
         return self._add(key, Value(value.root, base, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset))
 
     def _new(self, tensor: Tensor, storage: int, key: _Key) -> int:
@@ -263,7 +272,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         root = self._roots.setdefault(storage, len(self._roots))
         self._storages.append(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
         number = len(self.found.values)
-        self._offsets[number] = tensor.storage_offset()
+        self._offsets[number] = int(tensor.storage_offset())
         return self._add(key, Value(root, number, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0))
 
     def _add(self, key: _Key, value: Value) -> int:

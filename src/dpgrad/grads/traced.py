@@ -6,9 +6,10 @@ in a second call on other values, it is refused.
 """
 
 import math
+import pickle
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from dpgrad.grads.recording import CannotTraceError, Operation, Recording, Ref, 
 __all__ = ["CannotTraceError", "Traced"]
 
 Body = Callable[..., tuple[Tensor, ...]]
+_Bindings = Callable[[Any], Callable[..., Any]]  # an operation -> what is called for it
 
 _OF_CPU = slice(3, None)  # of the settings of precision
 _LONGEST = 200_000  # operations of code that Python still compiles in reasonable time
@@ -125,12 +127,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _remembered(model: nn.Module) -> list[object]:
     """What the next call may depend on that lies in Python: numbers that modules keep, and its random numbers."""
     kept = [
-        value
+        value if isinstance(value, int | float | str) else len(value)
         for module in model.modules()
         for value in module.__dict__.values()
-        if isinstance(value, int | float | str)
+        if isinstance(value, int | float | Sized) and not isinstance(value, Tensor | nn.Module)
     ]
-    return [*kept, random.getstate(), *map(repr, np.random.get_state())]  # noqa: NPY002 (read, not drawn from)
+    return [*kept, random.getstate(), pickle.dumps(np.random.get_state())]
 
 
 def _recorded(body: Body, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> tuple[Recording, list[Tensor]]:
@@ -166,8 +168,6 @@ def _refuse_changed(one: Recording, other: Recording) -> None:
     for number, tensor in one.held.items():
         again = other.held[number]
         shared = tensor.untyped_storage()._cdata == again.untyped_storage()._cdata
-        if shared and one.values[number].root in one.written:
-            raise CannotTraceError("a tensor that the function did not make is changed in place")
         if not shared and not _same(tensor, again):
             raise CannotTraceError("a tensor that the function makes of numbers in Python is not always the same")
 
@@ -193,7 +193,7 @@ def _binding(func: Any) -> Callable[..., Any]:
 class _Code:
     """The operations as a Python function whose local names are the tensors, each let go after its last use."""
 
-    def __init__(self, found: Recording, state: Sequence[Tensor], bindings: Callable[[Any], Callable[..., Any]]) -> None:
+    def __init__(self, found: Recording, state: Sequence[Tensor], bindings: _Bindings) -> None:
         self._found, self._bindings = found, bindings
         self._names = {number: f"i{place}" for place, number in enumerate(found.given)}  # of what lies outside
         self._space: dict[str, Any] = {**_BUILTIN}
@@ -235,16 +235,14 @@ class _Code:
         func, kwargs = self._bindings(operation.func), operation.kwargs
         args = [self._written(each) for each in operation.args]
         if operation.func is torch.ops.aten._to_copy.default and kwargs.keys() == {"dtype"}:
-            func = torch._C.TensorBase.to  # type: ignore[attr-defined]
+            func = torch._C.TensorBase.to
             args.append(self._written(kwargs["dtype"]))
         else:
             args += [f"{name}={self._written(value)}" for name, value in kwargs.items()]
         read = tuple(self._name(number) for number in references((operation.args, kwargs)))
         made = operation.made
         several = isinstance(made, tuple)
-        names = tuple(
-            f"u{place}" if number is None else f"v{number}" for place, number in enumerate(operation.numbers)
-        )
+        names = tuple(f"u{place}" if number is None else f"v{number}" for place, number in enumerate(operation.numbers))
         self._names.update({n: f"v{n}" for n in operation.numbers if n is not None})
         left = f"({', '.join(names)},)" if several else names[0]
         self._lines.append(_Line(f"{left} = {self._constant('f', func)}({', '.join(args)})", read, names))
@@ -300,10 +298,15 @@ class _Code:
         values = self._found.values
         roots = [values[number].root for number, _ in self._parameters]
         moved = bool(self._addresses)
-        if moved and (len(set(roots)) < len(roots) or not all(
-            tensor.dtype == values[n].dtype and tensor.shape == values[n].shape and tensor.stride() == values[n].stride
-            for n, tensor in self._parameters
-        )):
+        if moved and (
+            len(set(roots)) < len(roots)
+            or not all(
+                tensor.dtype == values[n].dtype
+                and tensor.shape == values[n].shape
+                and tensor.stride() == values[n].stride
+                for n, tensor in self._parameters
+            )
+        ):
             return False
         plain = {f"s{number}": tensor.detach() for number, tensor in self._parameters}
         self._space.update(plain)
@@ -322,8 +325,8 @@ class _Line:
 
 
 _BUILTIN = {
-    "as_strided": torch._C._VariableFunctions.as_strided,  # type: ignore[attr-defined]
-    "clone": torch._C._VariableFunctions.clone,  # type: ignore[attr-defined]
+    "as_strided": torch._C._VariableFunctions.as_strided,
+    "clone": torch._C._VariableFunctions.clone,
     "inf": math.inf,
     "nan": math.nan,
 }
@@ -367,7 +370,8 @@ def _distinct(found: Recording) -> Recording:
         if before is operation:
             operations.append(operation)
         else:
-            same |= {n: m for n, m in zip(operation.numbers, before.numbers, strict=True) if n is not None and m is not None}
+            pairs = zip(operation.numbers, before.numbers, strict=True)
+            same |= {one: other for one, other in pairs if one is not None and other is not None}
     for number, value in enumerate(values):
         if value.base in same:
             base = same[value.base]
