@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from dpgrad.grads.clip import Scaled, _factors
 from dpgrad.grads.precision import own_products, precision_settings
@@ -388,6 +389,37 @@ def test_what_cannot_be_kept_is_refused(name: str) -> None:
     assert torch.equal(x, kept)
     assert torch.equal(model.seen, seen)
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+class Checkpointed(nn.Module):
+    """Runs its inner part again in the backward pass."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Sequential(nn.Linear(5, 6), nn.Dropout(rate), nn.Tanh()), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.inner, x, use_reentrant=False))
+
+
+def test_what_runs_again_in_the_backward_pass() -> None:
+    torch.manual_seed(0)
+    model = Checkpointed(0.0)
+    check(model, *accumulate(model, class_loss, points()))
+    model = Checkpointed(0.5)
+    body, inputs = accumulate(model, class_loss, points())
+    with pytest.raises(CannotTraceError, match="does not run as the function does"):
+        Traced(body, inputs, model)  # the second mask would not be the first one
+
+
+def test_inputs_that_are_expanded() -> None:
+    model, x, weights = nn.Linear(3, 3), torch.randn(4, 3), torch.ones(1).expand(4)
+
+    def body(x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        return (model(x) * weights[:, None],)
+
+    traced = Traced(body, [x, weights], model)
+    assert same(traced(2 * x, torch.rand(1).fill_(3).expand(4)), body(2 * x, torch.full((4,), 3.0)))
 
 
 def test_a_tensor_from_outside_that_is_changed_is_refused() -> None:

@@ -35,9 +35,10 @@ class Traced:
     """A function of tensors as the list of operations that one call of it made; parameters are read where they lie.
 
     ``body`` must be a function of its inputs, of the parameters and buffers of ``model`` and of torch's default
-    generator. Parameters and buffers may change in place, or move, from call to call. The results are tensors of their
-    own. `CannotTraceError` is raised for a body that does more, and by a call on other shapes, types or settings of
-    torch than those of the first.
+    generator. Parameters and buffers may change in place, or move, from call to call. Any other tensor that the body
+    reads is read where it lies, too: one that is exchanged for another must be an input. Trace anew when modules, hooks
+    or training flags of the model change. The results are tensors of their own. `CannotTraceError` is raised for a
+    body that does more, and by a call on other shapes, types or settings of torch than those of the first.
 
     >>> model = nn.Linear(2, 1)
     >>> twice = Traced(lambda x: (2 * model(x),), [torch.ones(3, 2)], model)
@@ -55,25 +56,32 @@ class Traced:
         state, remembered = torch.get_rng_state(), _remembered(model)
         try:
             found, expected = _recorded(body, inputs, self._state)
+            drawn = torch.get_rng_state()
             _refuse_changed(found, _recorded(body, _others(inputs), self._state)[0])
             if _remembered(model) != remembered:
                 raise CannotTraceError("the model changes numbers that it keeps in Python, or draws some there")
-            self._build(found, inputs, expected, state)
+            self._build(found, inputs, expected, (state, drawn))
         finally:
             torch.set_rng_state(state)
 
-    def _build(self, found: Recording, inputs: Sequence[Tensor], expected: Sequence[Tensor], state: Tensor) -> None:
-        """Compile the code and see that it gives the results of the call that was recorded."""
+    def _build(
+        self, found: Recording, inputs: Sequence[Tensor], expected: Sequence[Tensor], states: tuple[Tensor, Tensor]
+    ) -> None:
+        """Compile the code and see that it gives the results of the call that was recorded.
+
+        It must also draw as many random numbers, from the first of two states of the generator to the second: a
+        checkpointed block draws the same ones twice, which code would not.
+        """
         why: object = "results differ from those of the function"
         for bindings in (_binding, _overload):
             self._code = _Code(_distinct(found), self._state, bindings)
-            torch.set_rng_state(state)
+            torch.set_rng_state(states[0])
             try:
                 again = self(*inputs)
             except Exception as error:  # such as a binding that takes other arguments than its operation
                 why = error
                 continue
-            if all(map(_same, again, expected)):
+            if all(map(_same, again, expected)) and torch.equal(torch.get_rng_state(), states[1]):
                 return
         raise CannotTraceError(f"the code that was made does not run as the function does: {why}")
 
@@ -155,6 +163,9 @@ def _others(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Inputs of the same shapes with the rows in another order."""
     others = []
     for given in inputs:
+        if torch._debug_has_internal_overlap(given):  # such as one that is expanded
+            others.append(given)
+            continue
         other = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
         others.append(other.copy_(given.roll(1, 0) if given.ndim else given))
     return others
