@@ -359,6 +359,8 @@ REFUSED: dict[str, Callable[[Stubborn, Tensor], Tensor]] = {
     "branch": lambda model, x: x if x.sum() > -1e9 else -x,
     "tolist": lambda model, x: x * x.tolist()[0][0],
     "numpy": lambda model, x: x * torch.from_numpy(np.asarray([x.detach().numpy()[0, 0]])),
+    "branch on a list": lambda model, x: x if max(x.flatten().tolist()) < 1e9 else -x,
+    "branch on an array": lambda model, x: x if x.detach().numpy().max() < 1e9 else -x,
     "nonzero": lambda model, x: x + x.nonzero().sum(),
     "mask": lambda model, x: x + x[x > 0].sum(),
     "unique": lambda model, x: x + x.unique().sum(),
@@ -410,6 +412,18 @@ def test_what_runs_again_in_the_backward_pass() -> None:
     body, inputs = accumulate(model, class_loss, points())
     with pytest.raises(CannotTraceError, match="does not run as the function does"):
         Traced(body, inputs, model)  # the second mask would not be the first one
+
+
+def test_random_numbers_that_are_taken_back() -> None:
+    model = nn.Linear(3, 3)
+
+    def body(x: Tensor) -> tuple[Tensor, ...]:
+        with torch.random.fork_rng([]):
+            torch.rand(3)
+        return (model(x),)
+
+    with pytest.raises(CannotTraceError, match="does not run as the function does"):
+        Traced(body, [torch.randn(4, 3)], model)  # code would move the generator
 
 
 def test_inputs_that_are_expanded() -> None:
