@@ -248,6 +248,15 @@ class TestFunction:
         for name, like in likes.items():
             assert torch.equal(drawn[name], gaussian(like, stds[name], 7, 2, name))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_short_parameters_are_transformed_together(self, dtype: torch.dtype) -> None:
+        sizes = [size for odd in range(1, 60) for size in (1, odd, 40 * odd)]  # of one standard deviation
+        likes = {str(place): torch.zeros(size, dtype=dtype) for place, size in enumerate(sizes)}
+        assert sum(sizes) > 4 * normal._AT_ONCE
+        drawn = noise.gaussians(likes, dict.fromkeys(likes, 1.5), 7, 2)
+        for name, like in likes.items():
+            assert torch.equal(drawn[name], gaussian(like, 1.5, 7, 2, name))
+
     def test_means_are_sums_and_noise_over_the_divisor(self) -> None:
         totals = {"a": torch.randn(3, 4), "b": torch.randn(5, dtype=torch.float64)}
         stds = {"a": 0.5, "b": 2.0}

@@ -8,6 +8,7 @@ the least significant bits for differential privacy", CCS 2012).
 import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpgrad.mechanism.keys import Key
 __all__ = ["Array", "Wanted", "fill", "gaussian"]
 
 _BLOCK = 1 << 16  # values that share a generator: their number is part of the function
+_AT_ONCE = 1 << 12  # pairs of values of several short blocks, which are transformed together
 _SHORT = 2.0**-20  # uniform numbers below it are given further digits
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -64,40 +66,59 @@ def fill(key: Key, wanted: Iterable[Wanted], threads: int = 1) -> None:
         for values, std, names in wanted
         for place in range(-(-len(values) // _BLOCK))
     ]
+    waiting = iter(_in_groups(blocks))  # each thread takes the next
     threads = min(threads, len(blocks))
     if threads < 2 or sum(len(block.values) for block in blocks) < _BLOCK:
-        _draw(iter(blocks))
+        _draw(waiting)
         return
-    waiting = iter(blocks)  # each thread takes the next
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(_draw, waiting) for _ in range(threads)]:
             done.result()
 
 
-def _draw(blocks: Iterator[_Block]) -> None:
+def _in_groups(blocks: Iterable[_Block]) -> list[list[_Block]]:
+    """Neighbouring blocks that are short and have one standard deviation, to be transformed together."""
+    groups: list[list[_Block]] = []
+    pairs, std = 0, math.nan
+    for block in blocks:
+        own = (len(block.values) + 1) // 2
+        pairs += own
+        if pairs > _AT_ONCE or block.std != std:
+            groups.append([])
+            pairs, std = own, block.std
+        groups[-1].append(block)
+    return groups
+
+
+def _draw(groups: Iterator[list[_Block]]) -> None:
     """Two values from two uniform numbers: √(−2 ln u)·(cos 2πv, sin 2πv) (Box and Muller, 1958).
 
     They are cos 2πv = 2/(1 + t²) − 1 and sin 2πv = 2t/(1 + t²) with t = tan πv: one function in place of two.
     """
     random = np.random.Generator(np.random.SFC64(0))
-    held = np.empty((3, (_BLOCK + 1) // 2))
-    for values, std, state in blocks:
-        pairs = (len(values) + 1) // 2
-        lengths, tangents, bases = held[:, :pairs]
-        _fill(lengths, tangents, random, state)
+    held = np.empty((3, max(_AT_ONCE, (_BLOCK + 1) // 2)))
+    for blocks in groups:
+        ends = [*accumulate((len(block.values) + 1) // 2 for block in blocks)]
+        lengths, tangents, bases = held[:, : ends[-1]]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        for block, part in zip(blocks, parts, strict=True):
+            _fill(lengths[part], tangents[part], random, block.state)
         np.log(lengths, out=lengths)
         np.multiply(lengths, -2, out=lengths)
         np.sqrt(lengths, out=lengths)
-        np.multiply(lengths, std, out=lengths)
+        np.multiply(lengths, blocks[0].std, out=lengths)
         np.multiply(tangents, math.pi, out=tangents)
         np.tan(tangents, out=tangents)
         np.multiply(tangents, tangents, out=bases)
         np.multiply(bases, 0.5, out=bases)
         np.add(bases, 0.5, out=bases)
         np.divide(lengths, bases, out=bases)
-        np.subtract(bases, lengths, out=values[:pairs], casting="same_kind")
-        rest = len(values) - pairs
-        np.multiply(bases[:rest], tangents[:rest], out=values[pairs:], casting="same_kind")
+        np.subtract(bases, lengths, out=lengths)
+        np.multiply(bases, tangents, out=bases)
+        for (values, _, _), part in zip(blocks, parts, strict=True):
+            pairs = part.stop - part.start
+            values[:pairs] = lengths[part]
+            values[pairs:] = bases[part][: len(values) - pairs]
 
 
 def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: bytes) -> None:
@@ -105,7 +126,7 @@ def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: byt
 
     numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
     """
-    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64)}
+    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64, copy=False)}
     random.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
     random.random(out=lengths)
     random.random(out=angles)

@@ -54,8 +54,8 @@ def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tenso
 def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey, step: int) -> dict[str, Tensor]:
     """`gaussian` for every parameter by name, each with its own standard deviation.
 
-    The threads of a CPU share the work. On a CUDA device all parameters are drawn together, and the values of one
-    depend on which others stand beside it.
+    The threads of a CPU share the work, and the tensors share their memory. On a CUDA device all parameters are drawn
+    together, and the values of one depend on which others stand beside it.
 
     >>> import torch
     >>> likes, stds = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}, {"weight": 2.0, "bias": 1.0}
@@ -84,15 +84,24 @@ def noisy_means(
         _check(totals, stds, step)
         return device_noise.gaussians(totals, stds, key, step, divisor)
     drawn = gaussians(totals, stds, key, step)
-    return {name: values.add_(totals[name]).div_(divisor) for name, values in drawn.items()}
+    if drawn:
+        torch._foreach_add_([*drawn.values()], [totals[name] for name in drawn])
+        torch._foreach_div_([*drawn.values()], divisor)
+    return drawn
 
 
 def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> None:
     _validate.whole(most=_validate.MOST_STEPS, step=step)
+    known: set[tuple[float, torch.dtype]] = set()  # parameters have few standard deviations among them
     for name, like in likes.items():
+        std, dtype = stds[name], like.dtype
+        if isinstance(std, float) and (std, dtype) in known:
+            continue
         if not like.is_floating_point():
-            raise OptionError(f"like must hold real floating-point values, got {like.dtype}")
-        _check_std(stds[name], _drawn_type(like))
+            raise OptionError(f"like must hold real floating-point values, got {dtype}")
+        _check_std(std, _drawn_type(like))
+        if isinstance(std, float):
+            known.add((std, dtype))
 
 
 def _drawn_type(like: Tensor) -> torch.dtype:
@@ -100,13 +109,23 @@ def _drawn_type(like: Tensor) -> torch.dtype:
 
 
 def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
-    drawn = {name: torch.empty(like.shape, dtype=_drawn_type(like), device="cpu") for name, like in likes.items()}
-    wanted = [
-        normal.Wanted(values.view(-1).numpy(), float(stds[name]), ("noise", name, str(step)))
-        for name, values in drawn.items()
-    ]
+    """The noise of every parameter, in one piece of memory for each type."""
+    of_type: dict[torch.dtype, list[str]] = {}
+    for name, like in likes.items():
+        of_type.setdefault(_drawn_type(like), []).append(name)
+    drawn, wanted = {}, []
+    for dtype, names in of_type.items():
+        sizes = [likes[name].numel() for name in names]
+        flat = torch.empty(sum(sizes), dtype=dtype, device="cpu")
+        values, start = flat.numpy(), 0
+        parts = torch.split(flat, sizes)
+        for name, size, part in zip(names, sizes, parts, strict=True):
+            drawn[name] = part.view(likes[name].shape)
+            few = values[start : start + size]
+            wanted.append(normal.Wanted(few, float(stds[name]), ("noise", name, str(step))))
+            start += size
     normal.fill(key, wanted, threads=torch.get_num_threads())
-    return drawn
+    return {name: drawn[name] for name in likes}
 
 
 def _check_std(std: Std, dtype: torch.dtype) -> None:

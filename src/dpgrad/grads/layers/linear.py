@@ -43,7 +43,7 @@ def _along(a: Tensor, g: Tensor) -> Tensor:
 
 def _bias(g: Tensor, bias: Tensor | None) -> Dense:
     """Σ_t g_t, (examples, p); one number for all outputs where the bias is one number."""
-    total = wide(g).sum(1)
+    total = wide(g)[:, 0] if g.shape[1] == 1 else wide(g).sum(1)
     if bias is None or bias.shape[:-1].numel() > 1:  # none, or data
         return Dense(total)
     return Dense((total.sum(1) if bias.numel() == 1 else total).reshape(len(g), *bias.shape))
