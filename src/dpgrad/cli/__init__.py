@@ -25,6 +25,9 @@ COMMANDS = (budget, train, predict, report, curvature)
 
 _LONGEST = 900  # characters of a refusal
 
+# how messages write an option of a record in Python; here it is an option of the command
+_PYTHON = re.compile(r"\w+=(?:Privacy|Computing|HeldOut|RunFolder)\((?:\w+, )?(\w+)=\.\.\.\)")
+
 # what is written where the terminal's encoding lacks a character
 _SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
 
@@ -107,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = "" if error.filename is None else f"{error.filename}: "
         return _refused(f"{named}{error.strerror or error}", 2)
     except ValueError as error:
-        return _refused(str(error), 2)
+        return _refused(_PYTHON.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error)), 2)
     except RecursionError:
         return _refused("what was given is nested too deeply: no file or option of dpgrad needs that", 2)
     except MemoryError:

@@ -2,10 +2,10 @@
 
 import argparse
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dpgrad import _validate
 from dpgrad.cli._options import Parser
 from dpgrad.errors import OptionError
 
@@ -55,9 +55,8 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
     for key, value in settings.items():
         name = key.replace("_", "-")
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else "keys are the options of dpgrad train without dashes"
-            raise OptionError(f"{path}: unknown key {key!r:.60}: {remedy}")
+            remedy = _validate.meant(name, known) or ": keys are the options of dpgrad train without dashes"
+            raise OptionError(f"{path}: unknown key {key!r:.60}{remedy}")
         if name in words_of:
             raise OptionError(f"{path}: {name} is given twice, with - and with _: give it once")
         words_of[name] = _words(name, value, known[name], path)

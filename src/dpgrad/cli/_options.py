@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import math
 import os
@@ -12,6 +11,7 @@ import shlex
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -44,18 +44,26 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse an unknown option by its name, with the one that was probably meant."""
-        if self._subparsers is None:  # else the words after the command are for its own parser
-            self._refuse_unknown(list(args or ()))
+        self._refuse_unknown(list(args or ()))
         return super().parse_known_args(args, namespace)
 
     def _refuse_unknown(self, words: list[str]) -> None:
-        known = self._option_string_actions
+        known, leads = self._option_string_actions, self._subparsers is not None
         for word in itertools.takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
+            if leads and not word.startswith("-"):
+                return  # the words after the command are for its own parser
             if re.match(r"-{1,2}[^\W\d]", name) and name not in known:
-                close = difflib.get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.7)
-                remedy = f"did you mean {close[0]}?" if close else f"{self.prog} --help names the options"
-                self.error(f"unknown option {name!r:.60}: {remedy}")
+                remedy = _validate.meant(name, known) or f": {self.prog} --help lists the options"
+                if leads:
+                    remedy = ": the options of a command follow it, as in dpgrad train --epsilon 3; see dpgrad --help"
+                self.error(f"unknown option {name!r:.60}{remedy}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not among the choices, with the one that was probably meant."""
+        if action.choices is not None:
+            name = "command" if isinstance(action, argparse._SubParsersAction) else action.option_strings[0]
+            _validate.one_of(list(action.choices), **{name: value})
 
 
 def _text(value: str) -> str:
@@ -146,7 +154,7 @@ rate = option(exact, _validate.unit_interval)
 # How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
 _READ: dict[str, Callable[[str], object] | None] = {
     "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "size": count,
-    "number": real, "text": None,
+    "number": real, "text": None, "name": None,
 }  # fmt: skip
 
 
@@ -190,6 +198,25 @@ def screen() -> tuple[bool, int]:
     """Whether standard output is a terminal, and how wide to write."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     return terminal, min(max(shutil.get_terminal_size((100, 24)).columns, 60), 110)
+
+
+@contextlib.contextmanager
+def warned(category: type[Warning]) -> Iterator[list[str]]:
+    """Within the block warnings of this kind become one line each on standard error, and are collected."""
+    found: list[str] = []
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, kind: type[Warning], *place: Any, **where: Any) -> None:
+            if not issubclass(kind, category):
+                others(message, kind, *place, **where)
+                return
+            found.append(str(message))
+            print(f"dpgrad: warning: {message}", file=sys.stderr, flush=True)
+
+        warnings.simplefilter("always", category)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield found
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpgrad.reports.page import Beside
     from dpgrad.reports.report import Report
 
-TOGETHER = "Each run has its own guarantee; whoever sees all of them, and what else the ledger holds, sees"
+TOGETHER = "The guarantees above are for each run alone. All runs in the ledger together have"
 
 
 def plain(
@@ -22,6 +22,7 @@ def plain(
     beside: "Beside | None",
     together: Guarantee | None,
     page: Path,
+    warned: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The summary as plain values, for JSON; the first method's guarantee stands at the top."""
     first = next(iter(reports.values()))
@@ -34,6 +35,7 @@ def plain(
         "non_private": None if beside is None else {"held_out": beside.held_out, "guarantee": False},
         "together": None if together is None else {"statement": str(together), "epsilon": together.epsilon},
         "page": str(page),
+        "warnings": list(warned),
     }
 
 
@@ -43,6 +45,7 @@ def words(
     beside: "Beside | None",
     together: Guarantee | None,
     page: Path,
+    warned: Sequence[str] = (),
 ) -> str:
     """The summary for people."""
     from rich import box
@@ -81,6 +84,7 @@ def words(
     parts = [drawn, f"Privacy report of {first}\n\n{text(reports[first])}\n"]
     if together is not None:
         parts.append(textwrap.fill(f"{TOGETHER} {together}", width) + "\n\n")
+    parts += [textwrap.fill(f"warning: {text}", width) + "\n\n" for text in warned]
     for name, folder in folders.items():
         note = "share release/ only" if reports[name]["release"]["allowed"] else "not for release"
         parts.append(f"run folder    {folder}  ({note})\n")

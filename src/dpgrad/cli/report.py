@@ -49,22 +49,22 @@ def _answer(args: argparse.Namespace) -> str:
 
 
 def _together(reports: "list[Report]") -> str | None:
-    """What all runs cost whoever sees them, if they are on the same rows, which a report does not tell."""
+    """What all runs cost together if they used the same rows, which a report does not tell."""
     if len(reports) < 2:
         return None
     promises = [report["guarantee"] for report in reports]
-    start = "Each run has its own guarantee; whoever sees all of them, if they were on the same rows, sees"
+    start = "Each guarantee is for one run alone. If the runs used the same rows, together they"
     if len({promise["relation"] for promise in promises}) > 1:
-        return f"{start} more than any of them says, and their neighbours differ, so that they do not add up"
+        return f"{start} cost more; how much is not known, since their neighbouring relations differ"
     if any(report["event"] is None for report in reports):  # a schedule of many noises, which a report leaves out
-        return f"{start} more than any of them says; the ledger of the runs knows how much"
+        return f"{start} cost more; the ledger of the runs says how much"
     from dpgrad.accounting import account
     from dpgrad.accounting.events import Compose, Relation, from_dict
     from dpgrad.accounting.guarantee import Guarantee
 
     event = Compose(tuple(from_dict(report["event"]) for report in reports))
     profile = account(event, Relation(promises[0]["relation"]), "pld")
-    return f"{start} {Guarantee.of(profile, max(promise['delta'] for promise in promises))}"
+    return f"{start} have {Guarantee.of(profile, max(promise['delta'] for promise in promises))}"
 
 
 def _finished(folder: Path) -> list[Path]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
-from dpgrad.cli import _config, _options, _progress
-from dpgrad.errors import MissingFileError, OptionError, ResumeError, RunError
+from dpgrad.cli import _config, _data, _options, _progress
+from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
 
@@ -48,9 +48,10 @@ def add(commands: "Commands") -> None:
 
 
 def _job(parser: "Parser") -> None:
-    add = parser.add_argument_group("what is trained").add_argument
+    group = parser.add_argument_group("what is trained")
+    add = group.add_argument
     add("--data", metavar="NAME", help="The dataset; digits, the default, comes with the package.")
-    add("--data-dir", metavar="DIR", help="The folder of the data files; without it, the one DPGRAD_DATA names.")
+    _data.add(group)
     add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
     add("--model", metavar="NAME", help="linear, mlp, cnn or oriented-gradients; the default depends on the data.")
     add("--method", metavar="NAME", nargs="+", help="One or more methods of the papers, such as dpsgd or psasc.")
@@ -125,11 +126,13 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
             return _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
         training.prepare()
         typed.out, typed.resume = str(training.out), True
-        from dpgrad.training import fit as _loaded  # noqa: F401  # torch and all: Ctrl-C meanwhile ends the process at once
+        from dpgrad.training.fit import ResumeWarning  # torch and all: Ctrl-C meanwhile ends the process at once
 
         _interrupt.orderly()
         try:
-            return training.answer({method: training.report(method) for method in training.methods})
+            with _options.warned(ResumeWarning) as warned:
+                reports = {method: training.report(method) for method in training.methods}
+            return training.answer(reports, warned)
         except KeyboardInterrupt:
             resumed = _options.typed(parser, typed)
             raise KeyboardInterrupt(f"count the whole plan as spent until it goes on with: {resumed}") from None
@@ -139,7 +142,7 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
 
 
 def _dataset(args: argparse.Namespace) -> "Dataset":
-    """The dataset that was asked for; a refusal names the options of this command."""
+    """The dataset that was asked for."""
     from dpgrad import data
 
     name = args.data or "digits"
@@ -148,10 +151,7 @@ def _dataset(args: argparse.Namespace) -> "Dataset":
             f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: data of your "
             "own are trained on from Python, with dpgrad.fit"
         )
-    try:
-        return data.load(name, args.data_dir, args.preprocessing)
-    except data.MissingFileError as error:
-        raise MissingFileError(f"--data {name} needs its files: name their folder with --data-dir; {error}") from None
+    return _data.load(name, args, args.preprocessing)
 
 
 class _Training:
@@ -175,14 +175,10 @@ class _Training:
     def check(self) -> None:
         """Refuse, before a plan is shown or a folder made, what `fit` would refuse later."""
         from dpgrad.accounting.ledger import Ledger
-        from dpgrad.training.prepare import optimizer_named
-        from dpgrad.training.recipes import recipe
 
-        kinds = [recipe(method) for method in self.methods]
-        model = self.model()
-        for kind in kinds:
-            momentum = kind.momentum if self.args.momentum is None else self.args.momentum
-            optimizer_named(self.args.optimizer, model.parameters(), 1.0, momentum)
+        for method in self.methods:
+            self.options(method)
+        self.model()
         if self.ledger_path is None:
             return
         if self.args.ledger and not self.ledger_path.parent.is_dir():
@@ -379,7 +375,7 @@ class _Training:
             path.write_text(json.dumps({"metric": metric, "held_out": held_out, "note": NOT_COVERED}) + "\n", "utf-8")
         return Beside(metric, held_out)
 
-    def answer(self, reports: "dict[str, Report]") -> str:
+    def answer(self, reports: "dict[str, Report]", warned: list[str]) -> str:
         """Write the page over all methods; what goes to standard output."""
         from dpgrad.cli import _summary
         from dpgrad.reports.page import page
@@ -389,14 +385,14 @@ class _Training:
         if self._ledger is not None and len(self._ledger.entries()) > 1:
             first = next(iter(reports.values()))["guarantee"]
             together = self._ledger.guarantee(first["delta"], first["accountant"])
-        said = None if together is None else f"{_summary.TOGETHER}: {together}"
+        said = None if together is None else f"{_summary.TOGETHER} {together}"
         with _files.told(self.out / _PAGE):
             (self.out / _PAGE).write_text(page(reports, beside, said), "utf-8")
         folders = {method: self.folder(method) for method in reports}
         if self.args.json:
-            found = _summary.plain(reports, folders, beside, together, self.out / _PAGE)
+            found = _summary.plain(reports, folders, beside, together, self.out / _PAGE, warned)
             return json.dumps(found, allow_nan=False) + "\n"
-        return _summary.words(reports, folders, beside, together, self.out / _PAGE)
+        return _summary.words(reports, folders, beside, together, self.out / _PAGE, warned)
 
 
 def _plain(value: Any) -> Any:

@@ -11,11 +11,12 @@
 ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
 """
 
+import inspect
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -31,6 +32,7 @@ from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
+from dpgrad.data import names as dataset_names
 from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError, UnsupportedModelError
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
@@ -48,20 +50,24 @@ from dpgrad.training.diagnostics import Diagnostics, Recorder
 from dpgrad.training.graph import elsewhere, refusal
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
-from dpgrad.training.models import OWN_MODEL
-from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder
+from dpgrad.training.models import MODELS, OWN_MODEL
+from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, written
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, behaviours, captured, identity
 
-__all__ = ["WEIGHTS", "Callback", "Fitted", "fit"]
+__all__ = ["WEIGHTS", "Callback", "Fitted", "ResumeWarning", "fit"]
 
 WEIGHTS = "weights.pt"  # in release/: the state dict of the model
 _POINTS = 20  # how many points a curve has, and how often a checkpoint is written, unless told otherwise
 _PRIVACY, _COMPUTING = Privacy(), Computing()
 Callback = Callable[[Progress], object] | Diagnostics
+
+
+class ResumeWarning(UserWarning):
+    """A run resumed with a new key, since something changed: earlier steps stay spent, and new ones are charged."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,6 +130,18 @@ class Fitted:
         _write(self, None, self.weights, path)
 
 
+def _elsewhere(name: str) -> str:
+    """Where an option that is no parameter of `fit` is written."""
+    recipes = {field.name: f"method=recipes.dpsgd({field.name}=...)" for field in fields(Recipe)}
+    if place := written(name) or recipes.get(name):
+        return f": write {place}"
+    own = inspect.signature(fit).parameters
+    others = [field.name for record in (Privacy, Computing, HeldOut, RunFolder, Recipe) for field in fields(record)]
+    close = _validate.nearest(name, [*own, *others])
+    return "" if close is None or close in own else f": did you mean {close}? Write {written(close) or recipes[close]}"
+
+
+@_validate.keywords(_elsewhere)
 def fit(
     model: nn.Module,
     data: Any,
@@ -165,8 +183,8 @@ def fit(
     _processes.refuse_several()
     budget = Budget(epsilon, delta, epochs, steps, batch_size)
     run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
+    _refuse_kinds(model, data, ledger, privacy, computing)
     task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
-    _refuse(task, ledger)
     plan = task.plan(recipe(method), budget, run_folder)
     with ExitStack() as stack:
         run = None if run_folder is None else stack.enter_context(_opened(task, plan, run_folder, seed, stack))
@@ -249,10 +267,10 @@ class _Task:
         single = not (self.privacy.several_rows or method.augment)
         classes = classes_of(self.core, self.loss, self.data, self.collate) if single else None
         found = planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
-        self._refuse(found, folder)
+        self._refuse_misfits(found, folder)
         return found
 
-    def _refuse(self, plan: Plan, folder: RunFolder | None) -> None:
+    def _refuse_misfits(self, plan: Plan, folder: RunFolder | None) -> None:
         if self.held_out is not None and self.held_out.rows is not None:
             evaluate(
                 self.core, self.metric, source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
@@ -262,7 +280,7 @@ class _Task:
         if folder is not None:
             Weights(self.core)  # a model of which not everything may be released
         if self.computing.capture and self.diagnostics is not None:
-            raise OptionError("a captured step is not observed: leave out capture, or diagnostics")
+            raise OptionError(f"a captured step is not observed: leave out {written('capture')}, or Diagnostics")
         if self.computing.capture and self.device.type != "cuda":
             raise CannotCaptureError(elsewhere(self.device))
 
@@ -283,23 +301,46 @@ def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> 
     return any(wanted)
 
 
-def _refuse(task: _Task, ledger: object) -> None:
+def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, computing: object) -> None:
+    """Refuse arguments of another kind than `fit` takes, each with what to write."""
+    if not isinstance(model, nn.Module):
+        remedy = "build one"
+        if isinstance(model, str) and model in MODELS:
+            remedy = f"build it, dpgrad.training.models.build({model!r}, shape, outputs)"
+        elif isinstance(model, type):
+            remedy = f"make one, {model.__name__}(...)"
+        raise OptionError(f"model must be a torch.nn.Module, got {_validate.shown(model)}: {remedy}")
+    if isinstance(data, str):
+        close = _validate.nearest(data, dataset_names())
+        remedy = "load them first" if close is None else f"write dpgrad.data.load({close!r})"
+        raise DataError(f"data must be tensors, arrays or a Dataset, got {_validate.shown(data)}: {remedy}")
     if ledger is not None and not isinstance(ledger, Ledger):
-        raise OptionError(f"ledger must be a dpgrad Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
-    for name, value, kind in (("privacy", task.privacy, Privacy), ("computing", task.computing, Computing)):
+        raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
+    for name, value, kind in (("privacy", privacy, Privacy), ("computing", computing, Computing)):
         if not isinstance(value, kind):
-            raise OptionError(f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}")
+            raise OptionError(
+                f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}: write "
+                f"{name}=dpgrad.{kind.__name__}(...)"
+            )
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:
     """The run in its folder."""
     stack.enter_context(replay.deterministic())
     known = partial(identity, plan, task.data, task.device, task.computing.microbatch, partial(task.behaviours, plan))
-    return Run.open(
+    run = Run.open(
         folder.path, known, plan.mechanism, plan.delta, resume=folder.resume, seed=seed,
         accountant=task.privacy.accountant, save_every=_every(folder.checkpoint_every, plan),
         keep_private=folder.keep_private, beside=plan.also_released,
     )  # fmt: skip
+    if run.reason:
+        _validate.warn(
+            f"the run in {run.folder} resumes at step {run.start:,} with a new key ({run.reason}). What was charged "
+            "before stays spent and the steps from there on are charged too: within its budget the run now ends after "
+            f"{run.last:,} of {plan.steps:,} steps",
+            ResumeWarning,
+        )
+    return run
 
 
 def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:

@@ -6,7 +6,6 @@ torch.Size([2, 10])
 
 import math
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
@@ -103,11 +102,8 @@ def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
 
     >>> build("conn", (1, 8, 8), 10)
     Traceback (most recent call last):
-    dpgrad.errors.OptionError: unknown model 'conn': did you mean cnn? The models are linear, mlp, cnn, ...
+    dpgrad.errors.OptionError: model must be one of linear, mlp, cnn, oriented-gradients, got 'conn': did you mean cnn?
     """
-    if name not in MODELS:
-        close = get_close_matches(str(name).lower(), MODELS, n=1)
-        guess = f"did you mean {close[0]}? The" if close else "the"
-        raise OptionError(f"unknown model {_validate.shown(name)}: {guess} models are {', '.join(MODELS)}")
+    _validate.one_of(MODELS, model=name)
     _validate.whole(least=1, outputs=outputs)
     return MODELS[name](shape, outputs)

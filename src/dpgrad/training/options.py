@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, get_args, runtime_checkable
 
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
 from dpgrad.errors import OptionError
 
-__all__ = ["Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted"]
+__all__ = [
+    "Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted",
+    "written",
+]  # fmt: skip
 
 READINGS = ("less-noise", "more-steps")
 T = TypeVar("T")
@@ -30,11 +33,12 @@ CHECKS: dict[str, Callable[..., None]] = {
     "positive": _validate.positive,
     "epochs": _validate.positive,
     "size": _validate.positive,
-    "number": lambda **named: None,
+    "number": _validate.number,
     "delta": _validate.open_unit,
     "count": lambda **named: _validate.whole(least=1, **named),
     "steps": _validate.step_count,
-    "text": lambda **named: None,
+    "text": lambda **named: _text(**named),
+    "name": lambda **named: None,  # or a function: its user checks it
     "flag": lambda **named: _flag(**named),
     "choice": lambda **named: None,
 }
@@ -55,9 +59,8 @@ def check(record: Any) -> None:
         if value is None or kind is None or callable(value):
             continue
         CHECKS[kind](**{field.name: value})
-        choices = field.metadata["choices"]
-        if choices and value not in choices:
-            raise OptionError(f"{field.name} must be one of {', '.join(choices)}, got {_validate.shown(value)}")
+        if field.metadata["choices"]:
+            _validate.one_of(field.metadata["choices"], **{field.name: value})
 
 
 def given(kind: type[T], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +82,27 @@ def parted(options: Mapping[str, Any]) -> "tuple[Budget, Privacy, dict[str, Any]
     budget, privacy = given(Budget, options), given(Privacy, options)
     left = {name: value for name, value in options.items() if value is not None and name not in {**budget, **privacy}}
     return Budget(**budget), Privacy(**privacy), left
+
+
+def written(name: str) -> str:
+    """How an option in a record is given to `dpgrad.fit`, for messages; empty for one that is in none.
+
+    >>> written("noise_multiplier"), written("resume"), written("epsilon")
+    ('privacy=Privacy(noise_multiplier=...)', 'folder=RunFolder(path, resume=...)', '')
+    """
+    places = {"privacy": Privacy, "computing": Computing, "held_out": HeldOut, "folder": RunFolder}
+    for parameter, record in places.items():
+        names = [field.name for field in dataclasses.fields(record)]
+        if name in names:
+            first = f"{names[0]}, " if names[0] in ("rows", "path") and name != names[0] else ""
+            return f"{parameter}={record.__name__}({first}{name}=...)"
+    return ""
+
+
+def _text(**named: object) -> None:
+    for name, value in named.items():
+        if not isinstance(value, str):
+            raise OptionError(f"{name} must be a text, got {_validate.shown(value)}")
 
 
 def _flag(**named: object) -> None:
@@ -162,6 +186,13 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check(self)
+        _flag(several_rows=self.several_rows)
+        given: object = self.also_released  # a caller may ignore types
+        if not isinstance(given, get_args(Event)) and not isinstance(given, Released):
+            raise OptionError(
+                "also_released must be an event of dpgrad.events or a release, such as a dpgrad.pca.Projection, got "
+                f"{_validate.shown(given)}"
+            )
 
     @property
     def other_event(self) -> Event:
@@ -186,7 +217,10 @@ class Computing:
     dpgrad.errors.OptionError: microbatch must be a whole number of at least 1, got 0
     """
 
-    engine: str = option("bookkeeping", "bookkeeping, vmap or single.", kind="text", metavar="NAME")
+    engine: str = option(
+        "bookkeeping", "How per-example gradients are computed; bookkeeping is the fastest.",
+        kind="choice", choices=("bookkeeping", "vmap", "single"),
+    )  # fmt: skip
     microbatch: int | None = option(None, "The most rows worked on at a time.", kind="count", metavar="N")
     memory_limit: int | None = option(None, "The memory a step may take.", kind="count", metavar="BYTES")
     capture: bool | None = None
@@ -194,6 +228,10 @@ class Computing:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.capture is not None:
+            _flag(capture=self.capture)
+        if self.collate is not None and not callable(self.collate):
+            raise OptionError(f"collate must be a function of a list of examples, got {_validate.shown(self.collate)}")
 
 
 @dataclass(frozen=True)
@@ -213,6 +251,12 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         check(self)
+        if isinstance(self.rows, bool | int | float | str):
+            raise OptionError(
+                "held_out must be rows, such as (inputs, targets), or HeldOut(rows, ...), got "
+                f"{_validate.shown(self.rows)}: keep rows apart before training, e.g. with "
+                "torch.utils.data.random_split(dataset, [0.8, 0.2])"
+            )
 
 
 @dataclass(frozen=True)
@@ -235,3 +279,6 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         check(self)
+        given: object = self.path  # a caller may ignore types
+        if not isinstance(given, str | PathLike):
+            raise OptionError(f"folder must be a path or a RunFolder, got {_validate.shown(given)}")

@@ -9,20 +9,20 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
 from dpgrad.accounting.guarantee import Guarantee, up
-from dpgrad.errors import BudgetSpentError, DataError, OptionError
+from dpgrad.errors import BudgetSpentError, DataError, OptionError, UnknownOptionError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.options import Budget, Privacy, parted
+from dpgrad.training.options import Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
 __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
@@ -189,8 +189,8 @@ class Plan:
             yield (
                 "momentum",
                 f"with c = {self.recipe.momentum:g} (γ₁ = {1 - self.recipe.momentum:.3g}) the momentum carries "
-                f"{self.momentum_noise:.3g} times the noise variance of one step (Yu et al.: 5.26 at c = 0.9; they "
-                "find 0.6 to 0.7 best)",
+                f"{self.momentum_noise:.3g} times the noise variance of one step (Yu et al., 2018: 5.26 at c = 0.9; "
+                "they find 0.6 to 0.7 best)",
             )
         if self.recipe.rule == "psasc":
             yield from _theorems(self)
@@ -205,7 +205,8 @@ class Plan:
         if first and last is not None and last < first / 20:
             yield (
                 "learning rate",
-                f"it falls from {first:.3g} to {last:.3g}: with noise there is no need to end near zero (Abadi et al.)",
+                f"it falls from {first:.3g} to {last:.3g}: with noise there is no need to end near zero (Abadi et al., "
+                "2016)",
             )
 
     def lines(self) -> list[str]:
@@ -303,11 +304,11 @@ def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
         )
         yield (
             "Theorem 2",
-            f"η = {rate:.3g} at C = 1, with log({plan.classes}) as the loss at the start, smoothness 1 and "
-            f"{plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
+            f"of Huang et al. (2024): η = {rate:.3g} at C = 1, with log({plan.classes}) as the loss at the start, "
+            f"smoothness 1 and {plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
         )
     scales = ", ".join(f"{name} = {value:.3g}" for name, value in theorem_3_scales(plan.steps).items())
-    yield "Theorem 3", f"{scales}, up to constant factors that it leaves open"
+    yield "Theorem 3", f"of Huang et al. (2024): {scales}, up to constant factors that it leaves open"
 
 
 def _batches(plan: Plan) -> str:
@@ -315,7 +316,7 @@ def _batches(plan: Plan) -> str:
         return "every step takes all rows"
     same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
     return (
-        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. advise as many "
+        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. (2016) advise as many "
         f"batches an epoch as epochs: batches of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as "
         "many steps; and smaller batches for convex problems"
     )
@@ -334,6 +335,10 @@ def make(
     >>> make("dpgd", rows=60_000, steps=500, epsilon=2.0, delta=1e-5).steps
     500
     """
+    known = [field.name for record in (Budget, Privacy, Recipe) for field in fields(record)]
+    for name in options:
+        if name not in known:
+            raise UnknownOptionError(f"a plan has no option {name!r:.40}{_validate.meant(name, known)}")
     budget, privacy, own = parted(options)
     return planned(recipe(method).with_options(**own), budget, privacy, rows, parameters, classes)
 
@@ -377,7 +382,7 @@ def planned(
     if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
         raise BudgetSpentError(
             f"noise_multiplier = {privacy.noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
-            f"{up(guarantee.epsilon)}, above the budget {budget.epsilon:g}: leave out noise_multiplier to have it "
+            f"{up(guarantee.epsilon)}, above the budget {budget.epsilon:g}: leave out {_NOISE} to have the noise "
             "found, leave out epochs to stop in time, or allow more"
         )
     if method.averaging is not None:
@@ -390,10 +395,13 @@ def planned(
     )  # fmt: skip
 
 
+_NOISE = written("noise_multiplier")
+
+
 def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
     """δ, after everything a budget needs has been seen to be there."""
     if budget.epsilon is None and privacy.noise_multiplier is None:
-        raise OptionError("a budget is required: give epsilon and delta, or noise_multiplier and delta")
+        raise OptionError(f"a budget is required: give epsilon and delta, or delta and {_NOISE}")
     if budget.delta is None:
         raise OptionError(
             "delta is required: the probability that the ε bound fails; choose it well below 1/n = "
@@ -408,9 +416,9 @@ def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
         raise OptionError("epochs and steps both say how long to train: give one of them")
     both = budget.epsilon is not None and privacy.noise_multiplier is not None
     if budget.epochs is None and budget.steps is None and not both:
-        raise OptionError("epochs or steps is required: how long to train (or both epsilon and noise_multiplier)")
+        raise OptionError(f"epochs or steps is required: how long to train (or both epsilon and {_NOISE})")
     if privacy.reading is not None and budget.epsilon is None:
-        raise OptionError("reading says how a budget is used: give epsilon, or leave reading out")
+        raise OptionError(f"reading says how a budget is used: give epsilon, or leave out {written('reading')}")
     return float(budget.delta)
 
 
@@ -459,8 +467,8 @@ def _relation(relation: str | Relation | None, declared: bool) -> Relation:
         return Relation.ADD_REMOVE if declared else Relation.ZERO_OUT
     if relation == Relation.ADD_REMOVE and not declared:
         raise OptionError(
-            "relation add-remove needs a declared dataset_size: rate, steps and divisor must not be read from the "
-            "data; give dataset_size as a constant, or use relation zero-out or replace-one"
+            "relation add-remove needs a declared dataset_size: sampling rate, steps and divisor must not depend on "
+            f"the data. Give {written('dataset_size')} as a constant, or use relation zero-out or replace-one"
         )
     return relation  # type: ignore[return-value]  # the mechanism turns a name into a relation, or refuses it
 

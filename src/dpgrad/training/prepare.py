@@ -2,8 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from dpgrad.training.curves import judging
 from dpgrad.training.losses import NamedLoss, pair, refuse_targets
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
-from dpgrad.training.recipes import OptimizerChoice
+from dpgrad.training.recipes import OptimizerChoice, optimizers, refuse_optimizer
 
 __all__ = ["classes_of", "device_of", "expected_seconds", "optimizer_named", "within_reach"]
 
@@ -77,45 +76,17 @@ def optimizer_named(
     if choice is None or (isinstance(choice, str) and choice.lower() == "sgd"):
         # One kernel for all parameters, which a captured step can hold; on the CPU it gains nothing.
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
-    if momentum:
-        raise OptionError(
-            f"momentum = {momentum:g} is that of SGD, and another optimizer was chosen: leave out optimizer, or give "
-            "method dpsgd or momentum 0 and set the optimizer's own"
-        )
-    given: object = choice  # a caller may ignore types
-    if isinstance(given, torch.optim.Optimizer):
-        kind = type(given).__name__
-        raise OptionError(
-            f"optimizer must be a name or a function that makes one of the parameters, got {kind} itself: give "
-            f"lambda parameters: {kind}(parameters, ...)"
-        )
+    refuse_optimizer(choice, momentum)
     if not isinstance(choice, str):
         made: object = choice(parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise OptionError(f"optimizer must make a torch.optim.Optimizer, it made {_validate.shown(made)}")
         return made
-    kinds = _optimizers()
-    if choice.lower() not in kinds:
-        close = get_close_matches(choice.lower(), kinds, n=1, cutoff=0.0)[0]
-        raise OptionError(
-            f"unknown optimizer {_validate.shown(choice)}: did you mean {close}? Known are {', '.join(kinds)}; or give "
-            "a function of the parameters"
-        )
     on_device = {"fused": True, "capturable": True} if parameters[0].is_cuda and choice.lower() in _FUSED else {}
-    return kinds[choice.lower()](parameters, lr=rate, **on_device)
+    return optimizers()[choice.lower()](parameters, lr=rate, **on_device)
 
 
 _FUSED = ("adam", "adamw")
-
-
-def _optimizers() -> dict[str, Callable[..., torch.optim.Optimizer]]:
-    """The optimizers of torch by lower-case name; LBFGS, which asks for the loss again and again, is none of them."""
-    found = {
-        name.lower(): kind
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    }
-    return {name: found[name] for name in sorted(found) if name not in ("lbfgs", "sparseadam")}
 
 
 def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate) -> int | None:
