@@ -417,7 +417,7 @@ class TestRefused:
         monkeypatch.setattr(compare, "figure", fail)
         assert cli.main(CASE_A.split()) == 1
         assert capsys.readouterr() == (
-            "", "dpgrad: error: AssertionError: of our own: a defect of dpgrad, please report this command\n"
+            "", "dpgrad: error: AssertionError: of our own: this is a bug in dpgrad, please report the command\n"
         )  # fmt: skip
 
 

@@ -44,6 +44,19 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+def interrupted_at_its_end(command: str, capsys: Capture) -> str:
+    """Run the command up to its report, and stop it there; the command."""
+
+    def interrupted(folder: Path, found: report.Report) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write", interrupted)
+        assert cli.main(command.split()) == 130
+    capsys.readouterr()
+    return command
+
+
 class TestJob:
     def test_table(self, trained: Any) -> None:
         text = " ".join(trained.out.split())
@@ -60,7 +73,7 @@ class TestJob:
         monkeypatch.setenv("COLUMNS", "40")
         folders = {method: trained.folder / method for method in ("dpsgd", "psasc")}
         reports = {method: report.load(folder) for method, folder in folders.items()}
-        said = " ".join(_summary.words(reports, folders, None, None, trained.folder / "report.html").split())
+        said = " ".join(_summary.Summary(reports, folders, None, None, trained.folder / "report.html").words().split())
         for method in folders:
             assert re.search(rf"{method} 3 1e-05 \d\d\.\d % 20 [\d.]+", said)
 
@@ -272,7 +285,7 @@ REFUSED = {
         f"{SHORT} --model zzzz --plan",
         "model must be one of linear, mlp, ",
     ),
-    "data of one's own": ("train --data mine.csv", "data of your own are trained on from Python, with dpgrad.fit"),
+    "data of one's own": ("train --data mine.csv", "to train on data of your own, use dpgrad.fit in Python"),
     "option": ("train --epsylon 3", "unknown option '--epsylon': did you mean --epsilon?"),
     "averaging": (f"{SHORT} --averaging mean --plan", "averaging must be ema:DECAY or tail:SHARE, got 'mean'"),
     "rate schedule": (f"{SHORT} --learning-rate-schedule falling --plan", "learning_rate_schedule must be constant, "),
@@ -379,7 +392,7 @@ class TestResume:
         assert cli.main(command.split()) == 130
         out, err = capsys.readouterr()
         assert out == ""
-        said = "count the whole plan as spent until it goes on with: dpgrad "
+        said = "count the whole plan as spent, or resume it with: dpgrad "
         assert err.startswith(f"dpgrad: error: interrupted: {said}")
         assert err.count("\n") == 1
         again = err.partition(said)[2]
@@ -414,8 +427,8 @@ class TestResume:
         ("options", "message"),
         [
             ("--method dpsgd", "holds the runs of several methods, and one was asked for"),
-            ("", "which was not begun with --method dpsgd autos psac psasc"),
-            ("--method psasc autos dpsgd", "which was not begun with --method psasc autos dpsgd"),
+            ("", "and was not begun with --method dpsgd autos psac psasc"),
+            ("--method psasc autos dpsgd", "and was not begun with --method psasc autos dpsgd"),
         ],
         ids=["one", "default", "another order"],
     )
@@ -442,21 +455,14 @@ class TestResume:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(report, "write", interrupted)
             assert cli.main(command.split()) == 130
-        again = capsys.readouterr().err.partition("it goes on with: dpgrad ")[2]
+        again = capsys.readouterr().err.partition("resume it with: dpgrad ")[2]
         assert sorted(again.split()) == sorted(f"{command} --resume".split())
         assert run(again, capsys)["methods"]["dpsgd"]["report"]["result"]["steps"] == 3
 
     def test_another_method_or_plan_is_refused(
         self, refused: Callable[..., str], capsys: Capture, tmp_path: Path
     ) -> None:
-        def interrupted(folder: Path, found: report.Report) -> None:
-            raise KeyboardInterrupt
-
-        command = f"{SHORT} --out {tmp_path / 'a'}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "write", interrupted)
-            assert cli.main(command.split()) == 130
-        capsys.readouterr()
+        command = interrupted_at_its_end(f"{SHORT} --out {tmp_path / 'a'}", capsys)
         assert "resume it with the same" in refused(f"{command} --resume --epsilon 1")
         run(f"{command} --resume", capsys)
         said = refused(*f"{command} --resume --method autos".split())
@@ -465,14 +471,7 @@ class TestResume:
     def test_changed_data_are_charged_and_said(
         self, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def interrupted(folder: Path, found: report.Report) -> None:
-            raise KeyboardInterrupt
-
-        command = f"{SHORT} --checkpoint-every 1 --out {tmp_path / 'a'}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "write", interrupted)
-            assert cli.main(command.split()) == 130
-        capsys.readouterr()
+        command = interrupted_at_its_end(f"{SHORT} --checkpoint-every 1 --out {tmp_path / 'a'}", capsys)
         digits = data.load("digits")
         other = dataclasses.replace(digits, x_train=digits.x_train / 2)
         monkeypatch.setattr(data, "load", lambda *names, **options: other)

@@ -1,4 +1,4 @@
-"""Settings from a TOML file: the options of a command by their names, which the command line may overrule."""
+"""Settings from a TOML file: options of a command by name. The command line takes precedence."""
 
 import argparse
 import tomllib
@@ -11,10 +11,10 @@ from dpgrad.errors import OptionError
 
 
 def overruled(args: argparse.Namespace, parser: Parser, rivals: tuple[tuple[str, ...], ...]) -> None:
-    """Fill in from the file ``args.config`` what the command line left open.
+    """Fill in from the file ``args.config`` the options that the command line does not give.
 
-    A key is an option without its dashes. Of ``rivals`` only one can be given: where the command line gives one, the
-    file's are left out.
+    A key is an option without its dashes. Options in one group of ``rivals`` exclude each other: if the command line
+    gives one of them, those of the file are ignored.
     """
     path = Path(args.config)
     given = {name for name, value in vars(args).items() if value is not None}
@@ -67,7 +67,7 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
 
 
 def _words(name: str, value: Any, action: argparse.Action, path: Path) -> list[str]:
-    """One setting as a command line would say it."""
+    """One setting as words of a command line."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise OptionError(f"{path}: {name} must be true or false, got {value!r:.60}")

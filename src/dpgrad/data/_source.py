@@ -70,6 +70,15 @@ class Source:
         return self.size if self.content is None else 2 * self.size + 4096
 
 
+def published_at(address: str, folder: str, *files: tuple[str, int, str]) -> tuple[Source, ...]:
+    """Files that are published, and can be fetched, under one address: the name, size and sha256 of each.
+
+    >>> published_at("https://example.org/", "toy", ("toy.csv", 12, "ab" * 32))[0].url
+    'https://example.org/toy.csv'
+    """
+    return tuple(Source(folder, name, sha, size, address + name, address + name) for name, size, sha in files)
+
+
 def data_folder(root: Path | None) -> Path | None:
     """The folder of the data files: the one given, else the one that `DPGRAD_DATA` names, else None."""
     if root is not None:

@@ -61,7 +61,7 @@ from dpgrad.training.session import Session, behaviours, captured, identity
 __all__ = ["WEIGHTS", "Callback", "Fitted", "ResumeWarning", "fit"]
 
 WEIGHTS = "weights.pt"  # in release/: the state dict of the model
-_POINTS = 20  # how many points a curve has, and how often a checkpoint is written, unless told otherwise
+_POINTS = 20  # points of a curve, and checkpoints of a run, by default
 _PRIVACY, _COMPUTING = Privacy(), Computing()
 Callback = Callable[[Progress], object] | Diagnostics
 
@@ -72,14 +72,14 @@ class ResumeWarning(UserWarning):
 
 @dataclass(frozen=True, repr=False)
 class Fitted:
-    """A trained model, what it cost, and what must be said beside it.
+    """A trained model, its privacy guarantee, and what the guarantee assumes and leaves out.
 
-    ``event`` is what the steps taken released; ``guarantee`` is what holds: of a run that was ``interrupted``, perhaps
-    because of what it showed, that of the whole plan. ``public`` is assumed to be known to everyone; ``outside`` is not
-    covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private. ``way`` is
-    how the gradients of single examples were computed, and why so, without sizes or values of the data; None where no
-    step was taken. ``dataset`` is the dataset of dpgrad that was trained on, if it was one, and ``described`` what
-    `dpgrad predict` needs to know of the model; ``weights`` is what `save` writes of it.
+    ``event`` is what the steps taken released. ``guarantee`` covers it; for a run that was ``interrupted``, perhaps
+    because of what it showed, it is that of the whole plan. ``public`` lists what is assumed to be public, ``outside``
+    what is not covered. ``reproducible`` marks a run from a seed, not for release. ``diagnostics`` are private.
+    ``way`` says how per-example gradients were computed and why, without sizes or values of the data; None if no step
+    was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any, ``described`` is what `dpgrad predict`
+    needs to know about the model, and ``weights`` is what `save` writes.
     """
 
     model: nn.Module
@@ -206,7 +206,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Task:
-    """What is trained on what, with every default filled in."""
+    """The model, data and settings of a run, with every default filled in."""
 
     model: nn.Module
     data: Any
@@ -262,7 +262,7 @@ class _Task:
         return self.computing.collate or default_collate
 
     def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
-        """The plan, after everything that does not fit together has been refused: before a step is charged."""
+        """The plan; what does not fit together is refused here, before a step is charged."""
         counted = sum(parameter.numel() for parameter in trainable(self.core).values())
         single = not (self.privacy.several_rows or method.augment)
         classes = classes_of(self.core, self.loss, self.data, self.collate) if single else None
@@ -275,17 +275,17 @@ class _Task:
             evaluate(
                 self.core, self.metric, source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
             )
-        # a rule that cannot be held to its bound
+        # refuses a rule that cannot be held to its bound
         fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
         if folder is not None:
-            Weights(self.core)  # a model of which not everything may be released
+            Weights(self.core)  # refuses a model that cannot be released
         if self.computing.capture and self.diagnostics is not None:
             raise OptionError(f"a captured step is not observed: leave out {written('capture')}, or Diagnostics")
         if self.computing.capture and self.device.type != "cuda":
             raise CannotCaptureError(elsewhere(self.device))
 
     def behaviours(self, plan: Plan) -> dict[str, str]:
-        """What the settings do at this moment, which the bits of a step depend on."""
+        """Everything in the settings that the bits of a step depend on, as it is now."""
         settings = {
             "recipe": plan.recipe, "learning_rate": plan.learning_rate, "loss": self.loss, "model": self.core,
             "several_rows": self.privacy.several_rows, "engine": self.computing.engine, "collate": self.collate,
@@ -296,7 +296,7 @@ class _Task:
 
 
 def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> bool:
-    """Tell every callback; whether one of them wants the run stopped."""
+    """Call every callback; return whether one of them asks to stop."""
     wanted = [callback(seen) is True for callback in callbacks]
     return any(wanted)
 
@@ -325,7 +325,7 @@ def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, 
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:
-    """The run in its folder."""
+    """Open the run folder; warn if the run resumes with a new key."""
     stack.enter_context(replay.deterministic())
     known = partial(identity, plan, task.data, task.device, task.computing.microbatch, partial(task.behaviours, plan))
     run = Run.open(
@@ -344,7 +344,7 @@ def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack:
 
 
 def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:
-    """The run ready to take its next step."""
+    """Prepare everything for the next step of the run."""
     method, computing, several = plan.recipe, task.computing, task.privacy.several_rows
     private = PrivateGradient(
         task.model, task.loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
@@ -377,7 +377,7 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
 
 
 def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
-    """What came out of a run that has ended."""
+    """The result of a run that has ended."""
     plan, private, run = session.plan, session.private, session.run
     complete = private.steps_taken == last
     event = private.ledger if run is None else run.event()
@@ -386,7 +386,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         session.weights.settle()
     return Fitted(
         model=task.model,
-        # of the whole plan where the run was cut short, since what it showed may be why
+        # that of the whole plan if the run was stopped, since what it showed may be the reason
         guarantee=plan.guarantee if not complete or event == plan.mechanism.event() else _cost(plan, event),
         plan=plan,
         event=event,
@@ -433,20 +433,20 @@ def _keyed(run: Run) -> dict[str, Any]:
 
 
 def _reserved(plan: Plan, run: Run | None, last: int) -> Event:
-    """What ``last`` steps release in all, with what was released under earlier keys."""
+    """The event of ``last`` steps, including what was released under earlier keys."""
     if run is None or run.attempt == 1:
         return plan.mechanism.event()
     return Compose((run.before, charges(plan.mechanism, run.began, last)))
 
 
 def _cost(plan: Plan, event: Event) -> Guarantee:
-    """The guarantee of what was released, and of what was released beside it."""
+    """The guarantee of ``event`` together with the plan's other release."""
     whole = event if plan.also_released == NOTHING else Compose((plan.also_released, event))
     return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
 
 
 def _write(fitted: Fitted, release: Callable[[Path, Fitted], None] | None, weights: Weights, folder: Path) -> None:
-    """Write what may be shared."""
+    """Write the release folder."""
     weights.write(folder / WEIGHTS)
     if release is not None:
         release(folder, fitted)

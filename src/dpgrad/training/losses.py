@@ -44,7 +44,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         raise DataError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
     try:
-        # torch skips targets of ignore_index, -100 unless told otherwise: a label that is wrong is not to be skipped
+        # torch skips targets equal to ignore_index, by default -100; a wrong label must not be skipped
         return F.cross_entropy(outputs, targets.long(), reduction="none", ignore_index=_NO_CLASS)
     except IndexError:  # its message repeats the label, which is private
         raise DataError(_wrong_class(classes)) from None

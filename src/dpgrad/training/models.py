@@ -20,12 +20,12 @@ OWN_MODEL = "own"  # in a report: the caller brought the model
 
 
 class OrientedGradients(nn.Module):
-    """Histograms of oriented gradients: fixed features of small images, in which nothing is learnt.
+    """Histograms of oriented gradients: fixed features of small images; nothing in them is learned.
 
     In cells of ``cell`` × ``cell`` pixels the lengths of the image's gradients are added up by their direction, in
     ``bins`` directions with linear interpolation between them (Dalal and Triggs, 2005, without their blocks). The
-    histograms of one image are scaled to norm 1, a constant is taken off, and they are scaled to norm 1 again, so that
-    no example's gradient in a linear model is large by the size of its features.
+    histograms of one image are scaled to norm 1, a constant is subtracted, and they are scaled to norm 1 again. No
+    example's gradient in a linear model is then large because of the size of its features.
 
     Guarantee: a fixed function of one row; it costs nothing and mixes no rows.
 

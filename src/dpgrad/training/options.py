@@ -47,13 +47,13 @@ CHECKS: dict[str, Callable[..., None]] = {
 def option(
     default: Any, help: str = "", *, kind: str = "", metavar: str | None = None, choices: tuple[str, ...] = ()
 ) -> Any:
-    """A field of a record of options; without ``kind`` it has no place on the command line."""
+    """A field of a record of options; without ``kind`` it is not on the command line."""
     metadata = {"help": help, "kind": kind or None, "metavar": metavar, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def check(record: Any) -> None:
-    """Refuse a record with a value that its declaration does not allow; None and functions are for others to judge."""
+    """Refuse a value that the declaration of its field does not allow. None and functions are checked elsewhere."""
     for field in dataclasses.fields(record):
         value, kind = getattr(record, field.name), field.metadata.get("kind")
         if value is None or kind is None or callable(value):
@@ -74,7 +74,7 @@ def given(kind: type[T], options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parted(options: Mapping[str, Any]) -> "tuple[Budget, Privacy, dict[str, Any]]":
-    """Options by name as a budget, details of privacy, and what is left: fields of a recipe.
+    """Sort options by name into a budget, details of privacy, and the rest: fields of a recipe.
 
     >>> parted({"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp", "clip": 1.0})[2]
     {'clip': 1.0}
@@ -130,7 +130,7 @@ class Budget:
     """
 
     epsilon: float | None = option(
-        None, "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
+        None, "The privacy budget ε: 1 is strong protection of one row, 10 is weak.",
         kind="positive", metavar="E",
     )  # fmt: skip
     delta: float | None = option(
@@ -138,11 +138,11 @@ class Budget:
         kind="delta", metavar="D",
     )  # fmt: skip
     epochs: float | None = option(
-        None, "How many passes over the data: int(E·N/B) steps for batches of B.", kind="epochs", metavar="E"
+        None, "The number of passes over the data: int(E·N/B) steps for batches of B.", kind="epochs", metavar="E"
     )
-    steps: int | None = option(None, "How many steps, instead of epochs.", kind="steps", metavar="T")
+    steps: int | None = option(None, "The number of steps, instead of epochs.", kind="steps", metavar="T")
     batch_size: float | None = option(
-        None, "The expected number of rows in a step, which divides the noisy sum (Abadi's lot).",
+        None, "The expected number of rows per step, which divides the noisy sum (Abadi's lot).",
         kind="size", metavar="B",
     )  # fmt: skip
 
@@ -196,7 +196,7 @@ class Privacy:
 
     @property
     def other_event(self) -> Event:
-        """What is released beside the run."""
+        """The event of the other release."""
         return self.also_released.event if isinstance(self.also_released, Released) else self.also_released
 
     @property
@@ -209,8 +209,8 @@ class Privacy:
 class Computing:
     """How a run is computed; none of it changes the guarantee.
 
-    ``capture``: on a CUDA device the step is captured as a graph where it can be (None), must be or must not be.
-    ``collate`` puts the examples of a Dataset into a batch; without it, torch's ``default_collate`` does.
+    ``capture``: on a CUDA device, None captures the step as a graph if possible, True requires it and False turns it
+    off. ``collate`` makes a batch of the examples of a Dataset, as torch's ``default_collate`` does without it.
 
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
@@ -221,8 +221,8 @@ class Computing:
         "bookkeeping", "How per-example gradients are computed; bookkeeping is the fastest.",
         kind="choice", choices=("bookkeeping", "vmap", "single"),
     )  # fmt: skip
-    microbatch: int | None = option(None, "The most rows worked on at a time.", kind="count", metavar="N")
-    memory_limit: int | None = option(None, "The memory a step may take.", kind="count", metavar="BYTES")
+    microbatch: int | None = option(None, "The most rows computed at a time.", kind="count", metavar="N")
+    memory_limit: int | None = option(None, "The most memory that a step may use.", kind="count", metavar="BYTES")
     capture: bool | None = None
     collate: Callable[[list[Any]], Any] | None = None
 
@@ -236,10 +236,10 @@ class Computing:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows to judge the model on, by which metric and after how many steps each time.
+    """Rows to evaluate the model on, the metric, and the number of steps between evaluations.
 
-    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is how often the
-    curve of the run has a point.
+    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is the number of steps
+    between points of the run's curve.
 
     >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
     True
@@ -247,7 +247,7 @@ class HeldOut:
 
     rows: Any = None
     metric: Any = None
-    evaluate_every: int | None = option(None, "Steps between figures on held-out rows.", kind="steps", metavar="T")
+    evaluate_every: int | None = option(None, "Steps between evaluations on held-out rows.", kind="steps", metavar="T")
 
     def __post_init__(self) -> None:
         check(self)
@@ -263,17 +263,17 @@ class HeldOut:
 class RunFolder:
     """The folder of a run that can be resumed.
 
-    What is spent is on disk before it is computed. With ``resume``, a run that died goes on: with the same key where
-    everything is the same, otherwise with a new key, both attempts charged. ``release(folder, fitted)`` writes what is
-    shared beside the weights; without it, that is the report.
+    Every step is recorded as spent before it is computed. With ``resume``, a run that died continues: with the same key
+    if everything is the same, else with a new key, and both attempts are charged. ``release(folder, fitted)`` writes
+    what is shared besides the weights; without it, that is the report.
 
     >>> RunFolder("runs/mine").resume
     False
     """
 
     path: str | PathLike[str]
-    resume: bool = option(False, "Go on with the run in this folder.", kind="flag")
-    keep_private: bool = option(False, "Keep private/ at the end: key and checkpoints.", kind="flag")
+    resume: bool = option(False, "Resume the run in this folder.", kind="flag")
+    keep_private: bool = option(False, "Keep private/ (key and checkpoints) after the run.", kind="flag")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.", kind="steps", metavar="T")
     release: Callable[[Path, Any], None] | None = None
 

@@ -1,4 +1,4 @@
-"""The plan of a run: all that is fixed, and public, before a row of the data is read.
+"""The plan of a run: everything that is fixed, and public, before a row of the data is read.
 
 >>> plan = make("psasc", rows=60_000, batch_size=512, epochs=20, epsilon=3.0, delta=1e-5)
 >>> plan.steps, round(plan.mechanism.noise_multiplier, 3)
@@ -30,7 +30,7 @@ __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "th
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it will be charged, and what theory and the papers say of its settings.
+    """A run as it will be charged, and what theory and the papers say about its settings.
 
     ``dataset_size`` is the public number of rows from which sampling rate, steps and divisor follow; ``declared`` says
     whether it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what
@@ -90,7 +90,7 @@ class Plan:
         return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
 
     def event_after(self, steps: int) -> Event:
-        """What the first ``steps`` steps release, and what is released beside them.
+        """The event of the first ``steps`` steps, together with the other release.
 
         >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> plan.event_after(2)
@@ -100,7 +100,7 @@ class Plan:
         return run if self.also_released == NOTHING else Compose((self.also_released, run))
 
     def epsilon_after(self, steps: int) -> float:
-        """The ε of the first ``steps`` steps, for a run of which that number was fixed in advance.
+        """The ε of the first ``steps`` steps, for a run whose number of steps was fixed in advance.
 
         >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> plan.epsilon_after(0), plan.epsilon_after(50) == plan.guarantee.epsilon
@@ -111,7 +111,7 @@ class Plan:
         return account(self.event_after(steps), self.mechanism.relation, self.guarantee.accountant).epsilon(self.delta)
 
     def figures(self) -> list[tuple[str, compare.Figure | str]]:
-        """The ε of each accountant, or why it has none; those that are no guarantee come last.
+        """The ε by each accountant, or why it has none; figures that are not guarantees come last.
 
         >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> [name for name, found in plan.figures() if isinstance(found, str)]
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """What the guarantee takes to be known to everyone."""
+        """What the guarantee assumes to be public."""
         found = compare.assumed_public(self.mechanism, None)
         size = f"the number of rows ({self.dataset_size:,}, {'declared' if self.declared else 'taken from the data'})"
         found = [entry for entry in found if entry != "the number of rows"]
@@ -179,7 +179,7 @@ class Plan:
         }
 
     def suggestions(self) -> Iterator[tuple[str, str]]:
-        """What the papers would have one look at, each under a name; words, since most constants are unknown.
+        """The papers' advice on these settings, each with a name; in words, since most constants are unknown.
 
         The noise that Adam's second moment takes in is that of Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: your DP-Adam
         is actually DP-SGD (unless you apply bias correction)" (2024): the variance of one coordinate of the noisy mean.
@@ -210,7 +210,7 @@ class Plan:
             )
 
     def lines(self) -> list[str]:
-        """The plan in words, one fact a line."""
+        """The plan in words, one fact per line."""
         mechanism, named = self.mechanism, self.recipe
         rate = "the optimizer's own" if self.learning_rate is None else _shown(self.learning_rate)
         first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
@@ -234,7 +234,7 @@ class Plan:
         if named.chosen:
             found.append(f"chosen by us      {', '.join(named.chosen)}: not printed in the paper")
         if self.seconds is not None:
-            found.append(f"expected time     {self.seconds:.3g} s, by steps on made-up rows of the same shape")
+            found.append(f"expected time     {self.seconds:.3g} s, measured on random rows of the same shape")
         return found
 
 
@@ -399,7 +399,7 @@ _NOISE = written("noise_multiplier")
 
 
 def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
-    """δ, after everything a budget needs has been seen to be there."""
+    """Check that the budget is complete; return δ."""
     if budget.epsilon is None and privacy.noise_multiplier is None:
         raise OptionError(f"a budget is required: give epsilon and delta, or delta and {_NOISE}")
     if budget.delta is None:
@@ -452,7 +452,7 @@ def _steps(dataset_size: int, batch_size: float, epochs: float | None, steps: in
 
 
 def _clock(method: Recipe, steps: int | None) -> int:
-    """Over how many steps the clip bound shrinks."""
+    """The number of steps over which the clip bound shrinks."""
     if method.schedule_steps is not None:
         if method.clip_schedule is None:
             raise OptionError(f"schedule_steps is for a clip_schedule, and {method.name} has none: leave it out")
@@ -476,7 +476,7 @@ def _relation(relation: str | Relation | None, declared: bool) -> Relation:
 def _within(
     mechanism: Mechanism, epsilon: float | None, delta: float, privacy: Privacy, steps: int | None, other: Event
 ) -> tuple[Mechanism, Literal["plan", "budget"]]:
-    """The mechanism with the noise, or the steps, that the budget asks for, and what set the number of steps."""
+    """The mechanism with the noise or the steps that fit the budget, and what set the number of steps."""
     if epsilon is None:
         return mechanism, "plan"
     if privacy.noise_multiplier is not None:

@@ -1,4 +1,4 @@
-"""What a run needs before its first step: data within reach, an optimizer, checked targets, and an estimate of time."""
+"""What a run needs before its first step: data on the device, an optimizer, checked targets, an estimate of time."""
 
 import copy
 import time
@@ -42,7 +42,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def within_reach(data: Any, device: torch.device) -> Any:
-    """The data where a step takes rows from them soonest: on the model's device if they fit, memory maps as they are.
+    """Move the data to the model's device if they fit; memory maps stay as they are.
 
     >>> within_reach(np.zeros(3), torch.device("cpu"))
     tensor([0., 0., 0.], dtype=torch.float64)
@@ -90,9 +90,9 @@ _FUSED = ("adam", "adamw")
 
 
 def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate) -> int | None:
-    """How many classes a classifier has, with the labels of all rows seen to be among them; None for other losses.
+    """The number of classes of a classifier, after checking the labels of all rows; None for other losses.
 
-    Labels are looked at where they are a tensor or an array. Those of a Dataset are met during training.
+    Labels in a tensor or an array are checked here, those of a Dataset during training.
 
     >>> rows = torch.zeros(5, 2), torch.tensor([0, 1, 2, 1, 0])
     >>> classes_of(nn.Linear(2, 3), NamedLoss("cross-entropy"), rows, default_collate)
@@ -103,7 +103,7 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
     device = device_of(model)
     batch = source.gathered(data, torch.arange(1), device, collate)
     with judging(model):
-        row_losses(loss, model, batch, 1)  # refuses, in words, what does not fit together
+        row_losses(loss, model, batch, 1)  # refuses model, loss and data that do not fit together
         outputs = model(pair(batch)[0])
     if not isinstance(data, Dataset):
         for few in source.blocks(data[1], 1 << 20):
@@ -122,9 +122,9 @@ def expected_seconds(
     collate: source.Collate = default_collate,
     steps: int = 3,
 ) -> float:
-    """How long the steps of a plan will take, from a few on rows of random numbers in the shape of the first one.
+    """Estimate the time of a plan's steps from a few steps on random numbers in the shape of the first row.
 
-    Loading the examples of a Dataset and evaluating are left out, and so is what precedes the first step.
+    It leaves out loading the examples of a Dataset, evaluation, and what precedes the first step.
 
     Guarantee: of the data only the shape and the type of one example are read. A copy of the model is trained.
 

@@ -5,9 +5,9 @@
 >>> psasc(s=0.55, r=0.001, clip=0.25).scaling()
 Psasc(s=0.55, r=0.001)
 
-A recipe says how one example is scaled and what is done with the noisy gradients; lots, steps and noise come from the
-budget. Its constants are those of the paper: C, s, r and the learning rate are typed in as printed. Values no paper
-prints are named in ``chosen``.
+A recipe says how each example's gradient is scaled and how the noisy gradients are used. Batches, steps and noise come
+from the budget. C, s, r and the learning rate are given as the paper prints them; ``chosen`` names those it does not
+print.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ HUANG = 'Huang et al., "Enhancing DP-SGD through non-monotonous adaptive scaling
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method: how one example is scaled, and what is done with the noisy gradients.
+    """A method: how each example's gradient is scaled, and how the noisy gradients are used.
 
     ``clip`` is the paper's C; None where the method has none. With ``clip_schedule`` the noise keeps its absolute size.
     ``momentum`` is Yu's c, and 1 − γ₁ of Huang et al. ``gamma`` is γ₀ of Algorithm 3 where ``length`` (K₀) is given,
@@ -233,7 +233,7 @@ class Recipe:
         return self.gamma if self.length is None else None
 
     def with_options(self, **given: object) -> "Recipe":
-        """The recipe with other constants; None leaves one as it is, and what the method does not have is refused.
+        """The recipe with other constants. None keeps a constant; one that the method does not have is refused.
 
         >>> dpsgd(s=0.5)
         Traceback (most recent call last):
@@ -287,7 +287,7 @@ class Recipe:
 
 
 def plain_rate(rate: "float | Schedule | None") -> object:
-    """The learning rate for JSON; of a plain function only that it is one, since the rate is not accounted."""
+    """The learning rate for JSON; a plain function is only named as such, since the rate is not accounted."""
     from dpgrad.mechanism import schedules
 
     if callable(rate) and not isinstance(rate, schedules.Formula):
@@ -295,12 +295,12 @@ def plain_rate(rate: "float | Schedule | None") -> object:
     return None if rate is None else schedules.to_plain(rate, "learning_rate")
 
 
-# Options that a method either has or has not; every method has a learning rate and may have momentum.
+# Options that only some methods have.
 _OWN = ("clip", "s", "r", "gamma", "length")
 
 
 def _name(rule: object) -> str:
-    """A rule in words: those of dpgrad as they are written, a function by its name."""
+    """The name of a rule, optimizer or other function; a rule of dpgrad as it is written in Python."""
     if isinstance(rule, str):
         return rule
     if dataclasses.is_dataclass(rule):
