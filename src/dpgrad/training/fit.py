@@ -189,6 +189,8 @@ def fit(
     with ExitStack() as stack:
         run = None if run_folder is None else stack.enter_context(_opened(task, plan, run_folder, seed, stack))
         session = _session(task, plan, run, run_folder, seed)
+        if run is not None and run.reason:
+            _warn_of_new_key(run, plan)
         last = plan.steps if run is None else run.last
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
@@ -325,22 +327,23 @@ def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, 
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:
-    """Open the run folder; warn if the run resumes with a new key."""
+    """Open the run folder."""
     stack.enter_context(replay.deterministic())
     known = partial(identity, plan, task.data, task.device, task.computing.microbatch, partial(task.behaviours, plan))
-    run = Run.open(
+    return Run.open(
         folder.path, known, plan.mechanism, plan.delta, resume=folder.resume, seed=seed,
         accountant=task.privacy.accountant, save_every=_every(folder.checkpoint_every, plan),
         keep_private=folder.keep_private, beside=plan.also_released,
     )  # fmt: skip
-    if run.reason:
-        _validate.warn(
-            f"the run in {run.folder} resumes at step {run.start:,} with a new key ({run.reason}). What was charged "
-            "before stays spent and the steps from there on are charged too: within its budget the run now ends after "
-            f"{run.last:,} of {plan.steps:,} steps",
-            ResumeWarning,
-        )
-    return run
+
+
+def _warn_of_new_key(run: Run, plan: Plan) -> None:
+    _validate.warn(
+        f"the run in {run.folder} resumes at step {run.start:,} with a new key ({run.reason}). What was charged before "
+        "stays spent and the steps from there on are charged too: within its budget the run now ends after "
+        f"{run.last:,} of {plan.steps:,} steps",
+        ResumeWarning,
+    )
 
 
 def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:
