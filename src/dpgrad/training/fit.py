@@ -189,8 +189,6 @@ def fit(
     with ExitStack() as stack:
         run = None if run_folder is None else stack.enter_context(_opened(task, plan, run_folder, seed, stack))
         session = _session(task, plan, run, run_folder, seed)
-        if run is not None and run.reason:
-            _warn_of_new_key(run, plan)
         last = plan.steps if run is None else run.last
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
@@ -376,6 +374,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     session.begin(other=computing.capture is not True and session.captured is not None)
     with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
         session.weights = Weights(private.model)
+    if run is not None and run.reason:
+        _warn_of_new_key(run, plan)
     return session
 
 
