@@ -182,8 +182,13 @@ def several_processes(folder: Path) -> None:
         private()
 
 
+def unknown_option(folder: Path) -> None:
+    dpgrad.recipes.psasc(lr=0.1)
+
+
 MET = [
     (errors.OptionError, bad_option),
+    (errors.UnknownOptionError, unknown_option),
     (errors.AccountingError, no_price),
     (errors.AccountingError, no_price_in_a_ledger),
     (errors.BudgetSpentError, budget_too_small),

@@ -1,6 +1,7 @@
 """Checks of arguments: what passes, and the one line that says why the rest does not."""
 
 import math
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpgrad import _validate
+from dpgrad.errors import OptionError
 
 Check = Callable[..., None]
 REAL: list[Check] = [_validate.positive, _validate.non_negative, _validate.unit_interval, _validate.open_unit]
@@ -99,3 +101,41 @@ class TestWhole:
         assert (
             message(_validate.step_count, steps=10**12) == "steps must be at most 1,000,000,000, got 1,000,000,000,000"
         )
+
+
+class TestNames:
+    @pytest.mark.parametrize("place", range(4))
+    @pytest.mark.parametrize("name", ["learning_rate", "mnist", "auto", "cross-entropy", "replace-one"])
+    def test_two_letters_that_changed_place(self, name: str, place: int) -> None:
+        place = min(place, len(name) - 2)
+        swapped = name[:place] + name[place + 1] + name[place] + name[place + 2 :]
+        known = ["clip", "learning_rate", "mnist", "auto", "cross-entropy", "replace-one"]
+        assert _validate.nearest(swapped, known) == name
+
+    @pytest.mark.parametrize(
+        ("given", "name"),
+        [("dg", "gd"), ("GD", "gd"), ("lr", "learning_rate"), ("--learning-rat", "learning_rate"), ("zzz", None),
+         ("", None), (3, None), (None, None)],
+    )  # fmt: skip
+    def test_nearest(self, given: object, name: str | None) -> None:
+        assert _validate.nearest(given, ["learning_rate", "gd", "output"]) == name
+
+    @pytest.mark.parametrize("value", ["dg", None, 3, ["gd"], b"gd", ""])
+    def test_only_known_names(self, value: object) -> None:
+        _validate.one_of(["gd", "sgd"], solver="sgd")
+        said = message(_validate.one_of, known=["gd", "sgd"], also="a Solver", solver=value)
+        assert said.startswith(f"solver must be a Solver or one of gd, sgd, got {value!r}")
+
+    def test_keywords_of_a_subclass(self) -> None:
+        class Inner:
+            @_validate.keywords(lambda name: ": write l2" if name == "C" else "")
+            def __init__(self, l2: float = 0.0, clip: float = 1.0) -> None:
+                self.l2, self.clip = l2, clip
+
+        class Shown(Inner): ...
+
+        assert Shown(2.0, clip=3.0).clip == 3.0
+        for option, said in (("C", "write l2"), ("clpi", "did you mean clip?"), ("zzz", "it takes l2, clip")):
+            with pytest.raises(TypeError, match=f"Shown has no option '{option}': {re.escape(said)}") as raised:
+                Shown(**{option: 1.0})
+            assert isinstance(raised.value, OptionError)

@@ -1,12 +1,19 @@
 """Checks of arguments: each raises one line with name, value, bound and, where there is one, the remedy."""
 
+import functools
+import inspect
 import math
 import operator
 import sys
 import warnings
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
+from typing import ParamSpec, SupportsFloat, SupportsIndex, TypeVar
 
-from dpgrad.errors import OptionError
+from dpgrad.errors import DpgradError, OptionError, UnknownOptionError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST_STEPS = 10**9
 
@@ -33,6 +40,12 @@ def shown(value: object) -> str:
         text = f"a {type(value).__name__} too long to write"
     text = " ".join(text.split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def number(**named: object) -> None:
+    """Refuse anything but a number that is not nan."""
+    for name, value in named.items():
+        _number(name, value)
 
 
 def positive(**named: object) -> None:
@@ -91,9 +104,94 @@ def step_count(**named: object) -> None:
     whole(least=1, most=MOST_STEPS, **named)
 
 
-def warn(words: str) -> None:
+# What other libraries and the papers call an option or a choice.
+_ELSEWHERE = {
+    "lr": "learning-rate",
+    "eta": "learning-rate",
+    "lr-schedule": "learning-rate-schedule",
+    "max-grad-norm": "clip",
+    "l2-norm-clip": "clip",
+    "lot": "batch-size",
+    "lot-size": "batch-size",
+    "sigma": "noise-multiplier",
+    "noise": "noise-multiplier",
+    "target-epsilon": "epsilon",
+    "target-delta": "delta",
+    "mse": "squared",
+}
+
+
+def nearest(given: object, known: Iterable[str]) -> str | None:
+    """The one of the ``known`` names that was probably meant.
+
+    >>> nearest("mnst", ["adult", "mnist"]), nearest("lr", ["clip", "learning_rate"]), nearest("x", ["mnist"])
+    ('mnist', 'learning_rate', None)
+    """
+    if not isinstance(given, str):
+        return None
+    folded = {_folded(name): name for name in known}
+    word = _folded(given)
+    if (usual := _ELSEWHERE.get(word)) in folded:
+        return folded[usual]
+    close = get_close_matches(word, folded, n=1, cutoff=0.6 if len(word) > 3 else 0.5)  # of dg and gd it is 0.5
+    return folded[close[0]] if close else None
+
+
+def meant(given: object, known: Iterable[str]) -> str:
+    """The end of a refusal: ``: did you mean NAME?``, or nothing where no known name is near."""
+    name = nearest(given, known)
+    return "" if name is None else f": did you mean {name}?"
+
+
+def _folded(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()
+
+
+def one_of(known: Collection[str], also: str = "", error: type[DpgradError] = OptionError, **named: object) -> None:
+    """Refuse anything but one of the ``known`` names; ``also`` says what else the caller takes.
+
+    >>> one_of(["gd", "sgd"], solver="dg")
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: solver must be one of gd, sgd, got 'dg': did you mean gd?
+    """
+    for name, value in named.items():
+        if not isinstance(value, str) or value not in known:
+            choice = f"{also} or one of" if also else "one of"
+            raise error(f"{name} must be {choice} {', '.join(known)}, got {shown(value)}{meant(value, known)}")
+
+
+def keywords(remedy: Callable[[str], str] = lambda name: "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function to refuse an unknown keyword with ``remedy(keyword)``, else with the nearest one it has.
+
+    Python's own message names the class that defines ``__init__``, which users of a subclass have never seen.
+
+    >>> @keywords()
+    ... def train(clip=1.0): ...
+    >>> train(clpi=2.0)
+    Traceback (most recent call last):
+    dpgrad.errors.UnknownOptionError: train has no option 'clpi': did you mean clip?
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            for name in options:
+                if name not in known:
+                    title = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+                    said = remedy(name) or meant(name, known) or f": it takes {', '.join(known)}"
+                    raise UnknownOptionError(f"{title} has no option {name!r:.40}{said}")
+            return function(*args, **options)
+
+        return checked
+
+    return decorated
+
+
+def warn(words: str, category: type[Warning] = UserWarning) -> None:
     """Warn as of the caller's line: that of the first frame outside the package."""
     level, package = 2, __name__.partition(".")[0]
     while str(sys._getframe(level - 1).f_globals.get("__name__")).partition(".")[0] == package:
         level += 1
-    warnings.warn(words, stacklevel=level)
+    warnings.warn(words, category, stacklevel=level)

@@ -23,6 +23,7 @@ __all__ = [
     "ReportError",
     "ResumeError",
     "RunError",
+    "UnknownOptionError",
     "UnsupportedModelError",
     "UnsupportedSystemError",
 ]
@@ -43,6 +44,16 @@ class OptionError(DpgradError):
     >>> Gaussian(noise_multiplier=0)
     Traceback (most recent call last):
     dpgrad.errors.OptionError: noise_multiplier must be positive and finite, got 0
+    """
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A keyword that a function does not have, which Python reports as a ``TypeError``. Use the one that is suggested.
+
+    >>> import dpgrad
+    >>> dpgrad.recipes.psasc(lr=0.1)
+    Traceback (most recent call last):
+    dpgrad.errors.UnknownOptionError: psasc has no option 'lr': did you mean learning_rate?
     """
 
 
@@ -71,7 +82,7 @@ class DataError(DpgradError):
     >>> import dpgrad
     >>> dpgrad.data.load("digit")
     Traceback (most recent call last):
-    dpgrad.errors.DataError: dataset must be one of the known names, got 'digit': did you mean 'digits'?
+    dpgrad.errors.DataError: dataset must be one of adult, ..., got 'digit': did you mean digits?
     """
 
 

@@ -103,7 +103,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("command", "said"),
         [
-            ("curvature sonr", "did you mean 'sonar'"),
+            ("curvature sonr", "did you mean sonar?"),
             ("curvature", "DATASET"),
             ("curvature sonar --epsilon -1", "--epsilon must be positive"),
             ("curvature sonar --epsilon many", "--epsilon must be a number"),

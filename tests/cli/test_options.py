@@ -1,5 +1,6 @@
 """What all commands share: empty options, misspelt ones, and where an answer is written."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -13,6 +14,20 @@ from dpgrad import cli
 
 COMMANDS = ("epsilon", "calibrate", "steps", "train", "predict", "report", "curvature")
 Refused = Callable[..., str]
+PARSERS = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+OPTIONS = [
+    (name, action)
+    for name, parser in PARSERS.items()
+    for action in parser._actions
+    if action.option_strings and len(action.option_strings[0]) > 4
+]
+CHOICES = [(name, action) for name, action in OPTIONS if action.choices]
+
+
+def swapped(name: str) -> str:
+    """A name with two of its letters in each other's place."""
+    place = next(n for n in range(len(name) // 2, len(name)) if name[n - 1] != name[n])
+    return name[: place - 1] + name[place] + name[place - 1] + name[place + 1 :]
 
 
 class TestEmpty:
@@ -50,7 +65,7 @@ class TestMisspelt:
             ("train --learning_rate=3", "unknown option '--learning_rate': did you mean --learning-rate?"),
             ("train -epsilon 3", "unknown option '-epsilon': did you mean --epsilon?"),
             ("calibrate --epsilom 3", "did you mean --epsilon?"),  # though the right one is missing
-            ("train --zzz", "unknown option '--zzz': dpgrad train --help names the options"),
+            ("train --zzz", "unknown option '--zzz': dpgrad train --help lists the options"),
             ("predict run --inputs rows.npy", "did you mean --input?"),
             ("train --check", "unknown option '--check'"),
         ],
@@ -58,8 +73,41 @@ class TestMisspelt:
     def test_the_one_that_was_meant(self, refused: Refused, command: str, said: str) -> None:
         assert said in refused(command)
 
-    def test_a_command(self, refused: Refused) -> None:
-        assert "trian" in refused("trian --epsilon 3")
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_command(self, refused: Refused, command: str) -> None:
+        given = swapped(command)
+        said = f"command must be one of {', '.join(COMMANDS)}, got '{given}': did you mean {command}?"
+        assert said in refused(f"{given} --epsilon 3")
+
+    @pytest.mark.parametrize(("command", "action"), CHOICES, ids=lambda value: getattr(value, "dest", value))
+    def test_a_choice(self, refused: Refused, command: str, action: argparse.Action) -> None:
+        for name in action.choices or ():
+            option, given = action.option_strings[0], swapped(name)
+            assert f"{option} must be one of " in (said := refused(command, option, given))
+            assert f"got '{given}': did you mean {name}?" in said
+
+    @pytest.mark.parametrize(("command", "action"), OPTIONS, ids=lambda value: getattr(value, "dest", value))
+    def test_an_option(self, refused: Refused, command: str, action: argparse.Action) -> None:
+        option = action.option_strings[0]
+        given = f"--{swapped(option.removeprefix('--'))}"
+        assert f"unknown option '{given}': did you mean {option}?" in refused(command, given)
+
+    @pytest.mark.parametrize("command", ["--methdo psasc train", "--epsilon 3 train"])
+    def test_an_option_before_the_command(self, refused: Refused, command: str) -> None:
+        assert "the options of a command follow it, as in dpgrad train --epsilon 3" in refused(command)
+
+    @pytest.mark.parametrize(
+        ("command", "name"),
+        [
+            ("train --data mnst", "mnist"), ("train --method psaac", "psac"), ("train --plan --model lniear", "linear"),
+            ("train --plan --method dpsgd --optimizer aadm", "adam"), ("train --preprocessing rwa", "raw"),
+            ("train --plan --averaging eam:0.9", "ema"), ("train --plan --learning-rate-schedule cosnie", "cosine"),
+            ("train --plan --method dpsgd --clip-schedule lienar", "linear"), ("curvature sonra", "sonar"),
+            ("predict run --input rows.csv --separator smeicolon", "semicolon"),
+        ],
+    )  # fmt: skip
+    def test_a_name(self, refused: Refused, command: str, name: str) -> None:
+        assert refused(command).endswith(f": did you mean {name}?\n")
 
 
 def run(command: str, **settings: Any) -> "subprocess.CompletedProcess[bytes]":
@@ -114,7 +162,7 @@ class TestWhereItIsWritten:
         done = run("train --plan --model " + os.fsdecode(b"\xff\xfe"))
         assert done.returncode == 2
         assert done.stderr.count(b"\n") == 1
-        assert b"unknown model" in done.stderr
+        assert b"model must be one of linear" in done.stderr
 
 
 class TestNets:

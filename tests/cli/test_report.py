@@ -51,7 +51,8 @@ def test_runs_of_one_name(answer: Callable[[str], Any], trained: Any, tmp_path: 
 def test_words(told: Callable[[str], str], trained: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     said = told(f"report {trained.folder} --out {page}")
-    assert said.startswith(f"2 runs on {page} Each run has its own guarantee; whoever sees all of them")
+    together = "Each guarantee is for one run alone. If the runs used the same rows, together they have ε = "
+    assert said.startswith(f"2 runs on {page} {together}")
     assert told(f"report {trained.folder / 'dpsgd'} --out {page}") == f"1 run on {page}"
 
 

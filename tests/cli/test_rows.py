@@ -393,7 +393,7 @@ class TestEditedReports:
             ({"model__shape": [1, 3]}, ""),
             ({"model__name": "mlp"}, "does not hold the weights of this model"),
             ({"model__name": "cnn"}, "model cnn is for images"),
-            ({"model__name": "lin"}, "unknown model 'lin': did you mean linear?"),
+            ({"model__name": "lin"}, "got 'lin': did you mean linear?"),
             ({"model__outputs": 10**400}, "is no number of JSON"),
             ({"guarantee__epsilon": float("nan")}, "NaN is no number of JSON"),
             ({"plan__batch_size": None}, "plan.batch_size must be of type number"),

@@ -18,6 +18,7 @@ import torch
 
 from dpgrad import _files, cli, data
 from dpgrad.cli import _progress, _summary
+from dpgrad.data import _source
 from dpgrad.reports import report
 from dpgrad.training import fit, jobs
 from dpgrad.training.curves import Progress
@@ -43,6 +44,19 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+def interrupted_at_its_end(command: str, capsys: Capture) -> str:
+    """Run the command up to its report, and stop it there; the command."""
+
+    def interrupted(folder: Path, found: report.Report) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write", interrupted)
+        assert cli.main(command.split()) == 130
+    capsys.readouterr()
+    return command
+
+
 class TestJob:
     def test_table(self, trained: Any) -> None:
         text = " ".join(trained.out.split())
@@ -51,7 +65,7 @@ class TestJob:
         assert re.search(r"non-private ∞ – 9\d\.\d % – – outside every guarantee", text)
         assert "Privacy report of dpsgd" in text
         assert "gradients batched: no operation depends on values" in text
-        assert "whoever sees all of them" in text
+        assert "All runs in the ledger together have ε = " in text
         assert str(trained.folder / "report.html") in text
         assert text.count("(share release/ only)") == 2
 
@@ -59,7 +73,7 @@ class TestJob:
         monkeypatch.setenv("COLUMNS", "40")
         folders = {method: trained.folder / method for method in ("dpsgd", "psasc")}
         reports = {method: report.load(folder) for method, folder in folders.items()}
-        said = " ".join(_summary.words(reports, folders, None, None, trained.folder / "report.html").split())
+        said = " ".join(_summary.Summary(reports, folders, None, None, trained.folder / "report.html").words().split())
         for method in folders:
             assert re.search(rf"{method} 3 1e-05 \d\d\.\d % 20 [\d.]+", said)
 
@@ -92,7 +106,7 @@ class TestJob:
         assert found["way"] == {"name": "batched", "reason": "no operation depends on values", "cost": None}
 
     def test_together_costs_more_than_one(self, trained: Any) -> None:
-        said = re.search(r"whoever sees all of them, .*?ε = ([\d.]+)", " ".join(trained.out.split()))
+        said = re.search(r"All runs in the ledger together have ε = ([\d.]+)", " ".join(trained.out.split()))
         assert said is not None
         assert 3 < float(said[1]) < 6
 
@@ -147,7 +161,7 @@ class TestOptions:
         found = []
         for few in (fewer, dataclasses.replace(fewer, x_train=digits.x_train[:299], y_train=digits.y_train[:299])):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(data, "load", lambda *args, few=few: few)
+                patch.setattr(data, "load", lambda *args, few=few, **options: few)
                 plan = run("train --plan --method dpsgd --dataset-size 1000", capsys)["plans"]["dpsgd"]
                 assert (plan["relation"], plan["dataset_size"], plan["batch_size"]) == ("add-remove", 1000, 512)
                 assert (
@@ -172,8 +186,10 @@ class TestOptions:
         assert cli.main("train --plan".split()) == 0
         out, err = capsys.readouterr()
         assert out.count("noise multiplier") == len(jobs.job(data.load("digits")).methods)
-        for words in ("DP-SGD", "DP-PSASC", "300 = ", "expected time", "rdp", "Theorem 2", "Abadi et al. advise"):
+        for words in ("DP-SGD", "DP-PSASC", "300 = ", "expected time", "rdp", "Abadi et al. (2016) advise"):
             assert words in out
+        for line in out.splitlines():  # of which paper
+            assert not line.startswith("Theorem") or " of Huang et al. (2024): " in line
         assert err == ""
 
     def test_augment_adam_and_diagnostics(self, capsys: Capture, tmp_path: Path) -> None:
@@ -221,7 +237,7 @@ class TestConfig:
             ("epsilon = {a = 1}", "epsilon must be a number or a text"),
             ("resume = 1", "resume must be true or false"),
             ("method = []", "method must be a number or a text"),
-            ("relation = 'friends'", "invalid choice"),
+            ("relation = 'friends'", "--relation must be one of add-remove, zero-out, replace-one, got 'friends'"),
             ("config = 'other.toml'", "unknown key 'config'"),
             ("epsilon = 1\nepsilon = 2", "is not TOML"),
             ("noise_multiplier = 1\nnoise-multiplier = 1", "noise-multiplier is given twice"),
@@ -241,10 +257,10 @@ class TestConfig:
 
 
 REFUSED = {
-    "data": ("train --data digit", "did you mean 'digits'?"),
+    "data": ("train --data digit", "got 'digit': did you mean digits?"),
     "preprocessing": ("train --preprocessing odd", "preprocessing of digits must be one of"),
-    "method": ("train --method psaac", "unknown method 'psaac': did you mean psac?"),
-    "model": (f"{SHORT} --model conn --plan", "unknown model 'conn': did you mean cnn?"),
+    "method": ("train --method psaac", "got 'psaac': did you mean psac?"),
+    "model": (f"{SHORT} --model conn --plan", "got 'conn': did you mean cnn?"),
     "epsilon": ("train --epsilon 0", "--epsilon must be positive"),
     "delta": ("train --delta 1", "--delta must lie strictly between 0 and 1"),
     "delta too large": (f"{SHORT} --delta 0.01 --plan", "delta must be below 1/n"),
@@ -258,18 +274,21 @@ REFUSED = {
     "seed": ("train --seed -1", "--seed must be a whole number of at least 0"),
     "device": (f"{SHORT} --device gpu --plan", "--device must be cpu or cuda, got 'gpu'"),
     "number of a device": (f"{SHORT} --device cpu:x", "--device cpu:x cannot be used"),
-    "optimizer of a plan": (f"{SHORT} --optimizer adem --plan", "unknown optimizer 'adem': did you mean adam?"),
-    "optimizer": (f"{SHORT} --optimizer adem", "unknown optimizer 'adem'"),
+    "optimizer of a plan": (f"{SHORT} --optimizer adem --plan", "got 'adem': did you mean adam?"),
+    "optimizer": (f"{SHORT} --optimizer adem", "optimizer must be a function of the parameters or one of"),
     "optimizer and momentum": (f"{SHORT} --optimizer adam --momentum 0.5 --plan", "momentum = 0.5 is that of SGD"),
     "engine": (f"{SHORT} --engine steam", "engine must be one of"),
     "lot of a run": (f"{SHORT} --batch-size 5000", "batch_size"),
     "ledger in no folder": (f"{SHORT} --ledger no/books --plan", "--ledger no/books: its folder is missing"),
     "ledger that is a folder": (f"{SHORT} --ledger .", "--ledger . is not a regular file: name a file"),
-    "far-off model": (f"{SHORT} --model zzzz --plan", "unknown model 'zzzz': the models are linear"),
-    "data of one's own": ("train --data mine.csv", "data of your own are trained on from Python, with dpgrad.fit"),
+    "far-off model": (
+        f"{SHORT} --model zzzz --plan",
+        "model must be one of linear, mlp, ",
+    ),
+    "data of one's own": ("train --data mine.csv", "to train on data of your own, use dpgrad.fit in Python"),
     "option": ("train --epsylon 3", "unknown option '--epsylon': did you mean --epsilon?"),
-    "averaging": (f"{SHORT} --averaging mean --plan", "unknown averaging 'mean'"),
-    "rate schedule": (f"{SHORT} --learning-rate-schedule falling --plan", "unknown learning_rate_schedule"),
+    "averaging": (f"{SHORT} --averaging mean --plan", "averaging must be ema:DECAY or tail:SHARE, got 'mean'"),
+    "rate schedule": (f"{SHORT} --learning-rate-schedule falling --plan", "learning_rate_schedule must be constant, "),
 }
 
 
@@ -323,8 +342,32 @@ class TestRefused:
     def test_data_that_are_not_there(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("DPGRAD_DATA", raising=False)
         said = refused("train --data mnist")
-        assert "--data mnist needs its files: name their folder with --data-dir" in said
-        assert "train-images" in said
+        assert "mnist needs files that are missing: fetch them with --download --data-dir DIR, or put " in said
+        assert "into DIR/mnist, where --data-dir or DPGRAD_DATA names DIR" in said
+
+    @pytest.mark.parametrize("command", ["train --data", "curvature"])
+    @pytest.mark.parametrize("name", [name for name in data.names() if data.sources(name)])
+    def test_every_file_that_is_not_there_is_named(
+        self, refused: Callable[..., str], tmp_path: Path, name: str, command: str
+    ) -> None:
+        said = refused(f"{command} {name} --data-dir {tmp_path}")
+        assert " ... " not in said  # nothing is cut
+        assert str(tmp_path) in said
+        assert all(source.file in said and source.published in said for source in data.sources(name))
+        assert ("--download" in said) == all(source.url for source in data.sources(name))
+
+    def test_missing_files_are_fetched(
+        self, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+
+        def fetched(url: str, target: Path, **others: Any) -> None:
+            asked.append(url)
+            raise data.DataError("no network")
+
+        monkeypatch.setattr(_source, "fetch", fetched)
+        assert "no network" in refused(f"train --data mnist --download --data-dir {tmp_path}")
+        assert asked == [data.sources("mnist")[0].url]
 
     def test_a_ledger_of_something_else(self, refused: Callable[..., str], tmp_path: Path) -> None:
         (tmp_path / "books").write_text("mine\n", "utf-8")
@@ -349,7 +392,7 @@ class TestResume:
         assert cli.main(command.split()) == 130
         out, err = capsys.readouterr()
         assert out == ""
-        said = "count the whole plan as spent until it goes on with: dpgrad "
+        said = "count the whole plan as spent, or resume it with: dpgrad "
         assert err.startswith(f"dpgrad: error: interrupted: {said}")
         assert err.count("\n") == 1
         again = err.partition(said)[2]
@@ -384,8 +427,8 @@ class TestResume:
         ("options", "message"),
         [
             ("--method dpsgd", "holds the runs of several methods, and one was asked for"),
-            ("", "which was not begun with --method dpsgd autos psac psasc"),
-            ("--method psasc autos dpsgd", "which was not begun with --method psasc autos dpsgd"),
+            ("", "and was not begun with --method dpsgd autos psac psasc"),
+            ("--method psasc autos dpsgd", "and was not begun with --method psasc autos dpsgd"),
         ],
         ids=["one", "default", "another order"],
     )
@@ -412,25 +455,32 @@ class TestResume:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(report, "write", interrupted)
             assert cli.main(command.split()) == 130
-        again = capsys.readouterr().err.partition("it goes on with: dpgrad ")[2]
+        again = capsys.readouterr().err.partition("resume it with: dpgrad ")[2]
         assert sorted(again.split()) == sorted(f"{command} --resume".split())
         assert run(again, capsys)["methods"]["dpsgd"]["report"]["result"]["steps"] == 3
 
     def test_another_method_or_plan_is_refused(
         self, refused: Callable[..., str], capsys: Capture, tmp_path: Path
     ) -> None:
-        def interrupted(folder: Path, found: report.Report) -> None:
-            raise KeyboardInterrupt
-
-        command = f"{SHORT} --out {tmp_path / 'a'}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "write", interrupted)
-            assert cli.main(command.split()) == 130
-        capsys.readouterr()
+        command = interrupted_at_its_end(f"{SHORT} --out {tmp_path / 'a'}", capsys)
         assert "resume it with the same" in refused(f"{command} --resume --epsilon 1")
         run(f"{command} --resume", capsys)
         said = refused(*f"{command} --resume --method autos".split())
         assert "holds a finished run of dpsgd, not of autos" in said
+
+    def test_changed_data_are_charged_and_said(
+        self, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        command = interrupted_at_its_end(f"{SHORT} --checkpoint-every 1 --out {tmp_path / 'a'}", capsys)
+        digits = data.load("digits")
+        other = dataclasses.replace(digits, x_train=digits.x_train / 2)
+        monkeypatch.setattr(data, "load", lambda *names, **options: other)
+        assert cli.main(f"{command} --resume --json".split()) == 0
+        out, err = capsys.readouterr()
+        (line,) = [line for line in err.splitlines() if line.startswith("dpgrad: warning: ")]
+        assert " with a new key (not the same as before: data" in line
+        assert "stays spent" in line
+        assert json.loads(out)["warnings"] == [line.removeprefix("dpgrad: warning: ")]
 
     def test_not_for_release(self, capsys: Capture, tmp_path: Path) -> None:
         assert cli.main(f"{SHORT} --seed 7 --out {tmp_path / 'a'}".split()) == 0

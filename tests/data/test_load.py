@@ -88,7 +88,7 @@ def test_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["", "Digits", "_source", "../digits", "os", "numpy", "__init__"])
 def test_unknown_name_is_refused(name: str) -> None:
-    with pytest.raises(data.DataError, match="dataset must be one of the known names"):
+    with pytest.raises(data.DataError, match="dataset must be one of adult, "):
         data.load(name)
 
 

@@ -217,7 +217,7 @@ class TestConstruction:
             ({"noise": schedules.cosine(1.0, 0.0, 10)}, "noise at step 10 must be positive and finite, got 0.0"),
             ({"hold_noise": 1}, "hold_noise must be True or False, got 1"),
             ({"hold_noise": True, "clip": lambda t: 1e300 if t == 0 else 1e-300}, "noise_multiplier at step 1 must be"),
-            ({"relation": "swap"}, "unknown relation 'swap': choose one of add-remove, zero-out, replace-one"),
+            ({"relation": "swap"}, "relation must be one of add-remove, zero-out, replace-one, got 'swap'"),
             ({"batch_size": 0}, "batch_size must be positive"),
             ({"batch_size": math.inf}, "batch_size must be positive and finite"),
             ({"sampler": "poisson"}, "sampler must be one of dpgrad.sampling, such as"),

@@ -222,9 +222,9 @@ class TestParseClip:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("cosine", "unknown clip schedule 'cosine': choose linear, affine, geometric:R or arithmetic:R"),
-            ("", "unknown clip schedule ''"),
-            ("Linear", "unknown clip schedule 'Linear'"),
+            ("cosine", "clip schedule must be linear, affine, geometric:R or arithmetic:R, got 'cosine'"),
+            ("", "got ''"),
+            ("Linear", "got 'Linear': did you mean linear"),
             ("linear:0.1", "clip schedule linear takes no rate"),
             ("geometric", "needs a rate R between 0 and 1, got 'geometric' without one: write geometric:0.001"),
             ("geometric:", "needs a rate R between 0 and 1, got 'geometric:'"),

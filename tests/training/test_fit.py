@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from dpgrad.training import prepare, session
 from dpgrad.training.averaging import Ema
 from dpgrad.training.curves import Point, Progress, evaluate
 from dpgrad.training.diagnostics import Diagnostics
-from dpgrad.training.fit import Fitted
+from dpgrad.training.fit import Fitted, ResumeWarning
 from dpgrad.training.losses import NamedLoss, metric_named
 from dpgrad.training.pca import Projection
 from dpgrad.training.plan import make
@@ -178,8 +179,8 @@ class TestOptimizers:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"optimizer": "adamm"}, "unknown optimizer 'adamm': did you mean adam"),
-            ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs'"),
+            ({"optimizer": "adamm"}, "optimizer must be .* got 'adamm': did you mean adam"),
+            ({"optimizer": "lbfgs"}, "optimizer must be .* got 'lbfgs'"),
             ({"optimizer": lambda parameters: None}, "optimizer must make a torch.optim.Optimizer, it made None"),
             ({"optimizer": "adam", "method": "dpsgd-momentum"}, r"momentum = 0\.6 is that of SGD"),
         ],
@@ -544,6 +545,25 @@ class TestFolders:
         assert sum(leaves(done.event).values()) == 9 + done.curves[-1].step - 6
         assert leaves(ledger.event()) == leaves(done.event)
 
+    @pytest.mark.parametrize(
+        ("changed", "said"), [({"learning_rate": 0.25}, "recipe"), ({"data": (rows()[0] + 1, rows()[1])}, "data")]
+    )
+    def test_a_new_key_and_what_it_costs_are_said(self, tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(folder=tmp_path / "run", progress=killed_at(8), checkpoint_every=3)
+        with pytest.warns(ResumeWarning, match=rf"resumes at step 6 with a new key \(not the same .*{said}") as warned:
+            done = fitted(folder=tmp_path / "run", resume=True, **changed)
+        (line,) = [str(one.message) for one in warned if one.category is ResumeWarning]
+        assert line.endswith(f"the run now ends after {done.curves[-1].step} of {STEPS} steps")
+        assert "\n" not in line
+
+    def test_nothing_is_said_where_nothing_changed(self, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeError, match="the process died"):
+            fitted(folder=tmp_path / "run", progress=killed_at(8), checkpoint_every=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResumeWarning)
+            fitted(folder=tmp_path / "run", resume=True)
+
     def test_another_optimizer_or_averaging_begins_anew(self, tmp_path: Path) -> None:
         self.stopped_at(5, tmp_path / "run", momentum=0.5)
         done = fitted(folder=tmp_path / "run", resume=True, optimizer="adam", averaging="tail:0.5")
@@ -554,8 +574,10 @@ class TestFolders:
     def test_another_model_is_refused(self, tmp_path: Path) -> None:
         self.stopped_at(5, tmp_path / "run")
         spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-        with pytest.raises(ValueError, match="model has other parameters or shapes than the run in the folder"):
-            fitted(model=network(4), folder=tmp_path / "run", resume=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResumeWarning)  # nothing is resumed, and nothing is charged
+            with pytest.raises(ValueError, match="model has other parameters or shapes than the run in the folder"):
+                fitted(model=network(4), folder=tmp_path / "run", resume=True)
         assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent  # what is refused costs nothing
 
     def test_a_capture_that_fails_costs_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -814,9 +836,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"method": "psaac"}, "unknown method 'psaac': did you mean psac"),
-            ({"loss": "mse"}, "unknown loss 'mse'"),
-            ({"metric": "f1"}, "unknown metric 'f1'"),
+            ({"method": "psaac"}, "method must be .* got 'psaac': did you mean psac"),
+            ({"loss": "mse"}, "loss must be .* got 'mse': did you mean squared"),
+            ({"metric": "f1"}, "metric must be one of accuracy, .* got 'f1'"),
             ({"data": (torch.zeros(0, 4), torch.zeros(0).long())}, "data must hold at least one row, got none"),
             ({"data": (rows()[0], rows()[1] + 1)}, "targets must be class indices from 0 to 2: the model has 3"),
             ({"data": (rows()[0], rows()[1].float())}, "needs class indices as targets, got torch.float32"),

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from dpgrad.errors import OptionError
 from dpgrad.grads import ENGINES, clipped_sum
 from dpgrad.training.losses import (
     LOSSES,
@@ -122,9 +124,9 @@ class TestNames:
         assert loss_named(own) is own
 
     def test_unknown_names_are_refused_with_the_nearest(self) -> None:
-        with pytest.raises(ValueError, match="unknown loss 'crossentropy': did you mean cross-entropy"):
+        with pytest.raises(ValueError, match=r"loss must be .* got 'crossentropy': did you mean cross-entropy"):
             loss_named("crossentropy")
-        with pytest.raises(ValueError, match="unknown metric 'acuracy': did you mean accuracy"):
+        with pytest.raises(ValueError, match=r"metric must be one of .* got 'acuracy': did you mean accuracy"):
             metric_named("acuracy", NamedLoss("bce"))
 
     def test_data_that_are_no_pair_are_refused(self) -> None:
@@ -163,3 +165,29 @@ class TestMetrics:
 
     def test_every_loss_is_a_metric(self) -> None:
         assert set(LOSSES) < set(METRICS)
+
+
+CLASSES, REALS = torch.tensor([0, 1, 3]), torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class TestOfTorch:
+    @pytest.mark.parametrize(
+        ("loss", "named", "targets"),
+        [
+            (nn.CrossEntropyLoss(), "cross-entropy", CLASSES), (nn.CrossEntropyLoss, "cross-entropy", CLASSES),
+            (nn.CrossEntropyLoss(reduction="none"), "cross-entropy", CLASSES),
+            (F.cross_entropy, "cross-entropy", CLASSES), (nn.NLLLoss(), None, CLASSES),
+            (nn.MSELoss(), "squared", REALS), (F.mse_loss, "squared", REALS), (nn.BCEWithLogitsLoss(), "bce", REALS),
+            (F.binary_cross_entropy_with_logits, "bce", REALS), (nn.HuberLoss(), "huber", REALS),
+            (F.smooth_l1_loss, "huber", REALS), (nn.L1Loss(), None, REALS), (F.l1_loss, None, REALS),
+        ],
+        ids=lambda value: None if isinstance(value, Tensor) else str(getattr(value, "__name__", value)),
+    )  # fmt: skip
+    def test_the_line_to_write(self, loss: Any, named: str | None, targets: Tensor) -> None:
+        with pytest.raises(OptionError, match="is one of outputs and targets: write ") as raised:
+            loss_named(loss)
+        said = str(raised.value)
+        assert (f'write loss="{named}", or ' in said) == (named is not None)
+        written = eval(said.rpartition("loss=")[2], {"nn": nn, "F": F})
+        values = loss_named(written)(nn.Linear(2, 4), (torch.zeros(3, 2), targets))
+        assert len(values) == 3  # one place per example, no mean over them

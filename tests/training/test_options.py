@@ -4,6 +4,10 @@ import argparse
 import dataclasses
 import inspect
 import json
+import pydoc
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import dpgrad
 from dpgrad import Computing, HeldOut, Privacy, Recipe, RunFolder, cli, errors, recipes
 from dpgrad.training.curves import Progress
 from dpgrad.training.diagnostics import Diagnostics
-from dpgrad.training.options import Budget, parted
+from dpgrad.training.options import Budget, parted, written
 
 RECORDS = (Budget, Privacy, Computing, HeldOut, RunFolder, Recipe)
 BUDGET: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "steps": 3, "batch_size": 20}
@@ -67,9 +71,7 @@ def test_a_function_a_method(name: str) -> None:
     made = getattr(recipes, name.replace("-", "_"))
     assert made() == recipes.RECIPES[name]
     assert made(learning_rate=0.5).learning_rate == 0.5
-    with pytest.raises(
-        errors.OptionError, match="unknown option 'learning_rat' of a recipe: did you mean learning_rate"
-    ):
+    with pytest.raises(errors.OptionError, match="has no option 'learning_rat': did you mean learning_rate"):
         made(learning_rat=0.5)
 
 
@@ -198,3 +200,134 @@ class TestFit:
         assert not np.isfinite(done.held_out)
         found = json.loads((folder / "release" / "report.json").read_text("utf-8"))
         assert found["result"]["held_out"] is None
+
+
+MISSPELT = {
+    "optimizer": "adm", "averaging": "eam:0.9", "learning_rate_schedule": "cosin:0.1", "clip_schedule": "linaer",
+    "rule": "psasac", "inner": "pats",
+}  # fmt: skip
+
+
+class TestMethods:
+    def test_every_text_of_a_recipe_is_tried(self) -> None:
+        texts = {f.name for f in dataclasses.fields(Recipe) if f.metadata.get("kind") in ("text", "name", "choice")}
+        assert texts | {"rule"} == {*MISSPELT}
+
+    @pytest.mark.parametrize("name", MISSPELT)
+    def test_a_misspelt_name_is_refused_at_once(self, name: str) -> None:
+        said = f"{name.replace('clip_schedule', 'clip schedule')} must be .*, got '{MISSPELT[name]}': did you mean "
+        with pytest.raises(errors.OptionError, match=said):
+            recipes.psasc_momentum(**{name: MISSPELT[name]})
+        with pytest.raises(errors.OptionError, match=said):
+            dataclasses.replace(recipes.psasc_momentum(), **{name: MISSPELT[name]})
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"optimizer": 5}, "optimizer must be a function of the parameters or one of adadelta"),
+            ({"optimizer": "adam", "momentum": 0.5}, "momentum = 0.5 is that of SGD"),
+            ({"optimizer": torch.optim.Adam([nn.Parameter(torch.zeros(1))])}, "give lambda parameters: Adam"),
+            ({"averaging": 3}, "averaging must be a text, got 3"),
+            ({"averaging": "ema:2"}, "decay"),
+            ({"momentum": "0.5"}, "momentum must be a number, got '0.5'"),
+            ({"augment": "shifts"}, "augment must be a function of"),
+            ({"groups": "bias"}, "groups must be a tuple of dpgrad.Group"),
+        ],
+        ids=str,
+    )
+    def test_what_no_run_could_use(self, given: dict[str, Any], said: str) -> None:
+        with pytest.raises(errors.OptionError, match=re.escape(said)):
+            recipes.dpsgd(**given)
+
+    @pytest.mark.parametrize("name", list(recipes.RECIPES))
+    def test_the_signature_has_every_option_with_its_default(self, name: str) -> None:
+        method = getattr(recipes, name.replace("-", "_"))
+        shown = inspect.signature(method).parameters
+        assert {key: one.default for key, one in shown.items()} == {
+            field.name: getattr(recipes.RECIPES[name], field.name) for field in dataclasses.fields(Recipe)
+        }
+        assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in shown.values())
+        text = pydoc.render_doc(method, renderer=pydoc.plaintext)
+        for field in dataclasses.fields(Recipe):
+            assert f"{field.name}: " in text
+            assert field.metadata.get("help", "") in " ".join(text.split())
+
+    def test_no_torch_for_a_signature(self) -> None:
+        code = "import inspect, sys, dpgrad\ninspect.signature(dpgrad.recipes.psasc)\nassert 'torch' not in sys.modules"
+        assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+
+    def test_a_method_that_was_not_called(self) -> None:
+        with pytest.raises(errors.OptionError, match=r"got the function psasc: call it, psasc\("):
+            recipes.recipe(recipes.psasc)  # type: ignore[arg-type]
+
+
+def tried(**given: Any) -> Any:
+    options: dict[str, Any] = {"model": nn.Linear(4, 3), "data": rows(), **BUDGET, **given}
+    return dpgrad.fit(options.pop("model"), options.pop("data"), **options)
+
+
+class TestWhereAnOptionIsWritten:
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"model": "cnn"}, "model must be a torch.nn.Module, got 'cnn': build it, dpgrad.training.models.build"),
+            ({"model": nn.Linear}, "make one, Linear(...)"),
+            ({"model": None}, "model must be a torch.nn.Module, got None"),
+            ({"data": "digits"}, "write dpgrad.data.load('digits')"),
+            ({"data": "my.csv"}, "data must be tensors, arrays or a Dataset, got 'my.csv': load them first"),
+            ({"held_out": 0.2}, "or HeldOut(rows, ...), got 0.2: keep rows apart before training, e.g. with "),
+            ({"held_out": True}, "held_out must be rows, such as (inputs, targets)"),
+            ({"held_out": "test"}, "held_out must be rows, such as (inputs, targets)"),
+            ({"folder": 3}, "folder must be a path or a RunFolder, got 3"),
+            ({"ledger": "books"}, "give Ledger(path)"),
+            ({"privacy": {"relation": "zero-out"}}, "write privacy=dpgrad.Privacy(...)"),
+            ({"computing": "vmap"}, "write computing=dpgrad.Computing(...)"),
+            ({"epsilon": None}, "or delta and privacy=Privacy(noise_multiplier=...)"),
+            ({"steps": None}, "(or both epsilon and privacy=Privacy(noise_multiplier=...))"),
+            ({"privacy": Privacy(relation="add-remove")}, "Give privacy=Privacy(dataset_size=...)"),
+            ({"privacy": Privacy(noise_multiplier=0.1)}, "leave out privacy=Privacy(noise_multiplier=...)"),
+            ({"clip": 1.0}, "fit has no option 'clip': write method=recipes.dpsgd(clip=...)"),
+            ({"lr": 1.0}, "did you mean learning_rate? Write method=recipes.dpsgd(learning_rate=...)"),
+            ({"noise_multiplier": 1.0}, "write privacy=Privacy(noise_multiplier=...)"),
+            ({"microbatch": 1}, "write computing=Computing(microbatch=...)"),
+            ({"resume": True}, "write folder=RunFolder(path, resume=...)"),
+            ({"metric": "accuracy"}, "write held_out=HeldOut(rows, metric=...)"),
+            ({"epsilo": 1.0}, "fit has no option 'epsilo': did you mean epsilon?"),
+        ],
+        ids=str,
+    )
+    def test_one_line_says_what_to_write(self, given: dict[str, Any], said: str) -> None:
+        with pytest.raises(errors.DpgradError, match=re.escape(said)) as raised:
+            tried(**given)
+        assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize("record", [Privacy, Computing, HeldOut, RunFolder])
+    def test_every_option_of_a_record_is_found(self, record: type[Any]) -> None:
+        for field in dataclasses.fields(record):
+            assert f"{record.__name__}(" in written(field.name)
+            with pytest.raises(TypeError, match=re.escape(written(field.name))):
+                tried(**{field.name: None})
+
+    def test_the_command_line_names_its_own_options(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert cli.main(f"train --noise-multiplier 0.1 --epsilon 1 --steps 9 --plan --out {tmp_path}".split()) == 2
+        said = capsys.readouterr().err
+        assert "leave out --noise-multiplier to have the noise found" in said
+        assert "Privacy(" not in said
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: Privacy(also_released="pca"),  # type: ignore[arg-type]
+            lambda: Privacy(several_rows=3),  # type: ignore[arg-type]
+            lambda: Computing(capture="yes"),  # type: ignore[arg-type]
+            lambda: Computing(collate=3),  # type: ignore[arg-type]
+            lambda: Computing(engine="vmpa"),
+        ],
+    )
+    def test_a_record_is_checked_when_it_is_made(self, make: Any) -> None:
+        with pytest.raises(errors.OptionError):
+            make()
+
+    def test_the_engines_are_those_of_grads(self) -> None:
+        (field,) = [field for field in dataclasses.fields(Computing) if field.name == "engine"]
+        assert field.metadata["choices"] == tuple(dpgrad.grads.ENGINES)

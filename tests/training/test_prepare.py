@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from dpgrad.training import prepare
+from dpgrad.training import prepare, recipes
 from dpgrad.training.losses import NamedLoss
 from dpgrad.training.plan import make
 
@@ -48,7 +48,7 @@ def test_read_only_arrays_are_copied_and_not_shared() -> None:
 
 
 def test_every_name_of_torch_makes_an_optimizer() -> None:
-    names = prepare._optimizers()
+    names = recipes.optimizers()
     assert {"adam", "adamw", "rmsprop", "adagrad", "sgd"} <= set(names)
     assert not {"lbfgs", "optimizer", "sparseadam"} & set(names)
     for name, kind in names.items():

@@ -305,7 +305,7 @@ def test_plan_and_ledger_are_equal_at_the_end(method: str) -> None:
 
 class TestOptions:
     def test_unknown_methods_are_refused_with_the_nearest(self) -> None:
-        with pytest.raises(ValueError, match="unknown method 'dp-sgd': did you mean dpsgd"):
+        with pytest.raises(ValueError, match=r"method must be .* got 'dp-sgd': did you mean dpsgd"):
             recipe("dp-sgd")
         with pytest.raises(ValueError, match="did you mean psasc-momentum"):
             recipe("PSASC_momentum")
@@ -380,21 +380,21 @@ class TestRateSchedules:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("cosin", "unknown learning_rate_schedule 'cosin': write constant"),
+            ("cosin", "learning_rate_schedule must be constant, .* got 'cosin': did you mean cosine"),
             ("cosine:x", "not a number"),
             ("cosine:2", r"share of learning_rate_schedule cosine must lie in \[0, 1\]"),
-            ("cosine:0.1:2", "unknown learning_rate_schedule"),
-            ("warmup:4", "unknown learning_rate_schedule"),
-            ("warmup:1.5+cosine", "unknown learning_rate_schedule"),
-            ("warmup:inf+constant", "unknown learning_rate_schedule 'warmup:inf"),
-            ("warmup:nan+constant", "unknown learning_rate_schedule 'warmup:nan"),
+            ("cosine:0.1:2", "learning_rate_schedule must be"),
+            ("warmup:4", "learning_rate_schedule must be"),
+            ("warmup:1.5+cosine", "learning_rate_schedule must be"),
+            ("warmup:inf+constant", "learning_rate_schedule must be .* got 'warmup:inf"),
+            ("warmup:nan+constant", "learning_rate_schedule must be .* got 'warmup:nan"),
             ("warmup:0+constant", "steps must be a whole number of at least 1"),
             ("warmup:1e300+constant", "steps must be at most"),
             ("warmup:2+warmup:2+constant", "or one warmup:STEPS\\+ before"),
-            ("warmup:2+" * 3000 + "constant", "unknown learning_rate_schedule"),
+            ("warmup:2+" * 3000 + "constant", "learning_rate_schedule must be"),
             ("decay-then-hold:0.5:1e308", "steps must be at most"),
             ("decay-then-hold:0.5:inf", "epochs of decay-then-hold must be positive and finite"),
-            ("cosine+linear", "unknown learning_rate_schedule"),
+            ("cosine+linear", "learning_rate_schedule must be"),
             ("decay-then-hold:0.5:0", "epochs of decay-then-hold must be positive"),
         ],
     )

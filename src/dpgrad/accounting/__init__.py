@@ -9,10 +9,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dpgrad import _validate
 from dpgrad._submodules import attribute
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Profile
-from dpgrad.errors import OptionError
 
 __all__ = ["ACCOUNTANTS", "account"]
 
@@ -32,8 +32,7 @@ ACCOUNTANTS = {
 
 def account(event: Event, relation: Relation = Relation.ADD_REMOVE, accountant: str = "pld") -> Profile:
     """Return the privacy profile of ``event`` under ``relation``, by the accountant of that name."""
-    if accountant not in ACCOUNTANTS:
-        raise OptionError(f"unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}")
+    _validate.one_of(ACCOUNTANTS, accountant=accountant)
     module, function = ACCOUNTANTS[accountant]
     profile: Profile = getattr(import_module(f"dpgrad.accounting.{module}"), function)(event, Relation(relation))
     return profile

@@ -260,8 +260,7 @@ def _known(event: object) -> None:
 
 
 def _relation(value: Relation) -> Relation:
-    if value not in list(Relation):
-        raise OptionError(f"relation must be one of {', '.join(Relation)}, got {_validate.shown(value)}")
+    _validate.one_of([relation.value for relation in Relation], relation=value)
     return Relation(value)
 
 

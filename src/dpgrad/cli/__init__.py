@@ -1,8 +1,8 @@
 """The command `dpgrad`: plan a budget, train within it, use and report what was trained.
 
-One file a command: each offers ``add(commands)``, which registers its parser and the function that answers it. Nothing
-heavy is imported before it is used: no torch for a question about a budget, rich for tables, matplotlib for plots. An
-answer is made whole before any of it is written, so that a refusal leaves standard output empty.
+One file per command, with a function ``add(commands)`` that registers its parser and the function that answers it.
+Heavy modules are imported when first used: questions about a budget do not load torch. An answer is complete before
+any of it is written, so a refusal leaves standard output empty.
 """
 
 import argparse
@@ -20,12 +20,15 @@ from dpgrad._submodules import attribute
 from dpgrad.cli import budget, curvature, predict, report, train
 from dpgrad.cli._options import Parser, Printed
 
-# a new command is a file with `add(commands)` and a place here, in the order of the help
+# a new command is a file with `add(commands)` and an entry here, in the order of the help
 COMMANDS = (budget, train, predict, report, curvature)
 
-_LONGEST = 900  # characters of a refusal
+_LONGEST = 1500  # characters of a refusal
 
-# what is written where the terminal's encoding lacks a character
+# how messages write an option of a record in Python; here it is an option of the command
+_PYTHON = re.compile(r"\w+=(?:Privacy|Computing|HeldOut|RunFolder)\((?:\w+, )?(\w+)=\.\.\.\)")
+
+# what is written if the terminal's encoding lacks a character
 _SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
 
 
@@ -49,7 +52,7 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """The arguments with negative numbers joined to their option: argparse takes -1e-5 for an option of its own."""
+    """Join negative numbers to their option with ``=``: argparse would read -1e-5 as an option."""
     joined: list[str] = []
     for word in argv:
         if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-(\.?\d|inf|nan)", word):
@@ -60,14 +63,14 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def _write(text: str) -> int:
-    """Write the answer; the exit status."""
+    """Write the answer to standard output; return the exit status."""
     if sys.stdout is None:
         return _refused("standard output is closed: there is nowhere to write the answer", 2)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # what is left in the buffer must not fail again when the interpreter ends
+        # or the interpreter fails to flush the rest of the buffer when it ends
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _refused(f"the answer could not be written to standard output: {error.strerror}", 2)
@@ -75,9 +78,9 @@ def _write(text: str) -> int:
 
 
 def _refused(message: str, code: int) -> int:
-    """One line on standard error; the exit status."""
+    """Write one line to standard error; return the exit status."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    if len(line) > _LONGEST:  # what was given is in the middle; the remedy is at the end
+    if len(line) > _LONGEST:  # keep the start, and the remedy at the end
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
     with contextlib.suppress(OSError, AttributeError, ValueError):
         print(f"dpgrad: error: {line}", file=sys.stderr, flush=True)
@@ -85,7 +88,7 @@ def _refused(message: str, code: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status: 0, 2 where the input was refused, 130 where interrupted.
+    """Run the command; return the exit status: 0, 2 if the input was refused, 130 if interrupted.
 
     >>> main(["--version"])
     dpgrad 0.1.0
@@ -107,15 +110,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = "" if error.filename is None else f"{error.filename}: "
         return _refused(f"{named}{error.strerror or error}", 2)
     except ValueError as error:
-        return _refused(str(error), 2)
+        return _refused(_PYTHON.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error)), 2)
     except RecursionError:
-        return _refused("what was given is nested too deeply: no file or option of dpgrad needs that", 2)
+        return _refused("the input is nested too deeply: no file or option of dpgrad needs that", 2)
     except MemoryError:
-        return _refused("there is not enough memory for this: ask for less at a time", 2)
+        return _refused("not enough memory: ask for less at a time", 2)
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        return _refused(f"{type(error).__name__}: {error}: a defect of dpgrad, please report this command", 1)
+        return _refused(f"{type(error).__name__}: {error}: this is a bug in dpgrad, please report the command", 1)
 
 
 if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module

@@ -1,20 +1,20 @@
-"""Settings from a TOML file: the options of a command by their names, which the command line may overrule."""
+"""Settings from a TOML file: options of a command by name. The command line takes precedence."""
 
 import argparse
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dpgrad import _validate
 from dpgrad.cli._options import Parser
 from dpgrad.errors import OptionError
 
 
 def overruled(args: argparse.Namespace, parser: Parser, rivals: tuple[tuple[str, ...], ...]) -> None:
-    """Fill in from the file ``args.config`` what the command line left open.
+    """Fill in from the file ``args.config`` the options that the command line does not give.
 
-    A key is an option without its dashes. Of ``rivals`` only one can be given: where the command line gives one, the
-    file's are left out.
+    A key is an option without its dashes. Options in one group of ``rivals`` exclude each other: if the command line
+    gives one of them, those of the file are ignored.
     """
     path = Path(args.config)
     given = {name for name, value in vars(args).items() if value is not None}
@@ -55,9 +55,8 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
     for key, value in settings.items():
         name = key.replace("_", "-")
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else "keys are the options of dpgrad train without dashes"
-            raise OptionError(f"{path}: unknown key {key!r:.60}: {remedy}")
+            remedy = _validate.meant(name, known) or ": keys are the options of dpgrad train without dashes"
+            raise OptionError(f"{path}: unknown key {key!r:.60}{remedy}")
         if name in words_of:
             raise OptionError(f"{path}: {name} is given twice, with - and with _: give it once")
         words_of[name] = _words(name, value, known[name], path)
@@ -68,7 +67,7 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
 
 
 def _words(name: str, value: Any, action: argparse.Action, path: Path) -> list[str]:
-    """One setting as a command line would say it."""
+    """One setting as words of a command line."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise OptionError(f"{path}: {name} must be true or false, got {value!r:.60}")

@@ -1,9 +1,8 @@
-"""What the commands share: how they are registered, the types of their options, how an answer meets the screen."""
+"""What the commands share: how they are registered, how their options are read, and what the terminal shows."""
 
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import math
 import os
@@ -12,6 +11,7 @@ import shlex
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -30,11 +30,11 @@ _PLOTS = (".svg", ".png")
 
 
 class Printed(Exception):  # noqa: N818  # an answer, not an error
-    """What argparse would print itself: it passes over failures to write and ends the process."""
+    """Text that argparse would print by itself, ignoring write errors and ending the process."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses with one line and leaves ending the process to `main`."""
+    """A parser that raises an error of one line; `main` ends the process."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
@@ -44,22 +44,30 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse an unknown option by its name, with the one that was probably meant."""
-        if self._subparsers is None:  # else the words after the command are for its own parser
-            self._refuse_unknown(list(args or ()))
+        self._refuse_unknown(list(args or ()))
         return super().parse_known_args(args, namespace)
 
     def _refuse_unknown(self, words: list[str]) -> None:
-        known = self._option_string_actions
+        known, leads = self._option_string_actions, self._subparsers is not None
         for word in itertools.takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
+            if leads and not word.startswith("-"):
+                return  # the words after the command are for its own parser
             if re.match(r"-{1,2}[^\W\d]", name) and name not in known:
-                close = difflib.get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.7)
-                remedy = f"did you mean {close[0]}?" if close else f"{self.prog} --help names the options"
-                self.error(f"unknown option {name!r:.60}: {remedy}")
+                remedy = _validate.meant(name, known) or f": {self.prog} --help lists the options"
+                if leads:
+                    remedy = ": the options of a command follow it, as in dpgrad train --epsilon 3; see dpgrad --help"
+                self.error(f"unknown option {name!r:.60}{remedy}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not among the choices, with the one that was probably meant."""
+        if action.choices is not None:
+            name = "command" if isinstance(action, argparse._SubParsersAction) else action.option_strings[0]
+            _validate.one_of(list(action.choices), **{name: value})
 
 
 def _text(value: str) -> str:
-    """An option that is a text. Where a shell leaves it empty, by an unset variable, the default is not meant."""
+    """The text of an option. Empty text is refused: it comes from an unset shell variable, not from a choice."""
     if not value.strip():
         raise argparse.ArgumentTypeError(f"must not be empty, got {value!r:.40}: give a value or leave it out")
     if "\0" in value:
@@ -70,7 +78,7 @@ def _text(value: str) -> str:
 def command(
     commands: "Commands", name: str, short: str, long: str, answer: Callable[[argparse.Namespace], str]
 ) -> Parser:
-    """The parser of one command; ``answer(args)`` makes the whole of what goes to standard output."""
+    """The parser of one command; ``answer(args)`` returns all of its standard output."""
     parser = commands.add_parser(name, help=short, description=long, allow_abbrev=False)
     parser.register("type", None, _text)  # of options that name no type
     parser.set_defaults(answer=answer)
@@ -78,7 +86,7 @@ def command(
 
 
 def option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable[[str], T]:
-    """An argparse type: text converted, then checked by one of `_validate`."""
+    """An argparse type: convert the text, then check the value with a function of `_validate`."""
 
     def parse(text: str) -> T:
         try:
@@ -93,7 +101,7 @@ def option(convert: Callable[[str], T], check: Callable[..., None]) -> Callable[
 
 
 def real(text: str) -> float:
-    """A number; nan and infinities are for the check that follows."""
+    """Parse a number; the check that follows refuses nan and infinities."""
     try:
         return float(text)
     except ValueError:
@@ -101,7 +109,7 @@ def real(text: str) -> float:
 
 
 def exact(text: str) -> Fraction:
-    """The number as typed: 0.01 is 1/100, and 512/60000 is itself. Floats would lose a step where T = int(E/Q)."""
+    """Parse a number exactly: 0.01 is 1/100, and 512/60000 is kept. Floats could lose a step in T = int(E/Q)."""
     if match := re.fullmatch(r"\s*(\d{1,18})\s*/\s*(\d{1,18})\s*", text):
         if not int(match[2]):
             raise OptionError(f"a number, got {text!r}")
@@ -113,7 +121,7 @@ def exact(text: str) -> Fraction:
 
 
 def whole(text: str) -> int:
-    """A whole number, as 10000 or 1e4."""
+    """Parse a whole number, such as 10000 or 1e4."""
     with contextlib.suppress(InvalidOperation):
         number = Decimal(text.strip())
         if number.is_finite() and number.adjusted() < 30 and number == number.to_integral_value():
@@ -126,11 +134,11 @@ def _at_least_one(value: int) -> None:
 
 
 def plot_file(text: str) -> str:
-    """The name of a plot that can be written, checked before the work and not after it."""
+    """Check, before the work begins, that a plot of this name can be written."""
     if os.path.splitext(text)[1].lower() not in _PLOTS:
         raise argparse.ArgumentTypeError(f"must end in {' or '.join(_PLOTS)}, got {text!r:.80}")
     folder = os.path.dirname(text) or "."
-    # what still fails while drawing is refused there
+    # drawing reports what still fails
     if os.path.isdir(text) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"cannot write {text!r:.80}: name a file in a folder that exists")
     return text
@@ -146,7 +154,7 @@ rate = option(exact, _validate.unit_interval)
 # How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
 _READ: dict[str, Callable[[str], object] | None] = {
     "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "size": count,
-    "number": real, "text": None,
+    "number": real, "text": None, "name": None,
 }  # fmt: skip
 
 
@@ -170,7 +178,7 @@ def declared(record: type, *names: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def typed(parser: Parser, args: argparse.Namespace) -> str:
-    """The command line that says ``args``, of a command whose options are None where they are not given."""
+    """The command line for ``args``, for a command whose options are None if they are not given."""
     words = parser.prog.split()
     for action in parser._actions:
         value = getattr(args, action.dest, None)
@@ -193,9 +201,28 @@ def screen() -> tuple[bool, int]:
 
 
 @contextlib.contextmanager
+def warned(category: type[Warning]) -> Iterator[list[str]]:
+    """Within the block warnings of this kind become one line each on standard error, and are collected."""
+    found: list[str] = []
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, kind: type[Warning], *place: Any, **where: Any) -> None:
+            if not issubclass(kind, category):
+                others(message, kind, *place, **where)
+                return
+            found.append(str(message))
+            print(f"dpgrad: warning: {message}", file=sys.stderr, flush=True)
+
+        warnings.simplefilter("always", category)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield found
+
+
+@contextlib.contextmanager
 def patience(message: str) -> Iterator[None]:
-    """A sign of life on standard error while the work takes long; nothing where it is quick."""
-    _interrupt.orderly()  # so that Ctrl-C leaves the terminal as it was
+    """Show a message on standard error if the work within the block takes long."""
+    _interrupt.orderly()  # Ctrl-C then restores the terminal
     if sys.stderr.isatty():
         from rich.console import Console
 

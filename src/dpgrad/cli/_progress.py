@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, plain lines elsewhere; on standard error."""
+"""Progress of a run on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -18,7 +18,7 @@ Show = Callable[["Progress"], None]
 
 
 def said(now: "Progress", metric: str) -> str:
-    """ε so far and the last figure on held-out rows."""
+    """ε so far and the latest held-out metric."""
     held_out = "" if now.held_out is None else f"  held-out {metric} {_figure(now.held_out, metric)}"
     return f"ε {up(now.epsilon):<7}{held_out}"
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from dpgrad import _validate
 from dpgrad.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -316,5 +317,5 @@ def separator(text: str) -> str:
     """A separator by its name or as itself; ``auto`` stays."""
     known: dict[str, str] = {"auto": "auto", **SEPARATORS, **{sign: sign for sign in SEPARATORS.values()}, "\\t": "\t"}
     if text not in known:
-        raise OptionError(f"one of auto, {', '.join(SEPARATORS)}, got {text!r:.40}")
+        _validate.one_of(("auto", *SEPARATORS), value=text)
     return known[text]

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _validate
-from dpgrad.cli import _options
+from dpgrad.cli import _data, _options
 from dpgrad.errors import OptionError
 from dpgrad.training.options import Budget
 
@@ -33,7 +33,7 @@ def add(commands: "Commands") -> None:
         _answer,
     )
     parser.add_argument("dataset", metavar="DATASET", help="A dataset by name, such as sonar or adult.")
-    parser.add_argument("--data-dir", metavar="DIR", help="The folder of the data files; default: DPGRAD_DATA.")
+    _data.add(parser)
     parser.add_argument(
         "--preprocessing", metavar="NAME", help="The recipe of the columns; default: yu2020 where there is one."
     )
@@ -82,7 +82,7 @@ def _found(args: argparse.Namespace) -> str:
 
     recipes = data.preprocessings(args.dataset)
     recipe = args.preprocessing or ("yu2020" if "yu2020" in recipes else "default")
-    dataset = data.load(args.dataset, args.data_dir, recipe)
+    dataset = _data.load(args.dataset, args, recipe)
     classes = 0 if dataset.classes is None else len(dataset.classes)
     name = args.loss or _usual(args.dataset, classes)
     l2 = args.l2 if args.l2 is not None else (0.0 if name == "squared" else 1e-4)

@@ -28,36 +28,35 @@ def add(commands: "Commands") -> None:
         commands,
         "predict",
         "use a released model",
-        "Applies the released model of a run to the rows of a file. The rows must have been prepared as the training "
-        "rows were, which the report names: by default pixels are divided by the largest of their public range, so "
-        "that they lie in 0..1; nothing is scaled here. Reads the folder release/ only. What is computed from a "
-        "private model costs its training rows nothing more.",
+        "Applies the released model of a run to the rows of a file. Prepare the rows as in training; the report says "
+        "how. By default pixels are divided by the largest value of their public range, so they lie in 0..1. Nothing "
+        "is scaled here. Reads the folder release/ only, and costs no further privacy.",
         _answer,
     )
     add = parser.add_argument
-    add("run", metavar="RUN", help="The folder of a finished run, or the folder release/ that was shared of one.")
+    add("run", metavar="RUN", help="The folder of a finished run, or its folder release/.")
     add(
         "--model",
         metavar="FILE.py:FUNCTION",
-        help="For a model that you brought to dpgrad.fit: the function, without arguments, that builds it again.",
+        help="For a model of your own: the function, without arguments, that builds it again.",
     )
     add("--input", metavar="FILE", required=True, help="Prepared rows as .npy, .npz (one array, or x) or .csv.")
     add(
         "--header",
         choices=_rows.HEADERS,
         default="auto",
-        help="Whether the first line of a .csv names its columns; auto, the default: yes if every cell begins with a "
-        "letter, no if none does, refused where it could be either.",
+        help="Whether the first line of a .csv names its columns. auto, the default: yes if every cell begins with a "
+        "letter, no if none does; anything in between is refused.",
     )
     add(
         "--separator",
         metavar="NAME",
         type=_options.option(_rows.separator, lambda value: None),
         default="auto",
-        help=f"What stands between the cells of a .csv: {', '.join(_rows.SEPARATORS)}; auto, the default, takes the "
-        "first of these that splits the first line into as many cells as a row has numbers.",
+        help=f"The separator of a .csv: {', '.join(_rows.SEPARATORS)}. auto, the default, takes the first that "
+        "splits the first line into as many cells as a row has numbers.",
     )
-    add("--output", metavar="FILE", help="Write there what else would go to standard output.")
+    add("--output", metavar="FILE", help="Write the answer to this file instead of standard output.")
     add("--json", action="store_true", help="Print one JSON object instead of CSV.")
 
 
@@ -67,7 +66,7 @@ def _answer(args: argparse.Namespace) -> str:
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ReportError(
-            f"{args.run}: its report does not say which rows its model takes: load weights.pt in the program that "
+            f"{args.run}: the report does not say what rows the model takes: load weights.pt in the program that "
             "trained it"
         )
     _refuse_outputs(args.run, found)
@@ -83,7 +82,7 @@ def _answer(args: argparse.Namespace) -> str:
 
 
 def _classes(report: "Report") -> list[str] | None:
-    """The names of the classes; of rows of one's own their numbers, and None where the target is a real value."""
+    """The names of the classes, numbers for data of your own; None if the target is a real value."""
     if report["data"] is None:
         counted = range(report["model"]["outputs"] if report["result"]["metric"] == "accuracy" else 0)
         return [str(number) for number in counted] or None
@@ -100,7 +99,7 @@ def _refuse_outputs(name: str, report: "Report") -> None:
 
 
 def _refuse_units(name: str, report: "Report", most: float) -> None:
-    """Refuse pixels in other units than those of training, where the report tells which they were."""
+    """Refuse pixels in other units than in training, if the report says which they were."""
     ranges = [entry.rpartition("..")[2] for entry in report["public"] if entry.startswith(_PIXELS)]
     if report["data"] is None or not ranges:
         return
@@ -118,7 +117,7 @@ def _refuse_units(name: str, report: "Report", most: float) -> None:
 
 
 def _model(run: Path, report: "Report", own: str | None) -> Any:
-    """The model as it was released, built by name or by the function ``own``."""
+    """The released model, built by its name or by the function ``own``."""
     import torch
 
     from dpgrad.reports.report import released
@@ -147,7 +146,7 @@ def _model(run: Path, report: "Report", own: str | None) -> Any:
 
 
 def _bytes_of(built: "Callable[[], Any]") -> float:
-    """How much memory the weights of a model take, found without taking it."""
+    """How many bytes the weights of a model take, without allocating them."""
     import torch
 
     try:
@@ -194,7 +193,7 @@ def _forward(model: Any, block: "Array", report: "Report") -> Any:
 
 
 def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argparse.Namespace) -> tuple[int, "Array"]:
-    """How many rows there are, and what the model says of each: class probabilities, or a real value."""
+    """The number of rows, and the model's output for each: class probabilities, or a real value."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""`dpgrad report`: one self-contained page over one or more runs."""
+"""`dpgrad report`: one self-contained page on one or more runs."""
 
 import argparse
 import json
@@ -19,14 +19,14 @@ def add(commands: "Commands") -> None:
     parser = _options.command(
         commands,
         "report",
-        "one page over one or more runs",
-        "Writes one HTML page, without anything from elsewhere, with a table of the runs, their curves and the privacy "
-        "report of each. Reads the folders release/ only.",
+        "one page on one or more runs",
+        "Writes one self-contained HTML page with a table of the runs, their curves and the privacy report of each. "
+        "Reads the folders release/ only.",
         _answer,
     )
     add = parser.add_argument
     add("runs", metavar="RUN_DIR", nargs="+", help="Folders of finished runs, or folders that hold such folders.")
-    add("--out", metavar="FILE.html", help="Where to write it; without it, report.html in the first folder.")
+    add("--out", metavar="FILE.html", help="The page to write; without it, report.html in the first folder.")
     add("--json", action="store_true", help="Print one JSON object: where the page is, and the guarantees in it.")
 
 
@@ -49,26 +49,26 @@ def _answer(args: argparse.Namespace) -> str:
 
 
 def _together(reports: "list[Report]") -> str | None:
-    """What all runs cost whoever sees them, if they are on the same rows, which a report does not tell."""
+    """What all runs cost together if they used the same rows, which a report does not tell."""
     if len(reports) < 2:
         return None
     promises = [report["guarantee"] for report in reports]
-    start = "Each run has its own guarantee; whoever sees all of them, if they were on the same rows, sees"
+    start = "Each guarantee is for one run alone. If the runs used the same rows, together they"
     if len({promise["relation"] for promise in promises}) > 1:
-        return f"{start} more than any of them says, and their neighbours differ, so that they do not add up"
+        return f"{start} cost more; how much is not known, since their neighbouring relations differ"
     if any(report["event"] is None for report in reports):  # a schedule of many noises, which a report leaves out
-        return f"{start} more than any of them says; the ledger of the runs knows how much"
+        return f"{start} cost more; the ledger of the runs says how much"
     from dpgrad.accounting import account
     from dpgrad.accounting.events import Compose, Relation, from_dict
     from dpgrad.accounting.guarantee import Guarantee
 
     event = Compose(tuple(from_dict(report["event"]) for report in reports))
     profile = account(event, Relation(promises[0]["relation"]), "pld")
-    return f"{start} {Guarantee.of(profile, max(promise['delta'] for promise in promises))}"
+    return f"{start} have {Guarantee.of(profile, max(promise['delta'] for promise in promises))}"
 
 
 def _finished(folder: Path) -> list[Path]:
-    """The run in ``folder``, or the finished runs in it at any depth; one that is not finished has spent too."""
+    """The run in ``folder``, or the finished runs below it; an unfinished run is refused, since it has spent too."""
     from dpgrad.reports.report import FILE
 
     if not folder.is_dir():
@@ -85,20 +85,20 @@ def _finished(folder: Path) -> list[Path]:
     if spent:
         named = ", ".join(str(run) for run in spent[:3]) + (f" and {len(spent) - 3} more" if len(spent) > 3 else "")
         raise ReportError(
-            f"{folder} holds runs that have spent without being finished: {named}; finish them, or name the finished "
+            f"{folder} holds unfinished runs, which have spent budget: {named}; finish them, or name the finished "
             "ones one by one"
         )
     return found
 
 
 def _named(runs: list[Path]) -> dict[str, Path]:
-    """Runs by the name of their folder, or by its path where names are not enough."""
+    """Runs by the name of their folder, or by its path if two have the same name."""
     names = [run.resolve().name for run in runs]
     return {name if names.count(name) == 1 else str(run): run for name, run in zip(names, runs, strict=True)}
 
 
 def _beside(runs: list[str]) -> "Beside | None":
-    """The model without privacy that `dpgrad train` left beside the runs, where there is one of all of them."""
+    """The result without privacy that `dpgrad train` wrote next to the runs, if it is for all of them."""
     from dpgrad.reports.page import Beside
 
     if len(runs) > 1 or not (path := Path(runs[0]) / "non-private.json").is_file():

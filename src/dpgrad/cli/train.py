@@ -1,4 +1,4 @@
-"""`dpgrad train`: train within a budget; without arguments, the main job on data that come with the package."""
+"""`dpgrad train`: train a model within a budget; without arguments, on the digits that come with the package."""
 
 import argparse
 import contextlib
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
-from dpgrad.cli import _config, _options, _progress
-from dpgrad.errors import MissingFileError, OptionError, ResumeError, RunError
+from dpgrad.cli import _config, _data, _options, _progress
+from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
 
@@ -37,8 +37,9 @@ def add(commands: "Commands") -> None:
         commands,
         "train",
         "train a model within a budget",
-        "Trains a model with differential privacy and says what it costs. Without arguments: the handwritten digits "
-        "that come with the package, at ε = 3 and δ = 1e-5, by several methods beside the same model without privacy.",
+        "Trains a model with differential privacy and reports what it costs. Without arguments it trains on the "
+        "handwritten digits that come with the package, at ε = 3 and δ = 1e-5, with several methods and, for "
+        "comparison, without privacy.",
         lambda args: _answer(args, parser),
     )
     _job(parser)
@@ -48,17 +49,18 @@ def add(commands: "Commands") -> None:
 
 
 def _job(parser: "Parser") -> None:
-    add = parser.add_argument_group("what is trained").add_argument
+    group = parser.add_argument_group("what is trained")
+    add = group.add_argument
     add("--data", metavar="NAME", help="The dataset; digits, the default, comes with the package.")
-    add("--data-dir", metavar="DIR", help="The folder of the data files; without it, the one DPGRAD_DATA names.")
+    _data.add(group)
     add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
     add("--model", metavar="NAME", help="linear, mlp, cnn or oriented-gradients; the default depends on the data.")
-    add("--method", metavar="NAME", nargs="+", help="One or more methods of the papers, such as dpsgd or psasc.")
+    add("--method", metavar="NAME", nargs="+", help="One or more methods, such as dpsgd or psasc.")
     add(
         "--baseline",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="Whether the same model is trained without privacy, to compare; a figure outside every guarantee.",
+        help="Also train the same model without privacy, for comparison; that figure is outside every guarantee.",
     )
 
 
@@ -73,31 +75,41 @@ def _constants(parser: "Parser") -> None:
     for option, settings in _options.declared(Recipe):
         group.add_argument(option, **settings)
     add = group.add_argument
-    add("--augment", metavar="K", type=_options.count, help="K shifted copies of each image, clipped as one.")
+    add(
+        "--augment",
+        metavar="K",
+        type=_options.count,
+        help="Shift each image K ways and clip the mean gradient.",
+    )
     add(
         "--group",
         metavar="PATTERN[:CLIP[:NOISE]]",
         action="append",
-        help="Parameters that are clipped by themselves, as 'conv*:0.5'; may be repeated.",
+        help="Clip the parameters that match a pattern separately, e.g. 'conv*:0.5'; may be repeated.",
     )
 
 
 def _running(parser: "Parser") -> None:
     add = parser.add_argument_group("the run").add_argument
-    add("--config", metavar="FILE.toml", help="Settings by these names; the command line overrules them.")
-    add("--plan", action="store_true", default=None, help="Say what would be done and what it costs; train nothing.")
+    add("--config", metavar="FILE.toml", help="Options by name in a file; the command line takes precedence.")
+    add("--plan", action="store_true", default=None, help="Print the plan and its cost without training.")
     add("--out", metavar="DIR", help="The run folder; without it, a new one under dpgrad-runs/.")
     for option, settings in _options.declared(RunFolder):
         add(option, **settings)
-    add("--ledger", metavar="FILE", help="A file that adds up what all runs on these data spent.")
-    add("--seed", metavar="N", type=_options.option(_options.whole, _seed), help="Repeatable, and not for release.")
+    add("--ledger", metavar="FILE", help="A file that adds up the cost of all runs on the same data.")
+    add(
+        "--seed",
+        metavar="N",
+        type=_options.option(_options.whole, _seed),
+        help="Makes the run repeatable, and unfit for release.",
+    )
     for option, settings in _options.declared(HeldOut):
         add(option, **settings)
     add(
         "--diagnostics",
         metavar="EPOCHS",
         type=_options.positive,
-        help="Record the papers' diagnostics over the last epochs, to private/; outside the guarantee.",
+        help="Record gradient statistics over the last epochs in private/; they are outside the guarantee.",
     )
     add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
     for option, settings in _options.declared(Computing):
@@ -125,37 +137,36 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
             return _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
         training.prepare()
         typed.out, typed.resume = str(training.out), True
-        from dpgrad.training import fit as _loaded  # noqa: F401  # torch and all: Ctrl-C meanwhile ends the process at once
+        from dpgrad.training.fit import ResumeWarning  # torch and all: Ctrl-C meanwhile ends the process at once
 
         _interrupt.orderly()
         try:
-            return training.answer({method: training.report(method) for method in training.methods})
+            with _options.warned(ResumeWarning) as warned:
+                reports = {method: training.report(method) for method in training.methods}
+            return training.answer(reports, warned)
         except KeyboardInterrupt:
             resumed = _options.typed(parser, typed)
-            raise KeyboardInterrupt(f"count the whole plan as spent until it goes on with: {resumed}") from None
+            raise KeyboardInterrupt(f"count the whole plan as spent, or resume it with: {resumed}") from None
         except Exception:
             training.clear()
             raise
 
 
 def _dataset(args: argparse.Namespace) -> "Dataset":
-    """The dataset that was asked for; a refusal names the options of this command."""
+    """The dataset that was asked for."""
     from dpgrad import data
 
     name = args.data or "digits"
     if name not in data.names() and (os.sep in name or "." in name or os.path.exists(name)):
         raise OptionError(
-            f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: data of your "
-            "own are trained on from Python, with dpgrad.fit"
+            f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: to train on "
+            "data of your own, use dpgrad.fit in Python"
         )
-    try:
-        return data.load(name, args.data_dir, args.preprocessing)
-    except data.MissingFileError as error:
-        raise MissingFileError(f"--data {name} needs its files: name their folder with --data-dir; {error}") from None
+    return _data.load(name, args, args.preprocessing)
 
 
 class _Training:
-    """One call of the command: the settings it makes of its arguments, and the folder it writes."""
+    """One call of the command: its settings, and the folder it writes."""
 
     def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str]) -> None:
         import torch
@@ -173,16 +184,12 @@ class _Training:
         self._found = self.out.is_dir()
 
     def check(self) -> None:
-        """Refuse, before a plan is shown or a folder made, what `fit` would refuse later."""
+        """Refuse what `fit` would refuse, before a plan is shown or a folder is made."""
         from dpgrad.accounting.ledger import Ledger
-        from dpgrad.training.prepare import optimizer_named
-        from dpgrad.training.recipes import recipe
 
-        kinds = [recipe(method) for method in self.methods]
-        model = self.model()
-        for kind in kinds:
-            momentum = kind.momentum if self.args.momentum is None else self.args.momentum
-            optimizer_named(self.args.optimizer, model.parameters(), 1.0, momentum)
+        for method in self.methods:
+            self.options(method)
+        self.model()
         if self.ledger_path is None:
             return
         if self.args.ledger and not self.ledger_path.parent.is_dir():
@@ -192,7 +199,7 @@ class _Training:
         self._ledger = Ledger(self.ledger_path)
 
     def options(self, method: str) -> tuple[Budget, Privacy, Recipe]:
-        """What one method is trained with: the command line, else the file, else the job, else the paper."""
+        """The options of one method: from the command line, else the file, else the job, else the paper."""
         from dpgrad.training import jobs
         from dpgrad.training.augment import Shifts
         from dpgrad.training.recipes import recipe
@@ -237,7 +244,7 @@ class _Training:
         return Computing(**given(Computing, vars(self.args)))
 
     def model(self) -> Any:
-        """A fresh model; its weights do not depend on the data, and are the same at every call."""
+        """Build the model; its initial weights do not depend on the data and are the same at every call."""
         import torch
 
         from dpgrad.training.models import build
@@ -254,13 +261,13 @@ class _Training:
             raise OptionError(f"--device {self.device} cannot be used: {why}; choose cpu, or leave it out") from None
 
     def folder(self, method: str) -> Path:
-        """The run folder of a method: --out itself, or a folder in it where there are several."""
+        """The run folder of a method: --out itself, or a folder in it if there are several methods."""
         return self.out / method if self.several else self.out
 
     def prepare(self) -> None:
-        """Refuse a folder that cannot be written or is in use for something else, before the work."""
+        """Refuse a folder that cannot be written or holds something else, before the work begins."""
         if self.args.resume and not self.args.out:
-            raise OptionError("--resume needs --out: the folder of the run that is to go on")
+            raise OptionError("--resume needs --out: the folder of the run to resume")
         there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
         if not there.is_dir():
             raise RunError(f"--out {self.out} cannot be made, since {there} is a file: choose another folder")
@@ -272,20 +279,20 @@ class _Training:
             self._refuse_other_runs()
 
     def _refuse_other_runs(self) -> None:
-        """Refuse a folder with anything but the runs that are to go on: a run that nobody asked for spends too."""
+        """Refuse a folder that holds anything but the runs to resume: starting another run would spend budget."""
         names = {path.name for path in self.out.iterdir() if not path.name.endswith(_files.PARTIAL)}
         within = sorted(path.parent.name for path in self.out.glob(f"*/{_SPENT}"))
         if self.several and _SPENT in names:
             raise RunError(
-                f"--out {self.out} holds the run of one method, and {len(self.methods)} were asked for: to go on with "
-                "it give --resume, its --method and its other options; to begin, choose another folder"
+                f"--out {self.out} holds the run of one method, and {len(self.methods)} were asked for: to resume it, "
+                "give --resume, its --method and its other options; for a new run, choose another folder"
             )
         if not self.args.resume and names:
-            raise RunError(f"--out {self.out} is not empty: choose another folder, or go on with --resume")
+            raise RunError(f"--out {self.out} is not empty: choose another folder, or resume its run with --resume")
         if not self.several and within:
             raise RunError(
-                f"--out {self.out} holds the runs of several methods, and one was asked for: to go on with them give "
-                f"all that it was begun with, such as --method {' '.join(within)}; to begin, choose another folder"
+                f"--out {self.out} holds the runs of several methods, and one was asked for: to resume them, give all "
+                f"its methods, such as --method {' '.join(within)}; for a new run, choose another folder"
             )
         own = {_LEDGER, f"{_LEDGER}.head", f"{_LEDGER}.lock", *self.methods} if self.several else {"lock", "private"}
         if not within and _SPENT not in names and names - own:
@@ -294,12 +301,12 @@ class _Training:
             )
         if self.several and set(within) != set(self.methods[: len(within)]):  # they are trained one after another
             raise RunError(
-                f"--out {self.out} holds runs of {', '.join(within)}, which was not begun with --method "
-                f"{' '.join(self.methods)}: to go on give the methods that it was begun with, in their order"
+                f"--out {self.out} holds runs of {', '.join(within)} and was not begun with --method "
+                f"{' '.join(self.methods)}: to resume, give the methods it was begun with, in their order"
             )
 
     def clear(self) -> None:
-        """After a refusal, leave the folder as it was found where no run began in it."""
+        """After a refusal, restore the folder if no run began in it."""
         if self.args.resume or not self.out.is_dir() or any(self.out.rglob(_SPENT)) or (self.out / _LEDGER).exists():
             return
         for lock in self.out.rglob("lock"):
@@ -312,13 +319,13 @@ class _Training:
                 _files.remove(path) if path.is_dir() and not path.is_symlink() else _files.discard(path)
         if self._found:
             return
-        with contextlib.suppress(OSError):  # what was refused is what is said
+        with contextlib.suppress(OSError):  # the refusal is what the user should read
             self.out.rmdir()
             if not self.args.out:
                 self.out.parent.rmdir()  # refused by the system where it holds other runs
 
     def report(self, method: str) -> "Report":
-        """Train by one method; its report. A run that is finished is not trained again."""
+        """Train with one method and return its report. A finished run is not trained again."""
         from dpgrad.reports import report
         from dpgrad.runs.checkpoint import finished
         from dpgrad.training.fit import fit
@@ -348,7 +355,7 @@ class _Training:
         return report.load(folder)
 
     def _release(self, folder: Path, fitted: "Fitted") -> None:
-        """Add the report of a finished run to what may be shared."""
+        """Write the report of a finished run to its release folder."""
         from dpgrad.reports import report
         from dpgrad.reports.page import page
 
@@ -358,7 +365,7 @@ class _Training:
         (folder / _PAGE).write_text(page({fitted.plan.recipe.name: found}), "utf-8")
 
     def beside(self) -> "Beside | None":
-        """The same model without privacy, from the folder where it is there already."""
+        """The result of the same model without privacy, trained now or read from the folder."""
         from dpgrad.reports.page import NOT_COVERED, Beside
         from dpgrad.training.baseline import non_private
 
@@ -379,8 +386,8 @@ class _Training:
             path.write_text(json.dumps({"metric": metric, "held_out": held_out, "note": NOT_COVERED}) + "\n", "utf-8")
         return Beside(metric, held_out)
 
-    def answer(self, reports: "dict[str, Report]") -> str:
-        """Write the page over all methods; what goes to standard output."""
+    def answer(self, reports: "dict[str, Report]", warned: list[str]) -> str:
+        """Write the page on all methods; return the text for standard output."""
         from dpgrad.cli import _summary
         from dpgrad.reports.page import page
 
@@ -389,18 +396,16 @@ class _Training:
         if self._ledger is not None and len(self._ledger.entries()) > 1:
             first = next(iter(reports.values()))["guarantee"]
             together = self._ledger.guarantee(first["delta"], first["accountant"])
-        said = None if together is None else f"{_summary.TOGETHER}: {together}"
+        said = None if together is None else f"{_summary.TOGETHER} {together}"
         with _files.told(self.out / _PAGE):
             (self.out / _PAGE).write_text(page(reports, beside, said), "utf-8")
         folders = {method: self.folder(method) for method in reports}
-        if self.args.json:
-            found = _summary.plain(reports, folders, beside, together, self.out / _PAGE)
-            return json.dumps(found, allow_nan=False) + "\n"
-        return _summary.words(reports, folders, beside, together, self.out / _PAGE)
+        found = _summary.Summary(reports, folders, beside, together, self.out / _PAGE, warned)
+        return json.dumps(found.plain(), allow_nan=False) + "\n" if self.args.json else found.words()
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as floats where they were kept as typed."""
+    """A number that was kept exactly as typed, as a float."""
     from fractions import Fraction
 
     return float(value) if isinstance(value, Fraction) else value

@@ -101,8 +101,7 @@ class Design:
             )
         _validate.positive(radius=radius)
         _validate.non_negative(intercept=intercept)
-        if rule not in get_args(Rule):
-            raise OptionError(f"rule must be one of {', '.join(get_args(Rule))}, got {_validate.shown(rule)}")
+        _validate.one_of(get_args(Rule), rule=rule)
         self._matrix, lengths = shortened(_matrix(rows))
         self._dtype = self._matrix.dtype  # of products
         columns = self._matrix.shape[1]

@@ -4,16 +4,16 @@ Every public module of this package is one dataset; a new file is found by its n
 Files are read from `root` or from the folder named by `DPGRAD_DATA`.
 """
 
-import difflib
 import importlib
 import pkgutil
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dpgrad import _validate
 from dpgrad._submodules import attribute
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
-from dpgrad.data._source import Source, read_all
+from dpgrad.data._source import Source, data_folder, read_all
 from dpgrad.errors import DataError, MissingFileError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Dataset",
     "MissingFileError",
     "Source",
+    "data_folder",
     "load",
     "names",
     "preprocessings",
@@ -56,7 +57,7 @@ def load(
     Dataset('digits', train=(1437, 1, 8, 8), test=(360, 1, 8, 8), classes=10, preprocessing='default')
     >>> load("digit")
     Traceback (most recent call last):
-    dpgrad.errors.DataError: dataset must be one of the known names, got 'digit': did you mean 'digits'?
+    dpgrad.errors.DataError: dataset must be one of adult, ..., got 'digit': did you mean digits?
     """
     dataset = _module(name).load(
         None if root is None else Path(root), preprocessing=preprocessing or "default", download=download
@@ -87,11 +88,7 @@ def sources(name: str) -> tuple[Source, ...]:
 
 
 def _module(name: str) -> ModuleType:
-    known = names()
-    if name not in known:
-        close = difflib.get_close_matches(str(name), known, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
-        raise DataError(f"dataset must be one of the known names, got {name!r}: {remedy}")
+    _validate.one_of(names(), error=DataError, dataset=name)
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dpgrad import _validate
 from dpgrad.errors import DataError
 
 OUTSIDE = "outside the guarantee: "
@@ -76,5 +77,4 @@ def _flat(x: Inputs) -> Inputs:
 
 def check_preprocessing(name: str, preprocessing: str, offered: tuple[str, ...]) -> None:
     """Refuse a recipe the dataset does not offer."""
-    if preprocessing not in offered:
-        raise DataError(f"preprocessing of {name} must be one of {', '.join(offered)}, got {preprocessing!r}")
+    _validate.one_of(offered, error=DataError, **{f"preprocessing of {name}": preprocessing})

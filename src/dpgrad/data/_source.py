@@ -70,8 +70,17 @@ class Source:
         return self.size if self.content is None else 2 * self.size + 4096
 
 
+def published_at(address: str, folder: str, *files: tuple[str, int, str]) -> tuple[Source, ...]:
+    """Files that are published, and can be fetched, under one address: the name, size and sha256 of each.
+
+    >>> published_at("https://example.org/", "toy", ("toy.csv", 12, "ab" * 32))[0].url
+    'https://example.org/toy.csv'
+    """
+    return tuple(Source(folder, name, sha, size, address + name, address + name) for name, size, sha in files)
+
+
 def data_folder(root: Path | None) -> Path | None:
-    """The folder given, or the one `DPGRAD_DATA` names, or None."""
+    """The folder of the data files: the one given, else the one that `DPGRAD_DATA` names, else None."""
     if root is not None:
         return Path(root).expanduser()
     named = os.environ.get("DPGRAD_DATA", "")
@@ -80,16 +89,13 @@ def data_folder(root: Path | None) -> Path | None:
 
 def read_all(name: str, sources: Sequence[Source], root: Path | None, *, download: bool) -> list[bytes]:
     """The verified contents of all files of a dataset; what is missing is fetched or named in one message."""
-    folder = data_folder(root)
-    missing = list(sources) if folder is None else [s for s in sources if not present(folder / s.place)]
-    if folder is None:
-        raise MissingFileError(_missing(name, missing, None))
-    if missing and download and all(source.url for source in missing):
-        for source in missing:
-            _download(source, folder)
-    elif missing:
-        raise MissingFileError(_missing(name, missing, folder))
-    return [read(folder / source.place, source) for source in sources]
+    below = data_folder(root)
+    missing = [source for source in sources if below is None or not present(below / source.place)]
+    if below is None or (missing and not (download and all(source.url for source in missing))):
+        raise MissingFileError(_missing(name, missing, below))
+    for source in missing:
+        _download(source, below)
+    return [read(below / source.place, source) for source in sources]
 
 
 def present(path: Path) -> bool:
@@ -161,12 +167,8 @@ def _download(source: Source, folder: Path) -> None:
         raise DataError(f"{error}" if named else f"{error} ({source.checksum})") from None
 
 
-def _missing(name: str, sources: Sequence[Source], folder: Path | None) -> str:
+def _missing(name: str, sources: Sequence[Source], below: Path | None) -> str:
     files = "; ".join(f"{s.place} ({s.checksum}, {s.length}, published at {s.published})" for s in sources)
-    where = (
-        "no data folder given: pass root or set DPGRAD_DATA to a folder and put there"
-        if folder is None
-        else f"not found in {folder}: put there"
-    )
-    remedy = " (or pass download=True to fetch)" if all(source.url for source in sources) else ""
-    return f"{name}: {where}{remedy} {files}"
+    where = "to a folder, which root or DPGRAD_DATA names" if below is None else f"to {below}"
+    fetch = "pass download=True to fetch them, or save them " if all(source.url for source in sources) else "save them "
+    return f"{name} needs files that are missing: {fetch}{where}: {files}"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dpgrad.data._dataset import CHOSEN_BOUNDS, OUTSIDE, ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import OFFICIAL, SPLIT_80_20, split_80_20, to_unit
-from dpgrad.data._source import Source, read_all
+from dpgrad.data._source import published_at, read_all
 from dpgrad.errors import DataError
 
 __all__ = [
@@ -27,15 +27,11 @@ __all__ = [
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 
-
-def _source(file: str, size: int, sha256: str) -> Source:
-    return Source("adult", file, sha256, size, published=URL + file, url=URL + file)
-
-
-SOURCES = (
-    _source("adult.data", 3974305, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
-    _source("adult.test", 2003153, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
-)
+SOURCES = published_at(
+    URL, "adult",
+    ("adult.data", 3974305, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+    ("adult.test", 2003153, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+)  # fmt: skip
 CLASSES = ("<=50K", ">50K")
 ROWS = (32561, 16281)
 PREPROCESSINGS = ("default", "yu2020")

@@ -5,24 +5,20 @@ from pathlib import Path
 from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._idx import read_pairs
 from dpgrad.data._prepare import OFFICIAL, pixels_to_unit
-from dpgrad.data._source import Source
+from dpgrad.data._source import published_at
 
 __all__ = ["CLASSES", "PREPROCESSINGS", "PUBLIC", "REPOSITORY", "SOURCES", "load"]
 
 # The maintainers' own mirror on S3 answers http only; their repository serves the same bytes over https.
 REPOSITORY = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 
-
-def _source(file: str, size: int, sha256: str) -> Source:
-    return Source("fashion-mnist", file, sha256, size, published=REPOSITORY + file, url=REPOSITORY + file)
-
-
-SOURCES = (
-    _source("train-images-idx3-ubyte.gz", 26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-    _source("train-labels-idx1-ubyte.gz", 29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-    _source("t10k-images-idx3-ubyte.gz", 4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-    _source("t10k-labels-idx1-ubyte.gz", 5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-)
+SOURCES = published_at(
+    REPOSITORY, "fashion-mnist",
+    ("train-images-idx3-ubyte.gz", 26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    ("train-labels-idx1-ubyte.gz", 29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    ("t10k-images-idx3-ubyte.gz", 4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    ("t10k-labels-idx1-ubyte.gz", 5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+)  # fmt: skip
 CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip

@@ -7,23 +7,19 @@ import numpy as np
 from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._idx import read_pairs
 from dpgrad.data._prepare import OFFICIAL, SPLIT_80_20, pixels_to_unit, split_80_20
-from dpgrad.data._source import Source
+from dpgrad.data._source import published_at
 
 __all__ = ["MIRROR", "PREPROCESSINGS", "PUBLIC", "SOURCES", "load"]
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 
-
-def _source(file: str, size: int, sha256: str) -> Source:
-    return Source("mnist", file, sha256, size, published=MIRROR + file, url=MIRROR + file)
-
-
-SOURCES = (
-    _source("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-    _source("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-    _source("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-    _source("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-)
+SOURCES = published_at(
+    MIRROR, "mnist",
+    ("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    ("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    ("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    ("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+)  # fmt: skip
 PREPROCESSINGS = ("default", "raw", "abadi2016", "yu2018", "huang2024", "yu2020")
 PUBLIC = (ROW_COUNTS, "the ten classes", "the pixel range 0..255")
 
@@ -39,7 +35,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
     >>> load(preprocessing="yu2019")
     Traceback (most recent call last):
     dpgrad.errors.DataError: preprocessing of mnist must be one of default, raw, abadi2016, yu2018, huang2024, \
-yu2020, got 'yu2019'
+yu2020, got 'yu2019': did you mean yu2018?
     """
     check_preprocessing("mnist", preprocessing, PREPROCESSINGS)
     x_train, y_train, x_test, y_test = read_pairs("mnist", SOURCES, root, rows=(60000, 10000), download=download)

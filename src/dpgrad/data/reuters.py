@@ -10,7 +10,7 @@ import numpy as np
 from dpgrad.data import _libsvm
 from dpgrad.data._dataset import ROW_COUNTS, Dataset, check_preprocessing
 from dpgrad.data._prepare import OFFICIAL, SCRAMBLED, SPLIT_80_20, scrambled_80_20, split_80_20
-from dpgrad.data._source import Source, read_all
+from dpgrad.data._source import published_at, read_all
 from dpgrad.data._unpack import bunzip2
 
 __all__ = ["CLASSES", "PREPROCESSINGS", "REPOSITORY", "ROWS", "SOURCES", "TEXT_BYTES", "WORDS", "load"]
@@ -20,15 +20,11 @@ ROWS = (7770, 3299)
 TEXT_BYTES = (8274096, 2241732)
 REPOSITORY = "https://github.com/X-DataInitiative/tick-datasets/raw/master/binary/reuters/"
 
-
-def _source(file: str, size: int, sha256: str) -> Source:
-    return Source("reuters-tick", file, sha256, size, published=REPOSITORY + file, url=REPOSITORY + file)
-
-
-SOURCES = (
-    _source("reuters.trn.bz2", 3107267, "e77a3368662c02caebe0d9cbcc97d856019bcfb33a8e9b7c48e0b51ee4cdfb60"),
-    _source("reuters.tst.bz2", 763856, "3d699b9644a38160bf3228059d18fbfc07474057d8e82d512576a2b82d72e211"),
-)
+SOURCES = published_at(
+    REPOSITORY, "reuters-tick",
+    ("reuters.trn.bz2", 3107267, "e77a3368662c02caebe0d9cbcc97d856019bcfb33a8e9b7c48e0b51ee4cdfb60"),
+    ("reuters.tst.bz2", 763856, "3d699b9644a38160bf3228059d18fbfc07474057d8e82d512576a2b82d72e211"),
+)  # fmt: skip
 CLASSES = ("other", "money-fx")
 PREPROCESSINGS = ("default", "shuffled", "legacy-scramble")
 
@@ -44,7 +40,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
     >>> load(preprocessing="scramble")
     Traceback (most recent call last):
     dpgrad.errors.DataError: preprocessing of reuters must be one of default, shuffled, legacy-scramble, \
-got 'scramble'
+got 'scramble': did you mean legacy-scramble?
     """
     check_preprocessing("reuters", preprocessing, PREPROCESSINGS)
     blobs = read_all("reuters", SOURCES, root, download=download)

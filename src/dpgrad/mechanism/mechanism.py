@@ -487,11 +487,8 @@ class Mechanism:
 
 
 def _relation(value: object) -> Relation:
-    try:
-        return Relation(value)  # type: ignore[arg-type]
-    except ValueError:
-        names = ", ".join(relation.value for relation in Relation)
-        raise OptionError(f"unknown relation {value!r:.80}: choose one of {names}") from None
+    _validate.one_of([relation.value for relation in Relation], relation=value)
+    return Relation(value)  # type: ignore[arg-type]
 
 
 def _together(beside: Event, event: Event) -> Event:

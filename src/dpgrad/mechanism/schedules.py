@@ -373,4 +373,7 @@ def parse_clip(text: str, start: float, steps: int) -> Formula:
                 geometric(start, 1 - r, start / 2) if name == "geometric" else arithmetic(start, r * start, start / 2)
             )
         case _:
-            raise OptionError(f"unknown clip schedule {text!r:.80}: choose linear, affine, geometric:R or arithmetic:R")
+            raise OptionError(
+                f"clip schedule must be linear, affine, geometric:R or arithmetic:R, got {text!r:.80}"
+                + _validate.meant(name, ("linear", "affine", "geometric", "arithmetic"))
+            )

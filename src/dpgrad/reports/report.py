@@ -275,7 +275,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if report["data"] is not None:
         found.append(("data", "{name}, preprocessing {preprocessing}; {split}".format(**report["data"])))
     if report["model"] is not None:
-        found.append(("model", "{name}, {parameters:,} trained numbers".format(**report["model"])))
+        found.append(("model", "{name}, {parameters:,} trained parameters".format(**report["model"])))
     if result["held_out"] is not None:
         found.append(("held-out", f"{result['metric']} {shown(result['held_out'], result['metric'])}"))
     return [

@@ -369,7 +369,10 @@ def _known_ledger(folder: Path, resume: bool) -> WriteAhead | None:
     if _ended(folder, ledger):
         raise ResumeError(f"the run in {folder} is finished, see {folder / 'release'}: choose another folder")
     if not resume:
-        raise RunError(f"{folder} holds a run that is not finished: resume it, or choose another folder")
+        raise RunError(
+            f"{folder} holds a run that is not finished: resume it, in dpgrad.fit with folder=RunFolder(path, "
+            "resume=True), or choose another folder"
+        )
     return ledger
 
 

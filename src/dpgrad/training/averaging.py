@@ -78,7 +78,8 @@ def parse(text: str, steps: int) -> Ema | Tail:
                 _validate.open_unit(**{"share of averaging tail": value})
             return Tail(steps - max(1, round(value * steps)))
         case _:
-            raise OptionError(f"unknown averaging {_validate.shown(text)}: write ema:0.99 or tail:0.5")
+            known = _validate.meant(str(text).partition(":")[0], ("ema", "tail"))
+            raise OptionError(f"averaging must be ema:DECAY or tail:SHARE, got {_validate.shown(text)}{known}")
 
 
 class Averaged:

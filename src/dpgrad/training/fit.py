@@ -11,11 +11,12 @@
 ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
 """
 
+import inspect
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -31,6 +32,7 @@ from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
+from dpgrad.data import names as dataset_names
 from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError, UnsupportedModelError
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
@@ -47,8 +49,8 @@ from dpgrad.training.curves import Point, Progress, Watch, evaluate, judging, re
 from dpgrad.training.diagnostics import Diagnostics, Recorder
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
-from dpgrad.training.models import OWN_MODEL
-from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder
+from dpgrad.training.models import MODELS, OWN_MODEL
+from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, written
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
 from dpgrad.training.private import PrivateGradient
@@ -56,24 +58,28 @@ from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, behaviours, identity
 from dpgrad.training.step.graphed import elsewhere
 
-__all__ = ["WEIGHTS", "Callback", "Fitted", "fit"]
+__all__ = ["WEIGHTS", "Callback", "Fitted", "ResumeWarning", "fit"]
 
 WEIGHTS = "weights.pt"  # in release/: the state dict of the model
-_POINTS = 20  # how many points a curve has, and how often a checkpoint is written, unless told otherwise
+_POINTS = 20  # points of a curve, and checkpoints of a run, by default
 _PRIVACY, _COMPUTING = Privacy(), Computing()
 Callback = Callable[[Progress], object] | Diagnostics
 
 
+class ResumeWarning(UserWarning):
+    """A run resumed with a new key, since something changed: earlier steps stay spent, and new ones are charged."""
+
+
 @dataclass(frozen=True, repr=False)
 class Fitted:
-    """A trained model, what it cost, and what must be said beside it.
+    """A trained model, its privacy guarantee, and what the guarantee assumes and leaves out.
 
-    ``event`` is what the steps taken released; ``guarantee`` is what holds: of a run that was ``interrupted``, perhaps
-    because of what it showed, that of the whole plan. ``public`` is assumed to be known to everyone; ``outside`` is not
-    covered. ``reproducible`` marks a run from a seed, which is not for release. ``diagnostics`` are private. ``way`` is
-    how the gradients of single examples were computed, and why so, without sizes or values of the data; None where no
-    step was taken. ``dataset`` is the dataset of dpgrad that was trained on, if it was one, and ``described`` what
-    `dpgrad predict` needs to know of the model; ``weights`` is what `save` writes of it.
+    ``event`` is what the steps taken released. ``guarantee`` covers it; for a run that was ``interrupted``, perhaps
+    because of what it showed, it is that of the whole plan. ``public`` lists what is assumed to be public, ``outside``
+    what is not covered. ``reproducible`` marks a run from a seed, not for release. ``diagnostics`` are private.
+    ``way`` says how per-example gradients were computed and why, without sizes or values of the data; None if no step
+    was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any, ``described`` is what `dpgrad predict`
+    needs to know about the model, and ``weights`` is what `save` writes.
     """
 
     model: nn.Module
@@ -124,6 +130,18 @@ class Fitted:
         _write(self, None, self.weights, path)
 
 
+def _elsewhere(name: str) -> str:
+    """Where an option that is no parameter of `fit` is written."""
+    recipes = {field.name: f"method=recipes.dpsgd({field.name}=...)" for field in fields(Recipe)}
+    if place := written(name) or recipes.get(name):
+        return f": write {place}"
+    own = inspect.signature(fit).parameters
+    others = [field.name for record in (Privacy, Computing, HeldOut, RunFolder, Recipe) for field in fields(record)]
+    close = _validate.nearest(name, [*own, *others])
+    return "" if close is None or close in own else f": did you mean {close}? Write {written(close) or recipes[close]}"
+
+
+@_validate.keywords(_elsewhere)
 def fit(
     model: nn.Module,
     data: Any,
@@ -165,8 +183,8 @@ def fit(
     _processes.refuse_several()
     budget = Budget(epsilon, delta, epochs, steps, batch_size)
     run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
+    _refuse_kinds(model, data, ledger, privacy, computing)
     task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
-    _refuse(task, ledger)
     plan = task.plan(recipe(method), budget, run_folder)
     with ExitStack() as stack:
         run = None if run_folder is None else stack.enter_context(_opened(task, plan, run_folder, seed, stack))
@@ -188,7 +206,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Task:
-    """What is trained on what, with every default filled in."""
+    """The model, data and settings of a run, with every default filled in."""
 
     model: nn.Module
     data: Any
@@ -244,28 +262,28 @@ class _Task:
         return self.computing.collate or default_collate
 
     def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
-        """The plan, after everything that does not fit together has been refused: before a step is charged."""
+        """The plan; what does not fit together is refused here, before a step is charged."""
         counted = sum(parameter.numel() for parameter in trainable(self.core).values())
         single = not (self.privacy.several_rows or method.augment)
         classes = classes_of(self.core, self.loss, self.data, self.collate) if single else None
         found = planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
-        self._refuse(found, folder)
+        self._refuse_misfits(found, folder)
         return found
 
-    def _refuse(self, plan: Plan, folder: RunFolder | None) -> None:
+    def _refuse_misfits(self, plan: Plan, folder: RunFolder | None) -> None:
         if self.held_out is not None and self.held_out.rows is not None:
             evaluate(
                 self.core, self.metric, source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
             )
-        # a rule that cannot be held to its bound
+        # refuses a rule that cannot be held to its bound
         fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
         if folder is not None:
-            Weights(self.core)  # a model of which not everything may be released
+            Weights(self.core)  # refuses a model that cannot be released
         if self.computing.capture and self.device.type != "cuda":
             raise CannotCaptureError(elsewhere(self.device))
 
     def behaviours(self, plan: Plan) -> dict[str, str]:
-        """What the settings do at this moment, which the bits of a step depend on."""
+        """Everything in the settings that the bits of a step depend on, as it is now."""
         settings = {
             "recipe": plan.recipe, "learning_rate": plan.learning_rate, "loss": self.loss, "model": self.core,
             "several_rows": self.privacy.several_rows, "engine": self.computing.engine, "collate": self.collate,
@@ -276,21 +294,36 @@ class _Task:
 
 
 def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> bool:
-    """Tell every callback; whether one of them wants the run stopped."""
+    """Call every callback; return whether one of them asks to stop."""
     wanted = [callback(seen) is True for callback in callbacks]
     return any(wanted)
 
 
-def _refuse(task: _Task, ledger: object) -> None:
+def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, computing: object) -> None:
+    """Refuse arguments of another kind than `fit` takes, each with what to write."""
+    if not isinstance(model, nn.Module):
+        remedy = "build one"
+        if isinstance(model, str) and model in MODELS:
+            remedy = f"build it, dpgrad.training.models.build({model!r}, shape, outputs)"
+        elif isinstance(model, type):
+            remedy = f"make one, {model.__name__}(...)"
+        raise OptionError(f"model must be a torch.nn.Module, got {_validate.shown(model)}: {remedy}")
+    if isinstance(data, str):
+        close = _validate.nearest(data, dataset_names())
+        remedy = "load them first" if close is None else f"write dpgrad.data.load({close!r})"
+        raise DataError(f"data must be tensors, arrays or a Dataset, got {_validate.shown(data)}: {remedy}")
     if ledger is not None and not isinstance(ledger, Ledger):
-        raise OptionError(f"ledger must be a dpgrad Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
-    for name, value, kind in (("privacy", task.privacy, Privacy), ("computing", task.computing, Computing)):
+        raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
+    for name, value, kind in (("privacy", privacy, Privacy), ("computing", computing, Computing)):
         if not isinstance(value, kind):
-            raise OptionError(f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}")
+            raise OptionError(
+                f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}: write "
+                f"{name}=dpgrad.{kind.__name__}(...)"
+            )
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:
-    """The run in its folder."""
+    """Open the run folder."""
     stack.enter_context(replay.deterministic())
     known = partial(identity, plan, task.data, task.device, task.computing.microbatch, partial(task.behaviours, plan))
     return Run.open(
@@ -300,8 +333,17 @@ def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack:
     )  # fmt: skip
 
 
+def _warn_of_new_key(run: Run, plan: Plan) -> None:
+    _validate.warn(
+        f"the run in {run.folder} resumes at step {run.start:,} with a new key ({run.reason}). What was charged before "
+        "stays spent and the steps from there on are charged too: within its budget the run now ends after "
+        f"{run.last:,} of {plan.steps:,} steps",
+        ResumeWarning,
+    )
+
+
 def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:
-    """The run ready to take its next step."""
+    """Prepare everything for the next step of the run."""
     method, computing, several = plan.recipe, task.computing, task.privacy.several_rows
     private = PrivateGradient(
         task.model, task.loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
@@ -327,11 +369,13 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     session.begin(computing.capture)
     with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
         session.weights = Weights(private.model)
+    if run is not None and run.reason:
+        _warn_of_new_key(run, plan)
     return session
 
 
 def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
-    """What came out of a run that has ended."""
+    """The result of a run that has ended."""
     plan, private, run = session.plan, session.private, session.run
     complete = private.steps_taken == last
     event = private.ledger if run is None else run.event()
@@ -340,7 +384,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         session.weights.settle()
     return Fitted(
         model=task.model,
-        # of the whole plan where the run was cut short, since what it showed may be why
+        # that of the whole plan if the run was stopped, since what it showed may be the reason
         guarantee=plan.guarantee if not complete or event == plan.mechanism.event() else _cost(plan, event),
         plan=plan,
         event=event,
@@ -387,20 +431,20 @@ def _keyed(run: Run) -> dict[str, Any]:
 
 
 def _reserved(plan: Plan, run: Run | None, last: int) -> Event:
-    """What ``last`` steps release in all, with what was released under earlier keys."""
+    """The event of ``last`` steps, including what was released under earlier keys."""
     if run is None or run.attempt == 1:
         return plan.mechanism.event()
     return Compose((run.before, charges(plan.mechanism, run.began, last)))
 
 
 def _cost(plan: Plan, event: Event) -> Guarantee:
-    """The guarantee of what was released, and of what was released beside it."""
+    """The guarantee of ``event`` together with the plan's other release."""
     whole = event if plan.also_released == NOTHING else Compose((plan.also_released, event))
     return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
 
 
 def _write(fitted: Fitted, release: Callable[[Path, Fitted], None] | None, weights: Weights, folder: Path) -> None:
-    """Write what may be shared."""
+    """Write the release folder."""
     weights.write(folder / WEIGHTS)
     if release is not None:
         release(folder, fitted)

@@ -1,4 +1,4 @@
-"""What `dpgrad train` does where it is told nothing: a model, methods and settings for each dataset; and its rows."""
+"""The defaults of `dpgrad train` for each dataset: a model, methods and settings; and the dataset as tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ EPSILON, DELTA = 3.0, 1e-5
 class Job:
     """Settings for one dataset; ``largest_step`` is the learning rate times the clip bound C, without momentum.
 
-    A method without C has the learning rate ``largest_step``, one with momentum c the share 1 − c of it, so that one
-    example moves the model as far by every method. Where it is None the methods keep their papers' constants.
+    A method without C has the learning rate ``largest_step``, one with momentum c the share 1 − c of it: one example
+    then moves the model equally far with every method. If it is None, methods keep the constants of their papers.
     """
 
     model: str
@@ -34,10 +34,10 @@ class Job:
     clip: float | None = None
     largest_step: float | None = None
     averaging: str | None = None
-    threads: int | None = None  # of small models: threads that wait for each other take longer than one
+    threads: int | None = None  # small models are faster on one thread
 
 
-# Settings of digits were chosen on parts of its training rows, six splits of 1,150 to 287; its test rows had no say.
+# The settings of digits were chosen on six splits of its training rows, 1,150 to 287; its test rows were not used.
 _DIGITS = Job(
     "oriented-gradients", ("dpsgd", "autos", "psac", "psasc"),
     batch_size=512, baseline_epochs=60, steps=300, clip=0.1, largest_step=6.0, averaging="ema:0.97", threads=1,
@@ -54,7 +54,7 @@ def job(data: Dataset) -> Job:
 
 
 def constants(found: Job, recipe: Recipe, clip: float | None) -> dict[str, float]:
-    """The clip bound and the learning rate of a job for one method, where the command line left them open."""
+    """The clip bound and learning rate of a job for one method, for options that the command line does not give."""
     if found.largest_step is None:
         return {}
     step = found.largest_step * (1 - recipe.momentum)
@@ -66,7 +66,7 @@ def constants(found: Job, recipe: Recipe, clip: float | None) -> dict[str, float
 
 @contextmanager
 def threads(found: Job) -> Iterator[None]:
-    """Within the block torch computes on as many threads as the job says."""
+    """Limit torch to the job's number of threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(found.threads or before)
     try:
@@ -77,7 +77,7 @@ def threads(found: Job) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A dataset as tensors: what is trained on, what is held out, the shape of a row, outputs and loss."""
+    """A dataset as tensors: training rows, held-out rows, the shape of a row, the number of outputs, the loss."""
 
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor] | None

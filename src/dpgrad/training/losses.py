@@ -11,7 +11,6 @@ torch.Size([2])
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +44,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         raise DataError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
     try:
-        # torch skips targets of ignore_index, -100 unless told otherwise: a label that is wrong is not to be skipped
+        # torch skips targets equal to ignore_index, by default -100; a wrong label must not be skipped
         return F.cross_entropy(outputs, targets.long(), reduction="none", ignore_index=_NO_CLASS)
     except IndexError:  # its message repeats the label, which is private
         raise DataError(_wrong_class(classes)) from None
@@ -144,24 +143,40 @@ def loss_named(loss: str | Loss) -> Loss:
 
     >>> loss_named("crossentropy")
     Traceback (most recent call last):
-    dpgrad.errors.OptionError: unknown loss 'crossentropy': did you mean cross-entropy? The losses are ...
+    dpgrad.errors.OptionError: loss must be a function of (model, batch) or one of cross-entropy, ...
     """
     if str(getattr(loss, "__module__", "")).startswith("torch."):
-        raise OptionError(
-            f"loss must be a name ({', '.join(LOSSES)}) or a function of (model, batch) with one value per example, "
-            f"got {_validate.shown(loss)}, which is one of outputs and targets"
-        )
-    if not isinstance(loss, str):
+        raise OptionError(_of_outputs(loss))
+    if callable(loss):
         return loss
-    if loss not in LOSSES:
-        raise OptionError(_unknown("loss", loss, LOSSES))
+    _validate.one_of(LOSSES, "a function of (model, batch)", loss=loss)
     return NamedLoss(loss)
 
 
-def _unknown(what: str, given: str, known: dict[str, PerRow]) -> str:
-    close = get_close_matches(given.lower(), known, n=1, cutoff=0.0)[0]
-    plural = {"loss": "losses", "metric": "metrics"}[what]
-    return f"unknown {what} {_validate.shown(given)}: did you mean {close}? The {plural} are {', '.join(known)}"
+# The losses of torch that are, up to a constant factor, those of a name here.
+_TORCH = {
+    "crossentropyloss": "cross-entropy",
+    "crossentropy": "cross-entropy",
+    "bcewithlogitsloss": "bce",
+    "binarycrossentropywithlogits": "bce",
+    "mseloss": "squared",
+    "huberloss": "huber",
+    "smoothl1loss": "huber",
+}
+
+
+def _of_outputs(loss: object) -> str:
+    """Why a loss of torch is refused, and the line to write in its place."""
+    name = str(getattr(loss, "__name__", type(loss).__name__))
+    named = _TORCH.get(name.replace("_", "").lower())
+    said = "" if named is None else f'loss="{named}", or '
+    called = f'F.{name}(model(batch[0]), batch[1], reduction="none")'
+    if isinstance(loss, nn.Module | type):
+        called = f'nn.{name}(reduction="none")(model(batch[0]), batch[1])'
+    return (
+        f"loss must be a function of (model, batch) with one value per example, and {name} of torch is one of outputs "
+        f"and targets: write {said}loss=lambda model, batch: {called}"
+    )
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -206,8 +221,7 @@ def metric_named(metric: str | PerRow | None, loss: Loss) -> Metric:
     if metric == "loss":
         return Metric("loss", loss)
     if isinstance(metric, str):
-        if metric not in METRICS:
-            raise OptionError(_unknown("metric", metric, METRICS))
+        _validate.one_of(METRICS, metric=metric)
         name, values = metric, METRICS[metric]
     else:
         name, values = getattr(metric, "__name__", type(metric).__name__), metric

@@ -6,7 +6,6 @@ torch.Size([2, 10])
 
 import math
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +20,12 @@ OWN_MODEL = "own"  # in a report: the caller brought the model
 
 
 class OrientedGradients(nn.Module):
-    """Histograms of oriented gradients: fixed features of small images, in which nothing is learnt.
+    """Histograms of oriented gradients: fixed features of small images; nothing in them is learned.
 
     In cells of ``cell`` × ``cell`` pixels the lengths of the image's gradients are added up by their direction, in
     ``bins`` directions with linear interpolation between them (Dalal and Triggs, 2005, without their blocks). The
-    histograms of one image are scaled to norm 1, a constant is taken off, and they are scaled to norm 1 again, so that
-    no example's gradient in a linear model is large by the size of its features.
+    histograms of one image are scaled to norm 1, a constant is subtracted, and they are scaled to norm 1 again. No
+    example's gradient in a linear model is then large because of the size of its features.
 
     Guarantee: a fixed function of one row; it costs nothing and mixes no rows.
 
@@ -103,11 +102,8 @@ def build(name: str, shape: Sequence[int], outputs: int) -> nn.Module:
 
     >>> build("conn", (1, 8, 8), 10)
     Traceback (most recent call last):
-    dpgrad.errors.OptionError: unknown model 'conn': did you mean cnn? The models are linear, mlp, cnn, ...
+    dpgrad.errors.OptionError: model must be one of linear, mlp, cnn, oriented-gradients, got 'conn': did you mean cnn?
     """
-    if name not in MODELS:
-        close = get_close_matches(str(name).lower(), MODELS, n=1)
-        guess = f"did you mean {close[0]}? The" if close else "the"
-        raise OptionError(f"unknown model {_validate.shown(name)}: {guess} models are {', '.join(MODELS)}")
+    _validate.one_of(MODELS, model=name)
     _validate.whole(least=1, outputs=outputs)
     return MODELS[name](shape, outputs)

@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, get_args, runtime_checkable
 
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
 from dpgrad.errors import OptionError
 
-__all__ = ["Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted"]
+__all__ = [
+    "Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted",
+    "written",
+]  # fmt: skip
 
 READINGS = ("less-noise", "more-steps")
 T = TypeVar("T")
@@ -30,11 +33,12 @@ CHECKS: dict[str, Callable[..., None]] = {
     "positive": _validate.positive,
     "epochs": _validate.positive,
     "size": _validate.positive,
-    "number": lambda **named: None,
+    "number": _validate.number,
     "delta": _validate.open_unit,
     "count": lambda **named: _validate.whole(least=1, **named),
     "steps": _validate.step_count,
-    "text": lambda **named: None,
+    "text": lambda **named: _text(**named),
+    "name": lambda **named: None,  # or a function: its user checks it
     "flag": lambda **named: _flag(**named),
     "choice": lambda **named: None,
 }
@@ -43,21 +47,20 @@ CHECKS: dict[str, Callable[..., None]] = {
 def option(
     default: Any, help: str = "", *, kind: str = "", metavar: str | None = None, choices: tuple[str, ...] = ()
 ) -> Any:
-    """A field of a record of options; without ``kind`` it has no place on the command line."""
+    """A field of a record of options; without ``kind`` it is not on the command line."""
     metadata = {"help": help, "kind": kind or None, "metavar": metavar, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def check(record: Any) -> None:
-    """Refuse a record with a value that its declaration does not allow; None and functions are for others to judge."""
+    """Refuse a value that the declaration of its field does not allow. None and functions are checked elsewhere."""
     for field in dataclasses.fields(record):
         value, kind = getattr(record, field.name), field.metadata.get("kind")
         if value is None or kind is None or callable(value):
             continue
         CHECKS[kind](**{field.name: value})
-        choices = field.metadata["choices"]
-        if choices and value not in choices:
-            raise OptionError(f"{field.name} must be one of {', '.join(choices)}, got {_validate.shown(value)}")
+        if field.metadata["choices"]:
+            _validate.one_of(field.metadata["choices"], **{field.name: value})
 
 
 def given(kind: type[T], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def given(kind: type[T], options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parted(options: Mapping[str, Any]) -> "tuple[Budget, Privacy, dict[str, Any]]":
-    """Options by name as a budget, details of privacy, and what is left: fields of a recipe.
+    """Sort options by name into a budget, details of privacy, and the rest: fields of a recipe.
 
     >>> parted({"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp", "clip": 1.0})[2]
     {'clip': 1.0}
@@ -79,6 +82,27 @@ def parted(options: Mapping[str, Any]) -> "tuple[Budget, Privacy, dict[str, Any]
     budget, privacy = given(Budget, options), given(Privacy, options)
     left = {name: value for name, value in options.items() if value is not None and name not in {**budget, **privacy}}
     return Budget(**budget), Privacy(**privacy), left
+
+
+def written(name: str) -> str:
+    """How an option in a record is given to `dpgrad.fit`, for messages; empty for one that is in none.
+
+    >>> written("noise_multiplier"), written("resume"), written("epsilon")
+    ('privacy=Privacy(noise_multiplier=...)', 'folder=RunFolder(path, resume=...)', '')
+    """
+    places = {"privacy": Privacy, "computing": Computing, "held_out": HeldOut, "folder": RunFolder}
+    for parameter, record in places.items():
+        names = [field.name for field in dataclasses.fields(record)]
+        if name in names:
+            first = f"{names[0]}, " if names[0] in ("rows", "path") and name != names[0] else ""
+            return f"{parameter}={record.__name__}({first}{name}=...)"
+    return ""
+
+
+def _text(**named: object) -> None:
+    for name, value in named.items():
+        if not isinstance(value, str):
+            raise OptionError(f"{name} must be a text, got {_validate.shown(value)}")
 
 
 def _flag(**named: object) -> None:
@@ -106,7 +130,7 @@ class Budget:
     """
 
     epsilon: float | None = option(
-        None, "The budget: the most that may be revealed about one row; 1 is strong protection and 10 is weak.",
+        None, "The privacy budget ε: 1 is strong protection of one row, 10 is weak.",
         kind="positive", metavar="E",
     )  # fmt: skip
     delta: float | None = option(
@@ -114,11 +138,11 @@ class Budget:
         kind="delta", metavar="D",
     )  # fmt: skip
     epochs: float | None = option(
-        None, "How many passes over the data: int(E·N/B) steps for batches of B.", kind="epochs", metavar="E"
+        None, "The number of passes over the data: int(E·N/B) steps for batches of B.", kind="epochs", metavar="E"
     )
-    steps: int | None = option(None, "How many steps, instead of epochs.", kind="steps", metavar="T")
+    steps: int | None = option(None, "The number of steps, instead of epochs.", kind="steps", metavar="T")
     batch_size: float | None = option(
-        None, "The expected number of rows in a step, which divides the noisy sum (Abadi's lot).",
+        None, "The expected number of rows per step, which divides the noisy sum (Abadi's lot).",
         kind="size", metavar="B",
     )  # fmt: skip
 
@@ -162,10 +186,17 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check(self)
+        _flag(several_rows=self.several_rows)
+        given: object = self.also_released  # a caller may ignore types
+        if not isinstance(given, get_args(Event)) and not isinstance(given, Released):
+            raise OptionError(
+                "also_released must be an event of dpgrad.events or a release, such as a dpgrad.pca.Projection, got "
+                f"{_validate.shown(given)}"
+            )
 
     @property
     def other_event(self) -> Event:
-        """What is released beside the run."""
+        """The event of the other release."""
         return self.also_released.event if isinstance(self.also_released, Released) else self.also_released
 
     @property
@@ -178,30 +209,37 @@ class Privacy:
 class Computing:
     """How a run is computed; none of it changes the guarantee.
 
-    ``capture``: on a CUDA device the step is captured as a graph where it can be (None), must be or must not be.
-    ``collate`` puts the examples of a Dataset into a batch; without it, torch's ``default_collate`` does.
+    ``capture``: on a CUDA device, None captures the step as a graph if possible, True requires it and False turns it
+    off. ``collate`` makes a batch of the examples of a Dataset, as torch's ``default_collate`` does without it.
 
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
     dpgrad.errors.OptionError: microbatch must be a whole number of at least 1, got 0
     """
 
-    engine: str = option("bookkeeping", "bookkeeping, vmap or single.", kind="text", metavar="NAME")
-    microbatch: int | None = option(None, "The most rows worked on at a time.", kind="count", metavar="N")
-    memory_limit: int | None = option(None, "The memory a step may take.", kind="count", metavar="BYTES")
+    engine: str = option(
+        "bookkeeping", "How per-example gradients are computed; bookkeeping is the fastest.",
+        kind="choice", choices=("bookkeeping", "vmap", "single"),
+    )  # fmt: skip
+    microbatch: int | None = option(None, "The most rows computed at a time.", kind="count", metavar="N")
+    memory_limit: int | None = option(None, "The most memory that a step may use.", kind="count", metavar="BYTES")
     capture: bool | None = None
     collate: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
         check(self)
+        if self.capture is not None:
+            _flag(capture=self.capture)
+        if self.collate is not None and not callable(self.collate):
+            raise OptionError(f"collate must be a function of a list of examples, got {_validate.shown(self.collate)}")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows to judge the model on, by which metric and after how many steps each time.
+    """Rows to evaluate the model on, the metric, and the number of steps between evaluations.
 
-    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is how often the
-    curve of the run has a point.
+    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is the number of steps
+    between points of the run's curve.
 
     >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
     True
@@ -209,29 +247,38 @@ class HeldOut:
 
     rows: Any = None
     metric: Any = None
-    evaluate_every: int | None = option(None, "Steps between figures on held-out rows.", kind="steps", metavar="T")
+    evaluate_every: int | None = option(None, "Steps between evaluations on held-out rows.", kind="steps", metavar="T")
 
     def __post_init__(self) -> None:
         check(self)
+        if isinstance(self.rows, bool | int | float | str):
+            raise OptionError(
+                "held_out must be rows, such as (inputs, targets), or HeldOut(rows, ...), got "
+                f"{_validate.shown(self.rows)}: keep rows apart before training, e.g. with "
+                "torch.utils.data.random_split(dataset, [0.8, 0.2])"
+            )
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of a run that can be resumed.
 
-    What is spent is on disk before it is computed. With ``resume``, a run that died goes on: with the same key where
-    everything is the same, otherwise with a new key, both attempts charged. ``release(folder, fitted)`` writes what is
-    shared beside the weights; without it, that is the report.
+    Every step is recorded as spent before it is computed. With ``resume``, a run that died continues: with the same key
+    if everything is the same, else with a new key, and both attempts are charged. ``release(folder, fitted)`` writes
+    what is shared besides the weights; without it, that is the report.
 
     >>> RunFolder("runs/mine").resume
     False
     """
 
     path: str | PathLike[str]
-    resume: bool = option(False, "Go on with the run in this folder.", kind="flag")
-    keep_private: bool = option(False, "Keep private/ at the end: key and checkpoints.", kind="flag")
+    resume: bool = option(False, "Resume the run in this folder.", kind="flag")
+    keep_private: bool = option(False, "Keep private/ (key and checkpoints) after the run.", kind="flag")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.", kind="steps", metavar="T")
     release: Callable[[Path, Any], None] | None = None
 
     def __post_init__(self) -> None:
         check(self)
+        given: object = self.path  # a caller may ignore types
+        if not isinstance(given, str | PathLike):
+            raise OptionError(f"folder must be a path or a RunFolder, got {_validate.shown(given)}")

@@ -1,4 +1,4 @@
-"""The plan of a run: all that is fixed, and public, before a row of the data is read.
+"""The plan of a run: everything that is fixed, and public, before a row of the data is read.
 
 >>> plan = make("psasc", rows=60_000, batch_size=512, epochs=20, epsilon=3.0, delta=1e-5)
 >>> plan.steps, round(plan.mechanism.noise_multiplier, 3)
@@ -9,20 +9,20 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
 from dpgrad.accounting.guarantee import Guarantee, up
-from dpgrad.errors import BudgetSpentError, DataError, OptionError
+from dpgrad.errors import BudgetSpentError, DataError, OptionError, UnknownOptionError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.options import Budget, Privacy, parted
+from dpgrad.training.options import Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
 __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
@@ -30,7 +30,7 @@ __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "th
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it will be charged, and what theory and the papers say of its settings.
+    """A run as it will be charged, and what theory and the papers say about its settings.
 
     ``dataset_size`` is the public number of rows from which sampling rate, steps and divisor follow; ``declared`` says
     whether it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what
@@ -90,7 +90,7 @@ class Plan:
         return self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
 
     def event_after(self, steps: int) -> Event:
-        """What the first ``steps`` steps release, and what is released beside them.
+        """The event of the first ``steps`` steps, together with the other release.
 
         >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> plan.event_after(2)
@@ -100,7 +100,7 @@ class Plan:
         return run if self.also_released == NOTHING else Compose((self.also_released, run))
 
     def epsilon_after(self, steps: int) -> float:
-        """The ε of the first ``steps`` steps, for a run of which that number was fixed in advance.
+        """The ε of the first ``steps`` steps, for a run whose number of steps was fixed in advance.
 
         >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> plan.epsilon_after(0), plan.epsilon_after(50) == plan.guarantee.epsilon
@@ -111,7 +111,7 @@ class Plan:
         return account(self.event_after(steps), self.mechanism.relation, self.guarantee.accountant).epsilon(self.delta)
 
     def figures(self) -> list[tuple[str, compare.Figure | str]]:
-        """The ε of each accountant, or why it has none; those that are no guarantee come last.
+        """The ε by each accountant, or why it has none; figures that are not guarantees come last.
 
         >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
         >>> [name for name, found in plan.figures() if isinstance(found, str)]
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """What the guarantee takes to be known to everyone."""
+        """What the guarantee assumes to be public."""
         found = compare.assumed_public(self.mechanism, None)
         size = f"the number of rows ({self.dataset_size:,}, {'declared' if self.declared else 'taken from the data'})"
         found = [entry for entry in found if entry != "the number of rows"]
@@ -179,7 +179,7 @@ class Plan:
         }
 
     def suggestions(self) -> Iterator[tuple[str, str]]:
-        """What the papers would have one look at, each under a name; words, since most constants are unknown.
+        """The papers' advice on these settings, each with a name; in words, since most constants are unknown.
 
         The noise that Adam's second moment takes in is that of Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: your DP-Adam
         is actually DP-SGD (unless you apply bias correction)" (2024): the variance of one coordinate of the noisy mean.
@@ -189,8 +189,8 @@ class Plan:
             yield (
                 "momentum",
                 f"with c = {self.recipe.momentum:g} (γ₁ = {1 - self.recipe.momentum:.3g}) the momentum carries "
-                f"{self.momentum_noise:.3g} times the noise variance of one step (Yu et al.: 5.26 at c = 0.9; they "
-                "find 0.6 to 0.7 best)",
+                f"{self.momentum_noise:.3g} times the noise variance of one step (Yu et al., 2018: 5.26 at c = 0.9; "
+                "they find 0.6 to 0.7 best)",
             )
         if self.recipe.rule == "psasc":
             yield from _theorems(self)
@@ -205,11 +205,12 @@ class Plan:
         if first and last is not None and last < first / 20:
             yield (
                 "learning rate",
-                f"it falls from {first:.3g} to {last:.3g}: with noise there is no need to end near zero (Abadi et al.)",
+                f"it falls from {first:.3g} to {last:.3g}: with noise there is no need to end near zero (Abadi et al., "
+                "2016)",
             )
 
     def lines(self) -> list[str]:
-        """The plan in words, one fact a line."""
+        """The plan in words, one fact per line."""
         mechanism, named = self.mechanism, self.recipe
         rate = "the optimizer's own" if self.learning_rate is None else _shown(self.learning_rate)
         first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
@@ -233,7 +234,7 @@ class Plan:
         if named.chosen:
             found.append(f"chosen by us      {', '.join(named.chosen)}: not printed in the paper")
         if self.seconds is not None:
-            found.append(f"expected time     {self.seconds:.3g} s, by steps on made-up rows of the same shape")
+            found.append(f"expected time     {self.seconds:.3g} s, measured on random rows of the same shape")
         return found
 
 
@@ -303,11 +304,11 @@ def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
         )
         yield (
             "Theorem 2",
-            f"η = {rate:.3g} at C = 1, with log({plan.classes}) as the loss at the start, smoothness 1 and "
-            f"{plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
+            f"of Huang et al. (2024): η = {rate:.3g} at C = 1, with log({plan.classes}) as the loss at the start, "
+            f"smoothness 1 and {plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
         )
     scales = ", ".join(f"{name} = {value:.3g}" for name, value in theorem_3_scales(plan.steps).items())
-    yield "Theorem 3", f"{scales}, up to constant factors that it leaves open"
+    yield "Theorem 3", f"of Huang et al. (2024): {scales}, up to constant factors that it leaves open"
 
 
 def _batches(plan: Plan) -> str:
@@ -315,7 +316,7 @@ def _batches(plan: Plan) -> str:
         return "every step takes all rows"
     same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
     return (
-        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. advise as many "
+        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. (2016) advise as many "
         f"batches an epoch as epochs: batches of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as "
         "many steps; and smaller batches for convex problems"
     )
@@ -334,6 +335,10 @@ def make(
     >>> make("dpgd", rows=60_000, steps=500, epsilon=2.0, delta=1e-5).steps
     500
     """
+    known = [field.name for record in (Budget, Privacy, Recipe) for field in fields(record)]
+    for name in options:
+        if name not in known:
+            raise UnknownOptionError(f"a plan has no option {name!r:.40}{_validate.meant(name, known)}")
     budget, privacy, own = parted(options)
     return planned(recipe(method).with_options(**own), budget, privacy, rows, parameters, classes)
 
@@ -377,7 +382,7 @@ def planned(
     if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
         raise BudgetSpentError(
             f"noise_multiplier = {privacy.noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
-            f"{up(guarantee.epsilon)}, above the budget {budget.epsilon:g}: leave out noise_multiplier to have it "
+            f"{up(guarantee.epsilon)}, above the budget {budget.epsilon:g}: leave out {_NOISE} to have the noise "
             "found, leave out epochs to stop in time, or allow more"
         )
     if method.averaging is not None:
@@ -390,10 +395,13 @@ def planned(
     )  # fmt: skip
 
 
+_NOISE = written("noise_multiplier")
+
+
 def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
-    """δ, after everything a budget needs has been seen to be there."""
+    """Check that the budget is complete; return δ."""
     if budget.epsilon is None and privacy.noise_multiplier is None:
-        raise OptionError("a budget is required: give epsilon and delta, or noise_multiplier and delta")
+        raise OptionError(f"a budget is required: give epsilon and delta, or delta and {_NOISE}")
     if budget.delta is None:
         raise OptionError(
             "delta is required: the probability that the ε bound fails; choose it well below 1/n = "
@@ -408,9 +416,9 @@ def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
         raise OptionError("epochs and steps both say how long to train: give one of them")
     both = budget.epsilon is not None and privacy.noise_multiplier is not None
     if budget.epochs is None and budget.steps is None and not both:
-        raise OptionError("epochs or steps is required: how long to train (or both epsilon and noise_multiplier)")
+        raise OptionError(f"epochs or steps is required: how long to train (or both epsilon and {_NOISE})")
     if privacy.reading is not None and budget.epsilon is None:
-        raise OptionError("reading says how a budget is used: give epsilon, or leave reading out")
+        raise OptionError(f"reading says how a budget is used: give epsilon, or leave out {written('reading')}")
     return float(budget.delta)
 
 
@@ -444,7 +452,7 @@ def _steps(dataset_size: int, batch_size: float, epochs: float | None, steps: in
 
 
 def _clock(method: Recipe, steps: int | None) -> int:
-    """Over how many steps the clip bound shrinks."""
+    """The number of steps over which the clip bound shrinks."""
     if method.schedule_steps is not None:
         if method.clip_schedule is None:
             raise OptionError(f"schedule_steps is for a clip_schedule, and {method.name} has none: leave it out")
@@ -459,8 +467,8 @@ def _relation(relation: str | Relation | None, declared: bool) -> Relation:
         return Relation.ADD_REMOVE if declared else Relation.ZERO_OUT
     if relation == Relation.ADD_REMOVE and not declared:
         raise OptionError(
-            "relation add-remove needs a declared dataset_size: rate, steps and divisor must not be read from the "
-            "data; give dataset_size as a constant, or use relation zero-out or replace-one"
+            "relation add-remove needs a declared dataset_size: sampling rate, steps and divisor must not depend on "
+            f"the data. Give {written('dataset_size')} as a constant, or use relation zero-out or replace-one"
         )
     return relation  # type: ignore[return-value]  # the mechanism turns a name into a relation, or refuses it
 
@@ -468,7 +476,7 @@ def _relation(relation: str | Relation | None, declared: bool) -> Relation:
 def _within(
     mechanism: Mechanism, epsilon: float | None, delta: float, privacy: Privacy, steps: int | None, other: Event
 ) -> tuple[Mechanism, Literal["plan", "budget"]]:
-    """The mechanism with the noise, or the steps, that the budget asks for, and what set the number of steps."""
+    """The mechanism with the noise or the steps that fit the budget, and what set the number of steps."""
     if epsilon is None:
         return mechanism, "plan"
     if privacy.noise_multiplier is not None:

@@ -1,9 +1,8 @@
-"""What a run needs before its first step: data within reach, an optimizer, checked targets, and an estimate of time."""
+"""What a run needs before its first step: data on the device, an optimizer, checked targets, an estimate of time."""
 
 import copy
 import time
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from dpgrad.training.curves import judging
 from dpgrad.training.losses import NamedLoss, pair, refuse_targets
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
-from dpgrad.training.recipes import OptimizerChoice
+from dpgrad.training.recipes import OptimizerChoice, optimizers, refuse_optimizer
 
 __all__ = ["classes_of", "device_of", "expected_seconds", "optimizer_named", "within_reach"]
 
@@ -43,7 +42,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def within_reach(data: Any, device: torch.device) -> Any:
-    """The data where a step takes rows from them soonest: on the model's device if they fit, memory maps as they are.
+    """Move the data to the model's device if they fit; memory maps stay as they are.
 
     >>> within_reach(np.zeros(3), torch.device("cpu"))
     tensor([0., 0., 0.], dtype=torch.float64)
@@ -77,51 +76,23 @@ def optimizer_named(
     if choice is None or (isinstance(choice, str) and choice.lower() == "sgd"):
         # One kernel for all parameters; on the CPU it gains nothing.
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
-    if momentum:
-        raise OptionError(
-            f"momentum = {momentum:g} is that of SGD, and another optimizer was chosen: leave out optimizer, or give "
-            "method dpsgd or momentum 0 and set the optimizer's own"
-        )
-    given: object = choice  # a caller may ignore types
-    if isinstance(given, torch.optim.Optimizer):
-        kind = type(given).__name__
-        raise OptionError(
-            f"optimizer must be a name or a function that makes one of the parameters, got {kind} itself: give "
-            f"lambda parameters: {kind}(parameters, ...)"
-        )
+    refuse_optimizer(choice, momentum)
     if not isinstance(choice, str):
         made: object = choice(parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise OptionError(f"optimizer must make a torch.optim.Optimizer, it made {_validate.shown(made)}")
         return made
-    kinds = _optimizers()
-    if choice.lower() not in kinds:
-        close = get_close_matches(choice.lower(), kinds, n=1, cutoff=0.0)[0]
-        raise OptionError(
-            f"unknown optimizer {_validate.shown(choice)}: did you mean {close}? Known are {', '.join(kinds)}; or give "
-            "a function of the parameters"
-        )
     on_device = {"fused": True, "capturable": True} if parameters[0].is_cuda and choice.lower() in _FUSED else {}
-    return kinds[choice.lower()](parameters, lr=rate, **on_device)
+    return optimizers()[choice.lower()](parameters, lr=rate, **on_device)
 
 
 _FUSED = ("adam", "adamw")
 
 
-def _optimizers() -> dict[str, Callable[..., torch.optim.Optimizer]]:
-    """The optimizers of torch by lower-case name; LBFGS, which asks for the loss again and again, is none of them."""
-    found = {
-        name.lower(): kind
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    }
-    return {name: found[name] for name in sorted(found) if name not in ("lbfgs", "sparseadam")}
-
-
 def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate) -> int | None:
-    """How many classes a classifier has, with the labels of all rows seen to be among them; None for other losses.
+    """The number of classes of a classifier, after checking the labels of all rows; None for other losses.
 
-    Labels are looked at where they are a tensor or an array. Those of a Dataset are met during training.
+    Labels in a tensor or an array are checked here, those of a Dataset during training.
 
     >>> rows = torch.zeros(5, 2), torch.tensor([0, 1, 2, 1, 0])
     >>> classes_of(nn.Linear(2, 3), NamedLoss("cross-entropy"), rows, default_collate)
@@ -132,7 +103,7 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
     device = device_of(model)
     batch = source.gathered(data, torch.arange(1), device, collate)
     with judging(model):
-        row_losses(loss, model, batch, 1)  # refuses, in words, what does not fit together
+        row_losses(loss, model, batch, 1)  # refuses model, loss and data that do not fit together
         outputs = model(pair(batch)[0])
     if not isinstance(data, Dataset):
         for few in source.blocks(data[1], 1 << 20):
@@ -151,9 +122,9 @@ def expected_seconds(
     collate: source.Collate = default_collate,
     steps: int = 3,
 ) -> float:
-    """How long the steps of a plan will take, from a few on rows of random numbers in the shape of the first one.
+    """Estimate the time of a plan's steps from a few steps on random numbers in the shape of the first row.
 
-    Loading the examples of a Dataset and evaluating are left out, and so is what precedes the first step.
+    It leaves out loading the examples of a Dataset, evaluation, and what precedes the first step.
 
     Guarantee: of the data only the shape and the type of one example are read. A copy of the model is trained.
 

@@ -5,20 +5,21 @@
 >>> psasc(s=0.55, r=0.001, clip=0.25).scaling()
 Psasc(s=0.55, r=0.001)
 
-A recipe says how one example is scaled and what is done with the noisy gradients; lots, steps and noise come from the
-budget. Its constants are those of the paper: C, s, r and the learning rate are typed in as printed. Values no paper
-prints are named in ``chosen``.
+A recipe says how each example's gradient is scaled and how the noisy gradients are used. Batches, steps and noise come
+from the budget. C, s, r and the learning rate are given as the paper prints them; ``chosen`` names those it does not
+print.
 """
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, cast
 
 from dpgrad import _validate
-from dpgrad.errors import OptionError
+from dpgrad.errors import OptionError, UnknownOptionError
 from dpgrad.training.options import check, option
 
 if TYPE_CHECKING:  # torch and numpy are imported where a recipe is used: the command line needs its fields alone
@@ -38,7 +39,6 @@ __all__ = [
     "XIA",
     "YU_2018",
     "YU_2020",
-    "Method",
     "OptimizerChoice",
     "Recipe",
     "autos",
@@ -48,6 +48,7 @@ __all__ = [
     "dpsgd_dynamic",
     "dpsgd_momentum",
     "optimizer_name",
+    "optimizers",
     "parse_rate",
     "plain_rate",
     "psac",
@@ -55,8 +56,11 @@ __all__ = [
     "psasc_gd",
     "psasc_momentum",
     "recipe",
+    "refuse_optimizer",
 ]  # fmt: skip
 
+P = ParamSpec("P")
+RULES = ("hard", "automatic", "psac", "psasc")
 OptimizerChoice: TypeAlias = "str | Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]"
 
 ABADI = 'Abadi et al., "Deep learning with differential privacy" (2016)'
@@ -69,7 +73,7 @@ HUANG = 'Huang et al., "Enhancing DP-SGD through non-monotonous adaptive scaling
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method: how one example is scaled, and what is done with the noisy gradients.
+    """A method: how each example's gradient is scaled, and how the noisy gradients are used.
 
     ``clip`` is the paper's C; None where the method has none. With ``clip_schedule`` the noise keeps its absolute size.
     ``momentum`` is Yu's c, and 1 − γ₁ of Huang et al. ``gamma`` is γ₀ of Algorithm 3 where ``length`` (K₀) is given,
@@ -117,7 +121,7 @@ class Recipe:
         kind="text", metavar="NAME",
     )  # fmt: skip
     optimizer: "OptimizerChoice | None" = option(
-        None, "An optimizer of torch.optim, such as adam; sgd without it.", kind="text", metavar="NAME"
+        None, "An optimizer of torch.optim, such as adam; sgd without it.", kind="name", metavar="NAME"
     )
     averaging: str | None = option(
         None, "An average of the iterates: ema:DECAY or tail:SHARE.", kind="text", metavar="NAME"
@@ -135,6 +139,31 @@ class Recipe:
         _ = self.inner_momentum
         if self.gamma is not None:
             _validate.unit_interval(gamma=self.gamma)
+        self._refuse_misspelt()
+
+    def _refuse_misspelt(self) -> None:
+        """Refuse at once what could only be read when a run is planned."""
+        from dpgrad.mechanism import schedules
+        from dpgrad.mechanism.mechanism import Group
+        from dpgrad.training.averaging import parse as parse_averaging
+
+        many = _validate.MOST_STEPS  # whatever suits this many steps may still not suit the run
+        if self.averaging is not None:
+            parse_averaging(self.averaging, many)
+        if self.clip_schedule is not None:
+            schedules.parse_clip(self.clip_schedule, 1.0, many)
+        if self.learning_rate_schedule is not None:
+            parse_rate(self.learning_rate_schedule, 1.0, many, 1.0)
+        refuse_optimizer(self.optimizer, self.momentum)
+        augment: object = self.augment  # a caller may ignore types
+        if augment is not None and (not callable(augment) or isinstance(augment, type)):
+            raise OptionError(
+                "augment must be a function of (batch, generator), such as dpgrad.augment.Shifts(4), got "
+                f"{_validate.shown(augment)}"
+            )
+        groups: object = self.groups
+        if not isinstance(groups, tuple) or not all(isinstance(group, Group) for group in groups):
+            raise OptionError(f"groups must be a tuple of dpgrad.Group, got {_validate.shown(groups)}")
 
     def scaling(self) -> "ScaleRule":
         """The rule that scales each example's gradient.
@@ -154,11 +183,10 @@ class Recipe:
             case "psasc":
                 return scaling.Psasc(s=_given(self.s), r=_given(self.r))
         given: object = self.rule  # a caller may ignore types
-        if not callable(given) or isinstance(given, type):
-            raise OptionError(
-                "rule must be hard, automatic, psac, psasc, or a function rule(norms, clip) that returns the factors, "
-                f"got {_validate.shown(given)}"
-            )
+        if isinstance(given, type):
+            raise OptionError(f"rule must be a rule, got its class {given.__name__}: write {given.__name__}()")
+        if not callable(given):
+            _validate.one_of(RULES, "a function of (norms, clip) that returns the factors", rule=given)
         return self.rule
 
     @property
@@ -205,7 +233,7 @@ class Recipe:
         return self.gamma if self.length is None else None
 
     def with_options(self, **given: object) -> "Recipe":
-        """The recipe with other constants; None leaves one as it is, and what the method does not have is refused.
+        """The recipe with other constants. None keeps a constant; one that the method does not have is refused.
 
         >>> dpsgd(s=0.5)
         Traceback (most recent call last):
@@ -213,10 +241,9 @@ class Recipe:
         """
         changed = {name: value for name, value in given.items() if value is not None}
         fields = [field.name for field in dataclasses.fields(self)]
-        for name in changed:
+        for name in given:
             if name not in fields:
-                close = _USUAL.get(name) or get_close_matches(name, fields, n=1, cutoff=0.0)[0]
-                raise OptionError(f"unknown option {name!r:.40} of a recipe: did you mean {close}?")
+                raise UnknownOptionError(f"{self.name} has no option {name!r:.40}{_validate.meant(name, fields)}")
         for name in changed:
             if name in _OWN and getattr(self, name) is None:
                 others = ", ".join(other.name for other in _all().values() if getattr(other, name) is not None)
@@ -260,7 +287,7 @@ class Recipe:
 
 
 def plain_rate(rate: "float | Schedule | None") -> object:
-    """The learning rate for JSON; of a plain function only that it is one, since the rate is not accounted."""
+    """The learning rate for JSON; a plain function is only named as such, since the rate is not accounted."""
     from dpgrad.mechanism import schedules
 
     if callable(rate) and not isinstance(rate, schedules.Formula):
@@ -268,15 +295,12 @@ def plain_rate(rate: "float | Schedule | None") -> object:
     return None if rate is None else schedules.to_plain(rate, "learning_rate")
 
 
-# What other libraries call an option.
-_USUAL = {"lr": "learning_rate", "max_grad_norm": "clip", "lr_schedule": "learning_rate_schedule"}
-
-# Options that a method either has or has not; every method has a learning rate and may have momentum.
+# Options that only some methods have.
 _OWN = ("clip", "s", "r", "gamma", "length")
 
 
 def _name(rule: object) -> str:
-    """A rule in words: those of dpgrad as they are written, a function by its name."""
+    """The name of a rule, optimizer or other function; a rule of dpgrad as it is written in Python."""
     if isinstance(rule, str):
         return rule
     if dataclasses.is_dataclass(rule):
@@ -293,6 +317,52 @@ def optimizer_name(optimizer: "OptimizerChoice | None") -> str:
     return "sgd" if optimizer is None else _name(optimizer)
 
 
+def refuse_optimizer(optimizer: "OptimizerChoice | None", momentum: float = 0.0) -> None:
+    """Refuse what `Recipe.optimizer` cannot be: a name that torch.optim does not have, or an optimizer itself.
+
+    >>> refuse_optimizer("adm")
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: optimizer must be a function of the parameters or one of ..., got 'adm': did you mean ...
+    """
+    given: object = optimizer  # a caller may ignore types
+    if given is None or (isinstance(given, str) and given.lower() == "sgd"):
+        return
+    import torch
+
+    if isinstance(given, torch.optim.Optimizer):
+        kind = type(given).__name__
+        raise OptionError(
+            f"optimizer must be a name or a function that makes one of the parameters, got {kind} itself: give "
+            f"lambda parameters: {kind}(parameters, ...)"
+        )
+    if not callable(given):
+        name = given.lower() if isinstance(given, str) else given
+        _validate.one_of(optimizers(), "a function of the parameters", optimizer=name)
+    if momentum:
+        raise OptionError(
+            f"momentum = {momentum:g} is that of SGD, and another optimizer was chosen: leave out optimizer, or give "
+            "method dpsgd or momentum 0 and set the optimizer's own"
+        )
+
+
+def optimizers() -> "dict[str, Callable[..., torch.optim.Optimizer]]":
+    """The optimizers of torch by lower-case name, without those that a private step does not suit.
+
+    LBFGS evaluates the loss several times a step, and SparseAdam needs sparse gradients.
+
+    >>> "adam" in optimizers(), "lbfgs" in optimizers()
+    (True, False)
+    """
+    import torch
+
+    found = {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    return {name: found[name] for name in sorted(found) if name not in ("lbfgs", "sparseadam")}
+
+
 def _given(value: float | None) -> float:
     if value is None:  # a recipe of one's own, short of a constant of its rule
         raise OptionError(
@@ -301,40 +371,95 @@ def _given(value: float | None) -> float:
     return value
 
 
+def _method(declared: Callable[P, Recipe]) -> Callable[P, Recipe]:
+    """A method of the papers as a function of its options, which are the fields of `Recipe`.
+
+    ``declared`` is a partial call, since making a recipe needs torch. Its signature has every option, with the method's
+    constants as defaults.
+    """
+    assert isinstance(declared, functools.partial)
+    name = declared.keywords["name"]
+    _DECLARED[name] = declared
+
+    def made(**options: object) -> Recipe:
+        return _all()[name].with_options(**options)
+
+    made.__name__ = made.__qualname__ = name.replace("-", "_")
+    made.__signature__ = inspect.signature(declared).replace(return_annotation=Recipe)  # type: ignore[attr-defined]
+    told = [f"{field.name}: {field.metadata['help']}" for field in dataclasses.fields(Recipe) if field.metadata]
+    title = f"{declared.keywords['title']}: {declared.keywords['citation']}."
+    made.__doc__ = "\n\n".join([title, "Every option is a field of `Recipe`:", "\n".join(told)])
+    return cast(Callable[P, Recipe], made)
+
+
+_DECLARED: "dict[str, functools.partial[Recipe]]" = {}
+
 # DP-SGD, momentum and dynamic clipping: Figure 2 of Yu et al. (2018). Scaling rules: the MNIST row of Table II of Huang
 # et al., whose learning rates are not printed. They are chosen so that one example's largest step, learning rate times
 # C, is 0.24 as in Figure 2; with momentum c, learning rate/(1 − c) takes the place of the learning rate.
+dpsgd = _method(
+    partial(Recipe, name="dpsgd", title="DP-SGD", citation=ABADI, rule="hard", learning_rate=0.02, clip=12.0)
+)
+dpsgd_momentum = _method(
+    partial(
+        Recipe, name="dpsgd-momentum", title="DP-SGD with momentum", citation=YU_2018, rule="hard",
+        learning_rate=0.02, clip=12.0, momentum=0.6,
+    )
+)  # fmt: skip
+dpsgd_dynamic = _method(
+    partial(
+        Recipe, name="dpsgd-dynamic", title="DP-SGD with a shrinking clip bound", citation=YU_2018, rule="hard",
+        learning_rate=0.02, clip=12.0, clip_schedule="linear",
+    )
+)  # fmt: skip
+dpsgd_amended = _method(
+    partial(
+        Recipe, name="dpsgd-amended", title="Amended DP-SGD: momentum and a shrinking clip bound", citation=YU_2018,
+        rule="hard", learning_rate=0.02, clip=12.0, clip_schedule="linear", momentum=0.6,
+    )
+)  # fmt: skip
+autos = _method(
+    partial(
+        Recipe, name="autos", title="Auto-S", citation=BU, rule="automatic",
+        learning_rate=0.24, clip=None, r=1e-4, chosen=("learning_rate",),
+    )
+)  # fmt: skip
+psac = _method(
+    partial(
+        Recipe, name="psac", title="DP-PSAC", citation=XIA, rule="psac",
+        learning_rate=0.8, clip=0.3, r=1e-4, chosen=("learning_rate",),
+    )
+)  # fmt: skip
+psasc = _method(
+    partial(
+        Recipe, name="psasc", title="DP-PSASC", citation=HUANG, rule="psasc",
+        learning_rate=0.8, clip=0.3, s=0.9, r=1e-4, chosen=("learning_rate",),
+    )
+)  # fmt: skip
+psasc_momentum = _method(
+    partial(
+        Recipe, name="psasc-momentum", title="DP-PSASC with inner and outer momentum", citation=HUANG, rule="psasc",
+        learning_rate=0.32, clip=0.3, s=0.9, r=1e-4, momentum=0.6, gamma=0.5, length=2,
+        chosen=("learning_rate", "momentum", "gamma", "length"),
+    )
+)  # fmt: skip
+dpgd = _method(
+    partial(
+        Recipe, name="dpgd", title="DP-GD", citation=YU_2020, rule="hard",
+        learning_rate=1.0, clip=1.0, full_batch=True,
+    )
+)  # fmt: skip
+psasc_gd = _method(
+    partial(
+        Recipe, name="psasc-gd", title="DP-PSASC with momentum on full batches", citation=HUANG, rule="psasc",
+        learning_rate=3.0, clip=0.3, s=0.9, r=1e-4, gamma=0.3, full_batch=True, chosen=("learning_rate", "gamma"),
+    )
+)  # fmt: skip
+
+
 @functools.cache
 def _all() -> dict[str, Recipe]:
-    made = (
-        Recipe("dpsgd", "DP-SGD", ABADI, "hard", learning_rate=0.02, clip=12.0),
-        Recipe("dpsgd-momentum", "DP-SGD with momentum", YU_2018, "hard", learning_rate=0.02, clip=12.0, momentum=0.6),
-        Recipe(
-            "dpsgd-dynamic", "DP-SGD with a shrinking clip bound", YU_2018, "hard",
-            learning_rate=0.02, clip=12.0, clip_schedule="linear",
-        ),
-        Recipe(
-            "dpsgd-amended", "Amended DP-SGD: momentum and a shrinking clip bound", YU_2018, "hard",
-            learning_rate=0.02, clip=12.0, clip_schedule="linear", momentum=0.6,
-        ),
-        Recipe("autos", "Auto-S", BU, "automatic", learning_rate=0.24, clip=None, r=1e-4, chosen=("learning_rate",)),
-        Recipe("psac", "DP-PSAC", XIA, "psac", learning_rate=0.8, clip=0.3, r=1e-4, chosen=("learning_rate",)),
-        Recipe(
-            "psasc", "DP-PSASC", HUANG, "psasc",
-            learning_rate=0.8, clip=0.3, s=0.9, r=1e-4, chosen=("learning_rate",),
-        ),
-        Recipe(
-            "psasc-momentum", "DP-PSASC with inner and outer momentum", HUANG, "psasc",
-            learning_rate=0.32, clip=0.3, s=0.9, r=1e-4, momentum=0.6, gamma=0.5, length=2,
-            chosen=("learning_rate", "momentum", "gamma", "length"),
-        ),
-        Recipe("dpgd", "DP-GD", YU_2020, "hard", learning_rate=1.0, clip=1.0, full_batch=True),
-        Recipe(
-            "psasc-gd", "DP-PSASC with momentum on full batches", HUANG, "psasc",
-            learning_rate=3.0, clip=0.3, s=0.9, r=1e-4, gamma=0.3, full_batch=True, chosen=("learning_rate", "gamma"),
-        ),
-    )  # fmt: skip
-    return {each.name: each for each in made}
+    return {name: declared() for name, declared in _DECLARED.items()}
 
 
 if TYPE_CHECKING:
@@ -347,49 +472,21 @@ else:
         return _all()
 
 
-class Method(Protocol):
-    """A method of the papers as a function of its options."""
-
-    def __call__(self, **options: Any) -> Recipe: ...
-
-
-def _method(name: str) -> Method:
-    def made(**options: Any) -> Recipe:
-        return _all()[name].with_options(**options)
-
-    made.__name__ = made.__qualname__ = name.replace("-", "_")
-    made.__doc__ = f"The recipe {name!r} with these fields of `Recipe` in place of its paper's."
-    return made
-
-
-dpsgd = _method("dpsgd")
-dpsgd_momentum = _method("dpsgd-momentum")
-dpsgd_dynamic = _method("dpsgd-dynamic")
-dpsgd_amended = _method("dpsgd-amended")
-autos = _method("autos")
-psac = _method("psac")
-psasc = _method("psasc")
-psasc_momentum = _method("psasc-momentum")
-dpgd = _method("dpgd")
-psasc_gd = _method("psasc-gd")
-
-
 def recipe(method: str | Recipe) -> Recipe:
     """The recipe of that name; one of your own is passed on as it is.
 
     >>> recipe("psaac")
     Traceback (most recent call last):
-    dpgrad.errors.OptionError: unknown method 'psaac': did you mean psac? The methods are dpsgd, ...
+    dpgrad.errors.OptionError: method must be a Recipe or one of dpsgd, ..., got 'psaac': did you mean psac?
     """
     if isinstance(method, Recipe):
         return method
-    recipes = _all()
-    if method not in recipes:
-        close = get_close_matches(str(method).lower(), recipes, n=1, cutoff=0.0)[0]
-        raise OptionError(
-            f"unknown method {_validate.shown(method)}: did you mean {close}? The methods are {', '.join(recipes)}"
-        )
-    return recipes[method]
+    given: object = method  # a caller may ignore types
+    if callable(given):
+        name = _name(given)
+        raise OptionError(f"method must be a Recipe or a name, got the function {name}: call it, {name}(...)")
+    _validate.one_of(_DECLARED, "a Recipe", method=given)
+    return _all()[method]
 
 
 # The share of its start to which a learning rate falls; that of Abadi et al. for MNIST is 0.052 of 0.1, in 10 epochs.
@@ -434,9 +531,10 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> "
             _validate.positive(**{"epochs of decay-then-hold": epochs})
             over = max(1, round(min(epochs * steps_per_epoch, 2 * _validate.MOST_STEPS)))  # beyond which it is refused
             return schedules.decay_then_hold(start, start * _share(given[:1], name), over)
-    raise OptionError(f"unknown learning_rate_schedule {text!r:.80}: write {_SPELT}")
+    raise OptionError(f"learning_rate_schedule must be {_SPELT}, got {text!r:.80}{_validate.meant(name, _RATES)}")
 
 
+_RATES = ("constant", "linear", "cosine", "decay-then-hold", "warmup")
 _SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or one warmup:STEPS+ before one of them"
 
 

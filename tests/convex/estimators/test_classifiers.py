@@ -1,5 +1,6 @@
 """Classifiers: what they compute, what they say about privacy, and what they refuse."""
 
+import inspect
 import pickle
 import re
 import tracemalloc
@@ -19,9 +20,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import normalize
 
+from dpgrad import errors
 from dpgrad.accounting.events import Relation
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import (
+    DPLinearRegression,
     DPLinearSVC,
     DPLogisticRegression,
     DPStandardScaler,
@@ -441,6 +444,7 @@ BAD = {
         {"class_weight": {0: 2.0}, "solver": "objective"},
         "solver objective does not use class_weight",
     ),
+    "misspelt solver": ({"solver": "dg"}, "got 'dg': did you mean gd?"),
     "solver": ({"solver": "lbfgs"}, "solver must be one of auto, gd, sgd, output, objective, amp, got 'lbfgs'"),
     "unused option": ({"l2": 0.1}, "solver auto does not use l2: leave l2 at None"),
     "iterations": ({"max_iter": 0}, "max_iter must be a whole number of at least 1, got 0"),
@@ -542,3 +546,38 @@ class TestBadInput:
         assert "secret" not in str(refused.value)
         assert refused.value.__cause__ is None
         assert refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "kind", [DPLogisticRegression, DPLinearSVC, DPLinearRegression, DPStandardScaler, RowNormalizer]
+)
+class TestKeywords:
+    def test_the_estimator_is_named_and_the_nearest_option(self, kind: type[Any]) -> None:
+        for name in inspect.signature(kind).parameters:
+            said = f"^{kind.__name__} has no option '{name}s': did you mean {name}\\?$"
+            with pytest.raises(TypeError, match=said) as raised:
+                kind(**{f"{name}s": 1})
+            assert isinstance(raised.value, errors.OptionError)
+
+    def test_copies_are_made_as_scikit_learn_makes_them(self, kind: type[Any]) -> None:
+        assert clone(kind()).get_params() == kind().get_params()
+
+
+@pytest.mark.parametrize("kind", [DPLogisticRegression, DPLinearSVC])
+def test_c_is_a_ridge(kind: type[Any]) -> None:
+    with pytest.raises(TypeError, match=rf"{kind.__name__} has no option 'C': write l2=1/\(C\*n\) for n rows"):
+        kind(C=1)
+
+
+def test_l2_of_c_gives_the_model_of_scikit_learn() -> None:
+    """Without noise to speak of, l2 = 1/(C·n) is the ridge of scikit-learn's C."""
+    random = np.random.default_rng(7)
+    X = random.standard_normal((500, 2))
+    X /= np.maximum(1, np.linalg.norm(X, axis=1, keepdims=True))
+    y = (X @ [2.0, 1.0] + 0.3 * random.standard_normal(500) > 0).astype(int)
+    theirs = LogisticRegression(C=0.05, fit_intercept=False).fit(X, y)
+    ours = DPLogisticRegression(
+        1e6, delta=1e-4, data_norm=1.0, classes=[0, 1], fit_intercept=False, solver="gd", l2=1 / (0.05 * 500),
+        learning_rate=4.0, max_iter=300, random_state=7,
+    ).fit(X, y)  # fmt: skip
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=0.02)

@@ -40,6 +40,7 @@ _LARGEST_LABEL = 2**53
 class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """What private linear classifiers share: the arguments, the fit, and the scores."""
 
+    @_validate.keywords(rows.sklearn_option)
     def __init__(
         self,
         epsilon: float = 1.0,

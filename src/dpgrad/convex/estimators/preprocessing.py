@@ -42,6 +42,7 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
     [[1.2, 1.6], [0.6, 0.8]]
     """
 
+    @_validate.keywords()
     def __init__(self, norm: float = 1.0, *, rule: str = "normalize") -> None:
         self.norm = norm
         self.rule = rule
@@ -60,8 +61,7 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
 
     def _check(self) -> None:
         rows.norm_checked(norm=self.norm)
-        if self.rule not in list(RULES):  # a list, since what is given may have no hash
-            raise OptionError(f"rule must be one of {', '.join(RULES)}, got {_validate.shown(self.rule)}")
+        _validate.one_of(RULES, rule=self.rule)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -97,6 +97,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
     (True, True)
     """
 
+    @_validate.keywords()
     def __init__(
         self,
         epsilon: float = 1.0,

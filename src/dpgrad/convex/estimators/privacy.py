@@ -102,12 +102,12 @@ def relation_of(value: object) -> Relation:
     Traceback (most recent call last):
     dpgrad.errors.OptionError: relation must be replace-one or zero-out, got 'add-remove': the number of rows ...
     """
-    if not isinstance(value, str) or value not in (Relation.REPLACE_ONE, Relation.ZERO_OUT):
+    if value == Relation.ADD_REMOVE:
         raise OptionError(
-            f"relation must be replace-one or zero-out, got {_validate.shown(value)}: "
-            "the number of rows is taken as public"
+            "relation must be replace-one or zero-out, got 'add-remove': the number of rows is taken as public"
         )
-    return Relation(value)
+    _validate.one_of((Relation.REPLACE_ONE.value, Relation.ZERO_OUT.value), relation=value)
+    return Relation(str(value))
 
 
 def delta_for(delta: float | None, rows: int) -> float:

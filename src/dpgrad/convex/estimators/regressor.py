@@ -9,6 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
+from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import rows, solvers
 from dpgrad.convex.estimators.privacy import FitPrivacy, charging, delta_for, guarantee, not_covered, relation_of
@@ -42,6 +43,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     (True, ['second moment', 'products with the target', 'smallest eigenvalue'])
     """
 
+    @_validate.keywords(rows.sklearn_option)
     def __init__(
         self,
         epsilon: float = 1.0,

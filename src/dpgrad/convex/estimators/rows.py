@@ -15,7 +15,7 @@ from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "FLOATS", "NORMALIZE", "NUMBERS", "WHOLE", "budget_checked", "canonical", "flag_checked", "key_of", "narrowed",
-    "norm_checked", "pair_of", "radius_of", "shape_facts", "table_facts", "validated",
+    "norm_checked", "pair_of", "radius_of", "shape_facts", "sklearn_option", "table_facts", "validated",
 ]  # fmt: skip
 
 NORMALIZE = "normalize"
@@ -40,6 +40,26 @@ _DATES = (
 )
 
 _MISSING = "fill in missing values by a public rule, such as a constant, since their mean would have to be released"
+
+
+# What options of scikit-learn's estimators correspond to: here the mean loss plus l2·‖w‖²/2 is minimised.
+_SKLEARN = {
+    "C": "write l2=1/(C*n) for n rows; the solvers gd, sgd, output and objective take it, and auto needs none",
+    "alpha": "write l2=alpha for the alpha of SGDClassifier, l2=alpha/n for that of Ridge, n rows; solver gd takes it",
+    "penalty": "it is always l2, whose weight the option l2 sets",
+    "tol": "a private fit takes a fixed number of steps, which max_iter sets",
+    "eta0": "write learning_rate",
+    "positive": "no constraint on coefficients is offered",
+}
+
+
+def sklearn_option(name: str) -> str:
+    """What to write in place of an option that scikit-learn's estimators have and ours do not.
+
+    >>> sklearn_option("eta0")
+    ': write learning_rate'
+    """
+    return f": {_SKLEARN[name]}" if name in _SKLEARN else ""
 
 
 def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **checks: Any) -> Any:

@@ -97,9 +97,8 @@ def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Opt
     An option that the solver does not take is refused.
     """
     known = SOLVERS if task.classes else REGRESSION
-    if not isinstance(name, str) or name not in known:
-        raise OptionError(f"solver must be one of {', '.join(known)}, got {_validate.shown(name)}")
-    run, taken = known[name]
+    _validate.one_of(known, solver=name)
+    run, taken = known[str(name)]
     if name in BINARY and isinstance(task.loss, Weighted):
         raise OptionError(f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output")
     if task.loss.outputs == 1 and task.classes == 2:
