@@ -295,7 +295,8 @@ def _waited(child: int, limit: float) -> str:
 def _loaded() -> None:
     """What every test imports and no mutant changes."""
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # as tests/conftest.py says
-    for name in ("hypothesis.strategies", "numpy", "pytest", "scipy.special", "scipy.stats", "torch._dynamo"):
+    heavy = ("hypothesis.strategies", "numpy", "pytest", "scipy.special", "scipy.stats", "sklearn.linear_model")
+    for name in (*heavy, "torch._dynamo"):
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)  # a fork has none of the other threads
 

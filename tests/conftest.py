@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -37,13 +39,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests marked exhaustive, or all others."""
     wanted = config.getoption("--exhaustive")
-    left_out = [item for item in items if (item.get_closest_marker("exhaustive") is not None) != wanted]
+    left_out = {item for item in items if (item.get_closest_marker("exhaustive") is not None) != wanted}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 ROOT = Path(__file__).resolve().parent.parent
+_COMPUTED: dict[tuple[Any, ...], Any] = {}
+
+
+def _remembering(kind: type, method: str) -> Callable[..., Any]:
+    """The method of a frozen dataclass, computed once in this process for the same fields and arguments."""
+    real = getattr(kind, method)
+
+    def given(self: Any, *args: float) -> Any:
+        called = (kind, method, repr(self), args)
+        if called not in _COMPUTED:
+            _COMPUTED[called] = real(self, *args)
+        return _COMPUTED[called]
+
+    return given
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _computed_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute each price and draw each chart once per process, except in the tests of prices and charts.
+
+    Both are pure functions of what they are given, and most runs in the other tests have one of a few plans.
+    """
+    if {"accounting", "reports"} & set(request.path.parts):
+        yield
+        return
+    from dpgrad.accounting.pld import PldProfile
+    from dpgrad.reports.chart import Chart
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, method in (
+            (PldProfile, "epsilon"),
+            (PldProfile, "interval"),
+            (PldProfile, "estimate"),
+            (Chart, "svg"),
+        ):
+            patch.setattr(kind, method, _remembering(kind, method))
+        yield
 
 
 @pytest.fixture(scope="session")

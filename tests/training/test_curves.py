@@ -42,10 +42,10 @@ def test_the_bound_on_what_is_spent_so_far(method: str, accountant: str) -> None
 def test_the_curve_of_epsilon_is_that_of_shorter_runs(method: str, every: int) -> None:
     """Up to the last step before the end, and so is what the progress shows at each point."""
     options: dict[str, Any] = {} if method == "dpgd" else {"batch_size": 143}
-    plan = make(method, rows=1437, steps=21, epsilon=3.0, delta=1e-5, **options)
+    plan = make(method, rows=1437, steps=13, epsilon=3.0, delta=1e-5, **options)
     seen: list[Progress] = []
     watch = Watch(plan, every, None, seen.append)
-    for step in range(1, 22):
+    for step in range(1, 14):
         watch.after(step, 0.1)
     for point in watch.points:
         assert point.epsilon == seen[point.step - 1].epsilon == plan.epsilon_after(point.step)

@@ -116,7 +116,7 @@ class TestExtremeTargets:
         ("epsilon", "relation"),
         [
             (1e6, Relation.ADD_REMOVE),
-            (20_000.0, Relation.REPLACE_ONE),
+            pytest.param(20_000.0, Relation.REPLACE_ONE, marks=pytest.mark.exhaustive),
             pytest.param(20_000.0, Relation.ADD_REMOVE, marks=pytest.mark.exhaustive),
             pytest.param(1e6, Relation.REPLACE_ONE, marks=pytest.mark.exhaustive),
         ],

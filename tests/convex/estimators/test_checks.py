@@ -24,13 +24,15 @@ LARGE = 1e6
 ESTIMATORS = {
     "logistic": DPLogisticRegression(LARGE),
     "logistic clipped": DPLogisticRegression(LARGE, data_norm=20.0),
-    "logistic gd": DPLogisticRegression(LARGE, solver="gd"),
+    "logistic gd": DPLogisticRegression(LARGE, solver="gd", max_iter=100),
     "logistic output": DPLogisticRegression(LARGE, solver="output"),
     "logistic objective": DPLogisticRegression(100.0, solver="objective"),
     "logistic amp": DPLogisticRegression(6.0, solver="amp"),
     "svc": DPLinearSVC(LARGE),
     "regression": DPLinearRegression(LARGE, data_norm=20.0, target_bounds=(-5.0, 5.0)),
-    "regression gd": DPLinearRegression(LARGE, data_norm=20.0, target_bounds=(-5.0, 5.0), solver="gd", momentum=0.9),
+    "regression gd": DPLinearRegression(
+        LARGE, data_norm=20.0, target_bounds=(-5.0, 5.0), solver="gd", momentum=0.9, max_iter=100
+    ),
     "scaler": DPStandardScaler(LARGE, bounds=(-1000.0, 1000.0)),
     "scaler without mean": DPStandardScaler(LARGE, bounds=(-1000.0, 1000.0), with_mean=False),
     "normalizer": RowNormalizer(),

@@ -130,6 +130,8 @@ class TestPrecondition:
             ({"epsilon": "1"}, "epsilon must be a number"),
             ({"delta": 1e-3}, "delta must be below 1/n"),
             ({"models": 0}, "models must be a whole number"),
+            ({"unit": 0.0}, "unit must be positive"),
+            ({"relation": Relation.ADD_REMOVE}, "relation add-remove is refused"),
         ],
         ids=str,
     )

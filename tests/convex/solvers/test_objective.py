@@ -16,10 +16,14 @@ from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Softmax, Squared
 from dpgrad.convex.solvers import objective, perturbed
 from dpgrad.convex.solvers.perturbed import Law, Perturbation
+from dpgrad.mechanism.keys import Key
 
 Array = NDArray[np.float64]
 ZERO_OUT, REPLACE_ONE = Relation.ZERO_OUT, Relation.REPLACE_ONE
 MARGIN: list[Any] = [Logistic(), Logistic(0.3), HuberSvm(0.3)]
+MADE: dict[str, Callable[..., Perturbation]] = {
+    "tight": objective.calibrated, "approximate": objective.approximate, "pure": objective.pure,
+}  # fmt: skip
 
 
 def density(loss: Any, x: Array, y: Array, ridge: float, log_noise: Callable[[Array], Array], w: Array) -> Array:
@@ -236,6 +240,21 @@ class TestCalibration:
         assert account(Repeat(plan.event, 4), REPLACE_ONE, "pld").epsilon(1e-7) <= 0.5
 
 
+@pytest.mark.parametrize("way", MADE)
+def test_a_plan_is_solved_for_what_it_was_made_for(way: str) -> None:
+    """The released coefficients, less the second noise, have a gradient within the tolerance of the plan."""
+    random, loss, key = np.random.default_rng(3), HuberSvm(0.3), Key.from_seed(4)
+    x, y = random.uniform(-0.8, 0.8, (60, 3)), random.choice([-1.0, 1.0], 60)
+    given: dict[str, Any] = {} if way == "pure" else {"delta": 1e-4}
+    plan = MADE[way](60, loss, radius=1.5, epsilon=2.0, relation=REPLACE_ONE, **given)
+    assert (plan.loss, plan.radius, plan.rows, plan.relation) == (loss, 1.5, 60, REPLACE_ONE)
+    found, event = objective.solve(Design(x, radius=1.5), y, loss, plan, key=key)
+    first, second = (perturbed.noise(plan.law, key, i, (3, 1), s) for i, s in ((0, plan.scale), (1, plan.output_scale)))
+    w = found - second
+    assert np.linalg.norm(x.T @ loss.residuals(x @ w, y) + plan.ridge * w + first) <= 1.1 * plan.tolerance
+    assert event == plan.event
+
+
 class TestRefusals:
     KIND: dict[str, Any] = {"radius": 1.0, "epsilon": 1.0, "delta": 1e-6, "relation": ZERO_OUT}  # noqa: RUF012
 
@@ -257,22 +276,29 @@ class TestRefusals:
             objective.approximate(1000, Squared(math.inf), **self.KIND)
 
     @pytest.mark.parametrize(
-        ("given", "match"),
+        ("way", "given", "match"),
         [
-            ({"epsilon": 0.0}, "epsilon must be positive"),
-            ({"delta": 1e-3}, "delta must be below 1/n"),
-            ({"delta": 0.0}, "delta must lie strictly between"),
-            ({"models": 0}, "models must be a whole number"),
-            ({"ridge": -1.0}, "ridge must be zero or more"),
-            ({"shift_share": 1.0}, "shift_share must lie strictly between"),
-            ({"radius": -1.0}, "radius must be"),
-            ({"relation": "swap"}, "not a valid Relation"),
+            (way, given, match)
+            for way, absent in (("tight", ()), ("approximate", ("shift_share",)), ("pure", ("delta",)))
+            for given, match in (
+                ({"epsilon": 0.0}, "epsilon must be positive"),
+                ({"delta": 1e-3}, "delta must be below 1/n"),
+                ({"delta": 0.0}, "delta must lie strictly between"),
+                ({"models": 0}, "models must be a whole number"),
+                ({"ridge": -1.0}, "ridge must be zero or more"),
+                ({"shift_share": 1.0}, "shift_share must lie strictly between"),
+                ({"radius": -1.0}, "radius must be"),
+                ({"relation": "swap"}, "not a valid Relation"),
+                ({"relation": Relation.ADD_REMOVE}, "relation add-remove is refused"),
+            )
+            if not set(given) & set(absent)
         ],
         ids=str,
     )
-    def test_arguments(self, given: dict[str, Any], match: str) -> None:
+    def test_arguments(self, way: str, given: dict[str, Any], match: str) -> None:
+        kind = {name: value for name, value in (self.KIND | given).items() if way != "pure" or name != "delta"}
         with pytest.raises(ValueError, match=match) as error:
-            objective.calibrated(1000, Logistic(), **{**self.KIND, **given})
+            MADE[way](1000, Logistic(), **kind)
         assert "\n" not in str(error.value)
 
 
