@@ -40,17 +40,20 @@ class PerExample:
             return ClippedSum({name: found.sum(name) for name in self.uses})
 
     @contextmanager
-    def scaled(self, scale: Scale, groups: Groups | None = None, drop: "ZeroRows | None" = None) -> Iterator["Scaled"]:
+    def scaled(
+        self, scale: Scale, groups: Groups | None = None, drop: "ZeroRows | None" = None, look: bool = True
+    ) -> Iterator["Scaled"]:
         """`clipped` parameter by parameter: norms, factors, and the sums, to be asked for within the block.
 
         With ``drop``, which sets the rows of examples that are left out to zero, nothing waits for a CUDA device.
+        Without a ``look`` at the gradients no example is left out.
 
-        Guarantee: that of `clipped`.
+        Guarantee: that of `clipped`; without a look only where all of `Scaled.keep` is true.
         """
         with torch.no_grad(), own_products():
             norms, uses = self._measured(groups or {})
             factors, keep = _factors(norms, scale)
-            if (drop is not None and norms.is_cuda) or not bool(keep.all()):
+            if look and ((drop is not None and norms.is_cuda) or not bool(keep.all())):
                 uses = {name: use.kept(keep, drop) for name, use in uses.items()}
             if drop is not None:
                 drop.launch()

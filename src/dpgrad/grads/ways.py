@@ -114,6 +114,11 @@ class Attributed:
             return "the model reads values of the batch in Python"
         return f"every batch is checked: {self.way.why}" if self.way.name == "certified" else ""
 
+    def repeats(self, batch: Batch) -> bool:
+        """Whether a pass over a batch of these shapes does the same operations every time."""
+        shapes = tuple(leaf.shape for leaf in leaves(batch))
+        return self._layouts is not None and shapes in self._layouts.proven and shapes not in self._mixed
+
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
         shapes = tuple(leaf.shape for leaf in leaves(batch))
         if shapes not in self._mixed and (self._followed or not self._mixed):

@@ -54,8 +54,10 @@ from dpgrad.randomness import draw
 from dpgrad.training import source
 from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
 from dpgrad.training.augment import Augment, probed
-from dpgrad.training.step.graphed import FEWEST_STEPS, Graphed
+from dpgrad.training.step.graphed import Graphed
+from dpgrad.training.step.pieces import FEWEST_STEPS, Pieces
 from dpgrad.training.step.sizes import Sizes
+from dpgrad.training.step.straight import Straight
 from dpgrad.training.step.taped import Taped
 from dpgrad.training.step.work import Observed, Work
 
@@ -140,7 +142,7 @@ class PrivateGradient:
         )  # fmt: skip
         self.work.groups()
         self._engine_name, self._memory_limit, self._capture, self._workers = engine, memory_limit, capture, workers
-        self._running: Taped | Graphed | None = None
+        self._running: Taped | Pieces | None = None
         self.not_captured = ""  # why steps are not captured, where they might have been
         self._rows: int | None = None
         self._data: source.Remembered | None = None
@@ -382,7 +384,7 @@ class PrivateGradient:
             most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
         self._checked = now
-        if isinstance(self._running, Graphed):
+        if isinstance(self._running, Pieces):
             self._running.close()
         self._running = None
 
@@ -413,23 +415,25 @@ class PrivateGradient:
                 few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
                 compare(self.model, self.work.loss, few, self.work.engine, self._engine_name, self.work.several_rows)
 
-    def _runner(self, data: Any, rows: int) -> "Taped | Graphed":
-        """Who runs the steps: graphs on a CUDA device, single calls where there can be none."""
-        if self._running is not None:
-            return self._running
-        worth = self._capture or self.mechanism.steps >= FEWEST_STEPS
-        if self._capture is not False and worth and rows:
-            try:
-                self._running = Graphed(self.work, data, rows, self._workers)
-                return self._running
-            except CannotCaptureError as error:
-                if self._capture:
-                    raise
-                self.not_captured = str(error)
-                if self.work.device.type == "cuda":
-                    _validate.warn(f"the step is not captured as a CUDA graph: {error}")
-        self._running = Taped(self.work)
+    def _runner(self, data: Any, rows: int) -> "Taped | Pieces":
+        """Who runs the steps: on pieces of fixed sizes where that is worth while, as graphs on a CUDA device."""
+        if self._running is None:
+            self._running = self._on_pieces(data, rows) or Taped(self.work)
         return self._running
+
+    def _on_pieces(self, data: Any, rows: int) -> Pieces | None:
+        if self._capture is False or not rows or not (self._capture or self.mechanism.steps >= FEWEST_STEPS):
+            return None
+        if self.work.device.type == "cpu" and not self._capture:
+            return Straight(self.work, data, rows, self._workers)
+        try:
+            return Graphed(self.work, data, rows, self._workers)
+        except CannotCaptureError as error:
+            if self._capture:
+                raise
+            self.not_captured = str(error)
+            _validate.warn(f"the step is not captured as a CUDA graph: {error}")
+            return None
 
 
 def _check_computing(engine: str, microbatch: int | None, memory_limit: int | None) -> None:

@@ -8,7 +8,7 @@ Guarantee: all that a body reads of a step lies in its buffers, so that a replay
 beyond `count` weigh nothing. An example whose gradient is not finite is left out within the body.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -99,6 +99,36 @@ class Bodies:
                     total = self._summed(part, scaled)
                     with lanes.beside(place, total):
                         self._add(part, total, form, dry)
+        if form.last:
+            self._release.finish()
+
+    def inputs(self, size: int) -> list[Tensor]:
+        """What `sums` of a piece reads beside parameters and buffers: its rows, their weights and the clip bounds."""
+        batch, weights, _ = self._weighted(size)
+        return [*pytree.tree_leaves(batch), weights, self._clips]
+
+    def sums(self, size: int) -> Callable[..., tuple[Tensor, ...]]:
+        """The part of `accumulate` that writes nothing, as a function of `inputs`: the sums, part by part.
+
+        Last comes whether every gradient is finite. Elsewhere the sums are worthless: examples are not left out.
+        """
+        form = pytree.tree_structure(self._weighted(size)[0])
+        wide = 1 if not self._work.several_rows else width(self.rows)
+
+        def found(*given: Tensor) -> tuple[Tensor, ...]:
+            *rows, weights, clips = given
+            work = self._work
+            batch = pytree.tree_unflatten(rows, form)
+            each = work.engine_at(0)(work.model, work.loss, batch, weights, wide)
+            with each.scaled(work.scale(clips), self._groups, look=False) as scaled:
+                return *(self._summed(part, scaled) for part in self._release.parts), scaled.keep.all()
+
+        return found
+
+    def add(self, totals: Sequence[Tensor], form: Form) -> None:
+        """What `accumulate` does with the sums of a piece."""
+        for part, total in zip(self._release.parts, totals, strict=True):
+            self._add(part, total, form, dry=False)
         if form.last:
             self._release.finish()
 

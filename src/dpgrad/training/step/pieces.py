@@ -1,0 +1,137 @@
+"""Steps on pieces of fixed sizes, whose rows lie in buffers: what is made of a body once is run again and again.
+
+Guarantee: that of the bodies. What is kept of a body from the time it was made is looked at before every step, as far
+as it can be seen: where it changed, it is made anew. Not seen are numbers inside lists, dictionaries and objects that
+the model or the loss hold; tensors that they hold must be written into, not exchanged.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dpgrad.errors import CannotCaptureError
+from dpgrad.training.augment import Shifts
+from dpgrad.training.step import taped
+from dpgrad.training.step.bodies import Bodies, Form
+from dpgrad.training.step.feeds import Feed, Piece, feed
+from dpgrad.training.step.lots import Lot, Lots
+from dpgrad.training.step.sizes import Sizes
+from dpgrad.training.step.watch import Watch
+from dpgrad.training.step.work import Work
+
+__all__ = ["FEWEST_STEPS", "Called", "Graph", "Pieces"]
+
+FEWEST_STEPS = 30  # of a mechanism, from which on it is worth while to make something of a body
+
+
+class Graph(Protocol):
+    """A body that can be replayed."""
+
+    def replay(self) -> None: ...
+
+
+class Pieces(ABC):
+    """Steps in pieces of fixed sizes."""
+
+    form: ClassVar[str]  # how a step rounds; the sizes follow from the mechanism, and would tell how many rows
+
+    def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
+        self._work, self._device = work, work.device
+        self._bodies = Bodies(work)
+        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch)
+        lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most)
+        self._lots = lots()
+        # An augmentation of the user's own is called for one example after another, from the host.
+        own = work.augment is not None and not isinstance(work.augment, Shifts)
+        self._on_host = lots(to_host=True) if own else None
+        self._feed: Feed = feed(
+            data, self._device, work.collate, lots(to_host=True), self._sizes, work.mechanism.steps, workers
+        )
+        one = torch.zeros(1, dtype=torch.int64)
+        like = work.augmented(work.gathered(data, one), one, 0)
+        self._bodies.rows = pytree.tree_map(lambda leaf: leaf.expand(self._sizes.most, *leaf.shape[1:]).clone(), like)
+        if work.averages_of(rows) is not None:
+            self._bodies.index = torch.zeros(self._sizes.most, dtype=torch.int64, device=self._device)
+        self._graphs: dict[Form, Graph] = {}
+        self._draws = False  # whether the model draws random numbers
+        self._said = False
+        self._rule, self._watch = work.rule, Watch(work.model, work.loss)
+
+    @abstractmethod
+    def _made(self, form: Form) -> Graph:
+        """What is run for a form."""
+
+    def _renew(self) -> None:
+        """Forget what was made: something has changed."""
+        self._graphs.clear()
+        self._rule, self._watch = self._work.rule, Watch(self._work.model, self._work.loss)
+
+    def step(self, data: Any, rows: int, step: int) -> None:
+        """Write the noisy mean of a step to ``.grad``."""
+        work, bodies = self._work, self._bodies
+        if work.rule is not self._rule or not self._watch.same():
+            self._renew()
+        lot = self._lots.at(step)
+        bodies.at(step)
+        seen: taped.Seen = []
+        pieces = Piece.of(step, lot, self._sizes)
+        with work.own_randomness(step) if self._draws else nullcontext():
+            for piece in pieces:
+                last = piece is pieces[-1]
+                shown = work.observe is not None
+                form = Form(piece.size, not piece.start, last, len(pieces) > 2, len(work.iterates), shown)
+                self._fill(piece, lot)
+                self._replay(form)
+                if form.observed:
+                    seen.append(tuple(each[:, : piece.filled].clone() for each in bodies.seen[form]))  # type: ignore[arg-type]
+        work.remember()
+        noisy = bodies.show()
+        if work.observe is not None:
+            taped.observe(work, bodies, step, seen, noisy)
+
+    def close(self) -> None:
+        """Let go of what fetches rows."""
+        self._feed.close()
+
+    def _fill(self, piece: Piece, lot: Lot) -> None:
+        """Bring the rows of a piece into the buffers."""
+        work, bodies = self._work, self._bodies
+        bodies.hold(piece.filled)
+        own = lot.indices[piece.start : piece.start + piece.size]
+        if bodies.index is not None:
+            bodies.index[: piece.size].copy_(own)
+        held = pytree.tree_leaves(bodies.rows)
+        if work.augment is None and self._feed.gather(own, held):
+            return
+        batch = self._feed.rows(piece, lot)
+        if batch is None:
+            return
+        rows = len(pytree.tree_leaves(batch)[0])
+        examples = own if self._on_host is None else self._on_host.at(piece.step).indices[piece.start :]
+        batch = work.augmented(work.alike("collate", batch), examples[:rows], piece.step)
+        for buffer, leaf in zip(held, pytree.tree_leaves(batch), strict=True):
+            buffer[:rows].copy_(leaf)
+
+    def _replay(self, form: Form) -> None:
+        if form not in self._graphs:
+            try:
+                self._graphs[form] = self._made(form)
+            except CannotCaptureError as error:
+                if not self._said:
+                    warnings.warn(f"pieces of some sizes are not captured: {error}", stacklevel=4)
+                self._said = True
+                self._graphs[form] = Called(partial(self._bodies.accumulate, form))
+        self._graphs[form].replay()
+
+
+class Called:
+    """A body that is called instead."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        self.replay = body

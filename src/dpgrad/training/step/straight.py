@@ -1,0 +1,90 @@
+"""A private step on a CPU whose body is straight-line code (`dpgrad.grads.traced`), where that saves time.
+
+The code of a piece gives the bits of its body, so that when it is made, and whether, changes no result: it is tried for
+bodies that take little time, of which Python takes the most, and kept where it is faster.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from dpgrad.grads.traced import CannotTraceError, Traced
+from dpgrad.grads.ways import Attributed
+from dpgrad.training.step.bodies import Bodies, Form
+from dpgrad.training.step.pieces import Graph, Pieces
+from dpgrad.training.step.work import Work
+
+__all__ = ["Straight"]
+
+_SHORT = 0.1  # seconds of a body beyond which Python's share does not matter
+_LONG = 200  # steps of a run that is worth a trial
+_FASTER = 0.8  # of the time of the body, which the code may take at most
+
+
+class Straight(Pieces):
+    """Runs the bodies on pieces of fixed sizes, as straight-line code where that is faster."""
+
+    form = "pieces of fixed sizes"
+
+    def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
+        super().__init__(work, data, rows, workers)
+        self._draws = True
+        self.worth = work.mechanism.steps >= _LONG and work.average is None  # an average is changed in place
+
+    def _made(self, form: Form) -> Graph:
+        return _Body(self, self._work, self._bodies, form)
+
+
+class _Body:
+    """The body of a form: called, and replaced by code once that is found to be faster."""
+
+    def __init__(self, owner: Straight, work: Work, bodies: Bodies, form: Form) -> None:
+        self._owner, self._work, self._bodies, self._form = owner, work, bodies, form
+        self._code: Traced | None = None
+        self._took = 0.0  # seconds of the body
+
+    def replay(self) -> None:
+        if self._code is None and self._took and self._may_be_traced():
+            self._trace()
+        began = time.thread_time()
+        if self._code is None:
+            self._bodies.accumulate(self._form)
+            self._took = time.thread_time() - began
+        elif not self._run(self._code):
+            self._bodies.accumulate(self._form)
+
+    def _may_be_traced(self) -> bool:
+        engine, form = self._work.engine, self._form
+        if not self._owner.worth or form.observed or self._took > _SHORT or not isinstance(engine, Attributed):
+            return False
+        few = self._bodies.inputs(form.size)[:-2]
+        return engine.way.name == "batched" and engine.repeats(few)
+
+    def _trace(self) -> None:
+        inputs = self._bodies.inputs(self._form.size)
+        try:
+            with torch.random.fork_rng([]):
+                code = Traced(self._bodies.sums(self._form.size), inputs, self._work.model)
+                began = time.thread_time()
+                code(*inputs)
+                faster = time.thread_time() - began <= _FASTER * self._took
+        except CannotTraceError:
+            faster = False
+        if faster:
+            self._code = code
+        else:
+            self._owner.worth = False
+
+    def _run(self, code: Traced) -> bool:
+        """Run the code; False where it does not stand for this piece, with nothing done."""
+        inputs = self._bodies.inputs(self._form.size)
+        if not code.takes(*inputs):
+            return False
+        state = torch.get_rng_state()
+        *totals, finite = code(*inputs)
+        if not bool(finite):  # an example is to be left out
+            torch.set_rng_state(state)
+            return False
+        self._bodies.add(totals, self._form)
+        return True

@@ -1,0 +1,166 @@
+"""Steps of straight-line code are those of the bodies that are called, to the bit, on pieces of the same sizes."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpgrad.grads.history import InnerMomentum
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.training.private import PrivateGradient
+from dpgrad.training.step import straight
+from dpgrad.training.step.straight import Straight
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a CPU")
+ROWS = 200
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code is kept whatever the load of the machine."""
+    monkeypatch.setattr(straight, "_FASTER", math.inf)
+    monkeypatch.setattr(straight, "_SHORT", math.inf)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether code stood for each piece that it was asked for."""
+    found: list[bool] = []
+    run = straight._Body._run
+
+    def noted(self: Any, code: Any) -> bool:
+        found.append(run(self, code))
+        return found[-1]
+
+    monkeypatch.setattr(straight._Body, "_run", noted)
+    return found
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    return torch.randn(ROWS, 8, generator=random), torch.randint(4, (ROWS,), generator=random)
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.LayerNorm(12), nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 4))
+
+
+def plan(**given: Any) -> Mechanism:
+    return Mechanism(sampling.Poisson(0.2), 300, 0.5, relation="zero-out", batch_size=40, **given)
+
+
+def trained(steps: int = 25, data: Any = None, dropout: float = 0.0, **given: Any) -> tuple[nn.Module, Any]:
+    model = network(dropout)
+    private = PrivateGradient(model, loss, given.pop("mechanism", plan()), seed=5, **given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    for _ in range(steps):
+        private.step(rows() if data is None else data)
+        optimizer.step()
+    return model, private
+
+
+def called(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]) -> Any:
+    """The same run without code."""
+    with monkeypatch.context() as patch:
+        patch.setattr(straight, "_LONG", math.inf)
+        return make()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"dropout": 0.5},
+        {"microbatch": 16},
+        {"inner_momentum": InnerMomentum(0.5, 2)},
+        {"mechanism": plan(groups=(Group("0.*", clip=0.5), Group("[!0].*")))},
+    ],
+    ids=["plain", "dropout", "pieces", "momentum", "groups"],
+)
+def test_the_same_to_the_bit(given: dict[str, Any], ran: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, private = trained(**given)
+    assert private.form == Straight.form
+    assert sum(ran) > 10
+    wanted, _ = called(monkeypatch, lambda: trained(**given))
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted.parameters(), strict=True))
+
+
+def test_it_is_near_the_step_on_as_many_rows_as_there_are(ran: list[bool]) -> None:
+    found, _ = trained()
+    wanted, private = trained(capture=False)
+    assert private.form != Straight.form
+    for a, b in zip(found.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_examples_that_are_not_finite_are_left_out(ran: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = rows()
+    data[0][3], data[0][60] = math.nan, math.inf
+    for dropout in (0.0, 0.5):
+        found, _ = trained(data=data, dropout=dropout)
+        assert not all(ran)
+        wanted, _ = called(monkeypatch, lambda dropout=dropout: trained(data=data, dropout=dropout))
+        assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted.parameters(), strict=True))
+        assert all(bool(each.isfinite().all()) for each in found.parameters())
+
+
+def test_a_model_that_reads_values_is_called(ran: list[bool]) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x if float(x.detach().abs().max()) < 1e9 else 2 * x)
+            return out
+
+    private = PrivateGradient(Reads(), loss, plan(), seed=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it takes another way
+        for _ in range(4):
+            private.step(rows())
+    assert not ran
+
+
+def test_what_changes_is_followed(ran: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode, a frozen layer, the memory of a weight, a module, and a number of the loss."""
+
+    class Weighted:
+        def __init__(self) -> None:
+            self.factor = 1.0
+
+        def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+            return self.factor * loss(model, batch)
+
+    def run() -> list[Tensor]:
+        model, weighted = network(0.5), Weighted()
+        private = PrivateGradient(model, weighted, plan(), seed=5)
+        changes: dict[int, Callable[[], object]] = {
+            12: lambda: model.eval(),
+            24: lambda: model[0].requires_grad_(False),
+            36: lambda: setattr(model[4].weight, "data", 2 * model[4].weight.data),
+            48: lambda: setattr(model, "2", nn.ReLU()),
+            60: lambda: setattr(weighted, "factor", 0.01),
+        }
+        found = []
+        for step in range(72):
+            changes.get(step, lambda: None)()
+            private.step(rows())
+            found += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        return found
+
+    straight_on = run()
+    assert sum(ran) > 10
+    for a, b in zip(straight_on, called(monkeypatch, run), strict=True):
+        assert torch.equal(a, b)
