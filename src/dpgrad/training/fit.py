@@ -349,7 +349,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
         task.model, task.loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
         inner_momentum=method.inner_momentum, average=method.average, several_rows=several,
         microbatch=computing.microbatch, memory_limit=computing.memory_limit, collate=task.collate,
-        augment=method.augment, capture=computing.capture, **({"seed": seed} if run is None else _keyed(run)),
+        augment=method.augment, capture=computing.capture, workers=computing.workers,
+        **({"seed": seed} if run is None else _keyed(run)),
     )  # fmt: skip
     parameters = trainable(private.model).values()
     stepper = optimizer_named(method.optimizer, parameters, plan.learning_rate_at(0) or 1.0, method.momentum)

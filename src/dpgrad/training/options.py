@@ -210,7 +210,8 @@ class Computing:
     """How a run is computed; none of it changes the guarantee.
 
     ``capture``: on a CUDA device, None captures the step as a graph if possible, True requires it and False turns it
-    off. ``collate`` makes a batch of the examples of a Dataset, as torch's ``default_collate`` does without it.
+    off. ``collate`` makes a batch of the examples of a Dataset, as torch's ``default_collate`` does without it, and
+    ``workers`` processes read them; 0 reads them in a thread.
 
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
@@ -225,9 +226,11 @@ class Computing:
     memory_limit: int | None = option(None, "The most memory that a step may use.", kind="count", metavar="BYTES")
     capture: bool | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    workers: int = 0
 
     def __post_init__(self) -> None:
         check(self)
+        _validate.whole(workers=self.workers)
         if self.capture is not None:
             _flag(capture=self.capture)
         if self.collate is not None and not callable(self.collate):

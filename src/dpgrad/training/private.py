@@ -76,7 +76,13 @@ class PrivateGradient:
     ``augment(batch, generator)`` makes such rows at every step. It is called for one example at a time, (1, ...), and
     returns (1, K, ...), drawn from the generator. `dpgrad.augment.Shifts` shifts all images of a batch at once.
     ``inner_momentum`` and ``average`` (the γ for full batches) scale a momentum of each example's gradients in place of
-    the gradient (`dpgrad.grads.history`). ``collate`` makes a batch from the examples of a Dataset.
+    the gradient (`dpgrad.grads.history`). ``collate`` makes a batch from the examples of a Dataset, which ``workers``
+    processes read; 0 reads them in a thread.
+
+    On a CUDA device steps are captured as CUDA graphs and replayed, whatever the options and the optimizer; where they
+    cannot be, a warning says why, once (`not_captured`). ``capture`` True requires it, False turns it off. A graph
+    follows changes of the model, the loss and torch's settings between steps, but numbers that the loss keeps in lists,
+    dictionaries or other objects stay those of the capture.
 
     ``seed`` makes the run reproducible and unfit for release: anyone who guesses it can subtract the noise. ``.grad``
     is overwritten, so `zero_grad` is not needed. Noise is added to every coordinate, including the row of an
@@ -125,7 +131,7 @@ class PrivateGradient:
         _processes.refuse_several()
         refuse_kinds(loss, mechanism, rule, inner_momentum)
         self.model, self.mechanism = unwrapped(model), mechanism
-        _check_computing(engine, microbatch, memory_limit)
+        _check_computing(engine, microbatch, memory_limit, workers)
         if average is not None:
             _check_average(mechanism, inner_momentum)
         if augment is not None and several_rows:
@@ -436,9 +442,9 @@ class PrivateGradient:
             return None
 
 
-def _check_computing(engine: str, microbatch: int | None, memory_limit: int | None) -> None:
-    if engine not in ENGINES:
-        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+def _check_computing(engine: str, microbatch: int | None, memory_limit: int | None, workers: int) -> None:
+    _validate.whole(workers=workers)
+    _validate.one_of(ENGINES, engine=engine)
     if microbatch is not None:
         _validate.whole(least=1, microbatch=microbatch)
     if memory_limit is not None:

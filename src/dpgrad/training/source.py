@@ -145,6 +145,7 @@ class Remembered:
     versions: Mapping[str, int]  # how often each tensor was written into
     samples: Mapping[str, "np.ndarray[Any, Any]"]  # the rows at those places
     addresses: Mapping[str, int]  # of tensors
+    glances: tuple[tuple[Tensor, Tensor], ...]  # rows of tensors on the CPU, and what they held
 
     @classmethod
     def of(cls, data: Any, key: Key) -> "Remembered":
@@ -156,7 +157,10 @@ class Remembered:
         versions = {name: _version(column) for name, column in found.items()}
         samples = {name: _sampled(column, places) for name, column in found.items()}
         addresses = {name: column.data_ptr() for name, column in found.items() if isinstance(column, Tensor)}
-        return cls(data, places, found, versions, samples, addresses)
+        on_cpu = [column for column in found.values() if isinstance(column, Tensor) and column.device.type == "cpu"]
+        rows_of = [column[place] for column in on_cpu for place in places[:_GLANCED]]
+        glances = tuple((row, row.clone()) for row in rows_of)
+        return cls(data, places, found, versions, samples, addresses, glances)
 
     def holds(self, data: Any) -> bool:
         """Whether these are the same data: the same objects, copies of them, or the same contents read again."""
@@ -168,14 +172,20 @@ class Remembered:
         return found.keys() == self.columns.keys() and all(map(self._same_column, found, found.values()))
 
     def steady(self) -> bool:
-        """Whether the data are tensors on a device, in a tuple or alone, and none was written into or exchanged."""
+        """Whether the data are tensors, in a tuple or alone, and none was written into or exchanged.
+
+        On the CPU a few rows are looked at too: numpy may have written others into the same memory.
+        """
         fixed = isinstance(self.data, Tensor) or (type(self.data) is tuple and len(self.data) == len(self.columns))
-        return fixed and all(
-            isinstance(column, Tensor)
-            and column.device.type != "cpu"
-            and column._version == self.versions[name]
-            and column.data_ptr() == self.addresses[name]
-            for name, column in self.columns.items()
+        return (
+            fixed
+            and all(
+                isinstance(column, Tensor)
+                and _version(column) == self.versions[name]
+                and column.data_ptr() == self.addresses[name]
+                for name, column in self.columns.items()
+            )
+            and all(torch.equal(row, was) for row, was in self.glances)
         )
 
     def _same_column(self, name: str, column: Column) -> bool:

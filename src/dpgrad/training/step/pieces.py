@@ -39,12 +39,13 @@ class Graph(Protocol):
 class Pieces(ABC):
     """Steps in pieces of fixed sizes."""
 
+    _coarse: ClassVar[bool] = False  # whether sizes are few
     form: ClassVar[str]  # how a step rounds; the sizes follow from the mechanism, and would tell how many rows
 
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         self._work, self._device = work, work.device
         self._bodies = Bodies(work)
-        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch)
+        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch, self._coarse)
         lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most)
         self._lots = lots()
         # An augmentation of the user's own is called for one example after another, from the host.

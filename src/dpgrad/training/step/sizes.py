@@ -27,8 +27,10 @@ class Sizes:
     fine: int = 1
 
     @classmethod
-    def of(cls, mechanism: Mechanism, rows: int, microbatch: int | None = None) -> "Sizes":
+    def of(cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, coarse: bool = False) -> "Sizes":
         """Those of a run: steps so fine that empty places cost about as much time as capturing more sizes would.
+
+        ``coarse``: a deviation, where a size costs more and a place less.
 
         >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
         Sizes(most=544, fine=8)
@@ -38,7 +40,8 @@ class Sizes:
         most = max(math.ceil(mean), math.floor(mean + above), 1)
         most = min(_aligned(most) if mean <= _aligned(most) else most, rows, microbatch or most)
         worth = math.sqrt(_CAPTURE * deviation * mean / mechanism.steps)
-        fine = math.floor(max(1.0, min(max(worth, deviation / 4), deviation / 2, most)))
+        finest, coarsest = (deviation, deviation) if coarse else (deviation / 4, deviation / 2)
+        fine = math.floor(max(1.0, min(max(worth, finest), coarsest, most)))
         return cls(most, fine if fine < _ALIGNED else fine // _ALIGNED * _ALIGNED)
 
     def pieces(self, count: int) -> list[int]:

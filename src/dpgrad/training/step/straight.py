@@ -26,6 +26,7 @@ class Straight(Pieces):
     """Runs the bodies on pieces of fixed sizes, as straight-line code where that is faster."""
 
     form = "pieces of fixed sizes"
+    _coarse = True
 
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         super().__init__(work, data, rows, workers)
