@@ -413,8 +413,9 @@ class TestSizes:
         for batch in (1, 16, 64, 512, 60_000):
             plan = Mechanism(sampling.Poisson(1 / 20), steps, 1.0, batch_size=batch)
             found = Sizes.of(plan, 20 * batch)
-            assert batch <= found.most <= batch + max(0.1 * batch, batch**0.5)
+            assert batch <= found.most <= batch + max(0.1 * batch + 8, batch**0.5)
             assert 1 <= found.fine <= max(1, batch**0.5)
+            assert found.fine & (found.fine - 1) == 0 or found.fine == found.most
             assert Sizes.of(plan, 20 * batch, microbatch=10).most == min(10, found.most)
 
     @pytest.mark.parametrize(("most", "fine"), [(1, 1), (2, 1), (7, 1), (16, 2), (33, 5), (550, 16)])

@@ -33,16 +33,16 @@ class Sizes:
         ``coarse``: a deviation, where a size costs more and a place less.
 
         >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
-        Sizes(most=544, fine=8)
+        Sizes(most=552, fine=16)
         """
         mean, deviation = _expected(mechanism, rows)
         above = max(_LEAST * deviation, min(_MOST * deviation, _SHARE * mean))
         most = max(math.ceil(mean), math.floor(mean + above), 1)
-        most = min(_aligned(most) if mean <= _aligned(most) else most, rows, microbatch or most)
+        most = min(_aligned(most), rows, microbatch or rows)
         worth = math.sqrt(_CAPTURE * deviation * mean / mechanism.steps)
         finest, coarsest = (deviation, deviation) if coarse else (deviation / 4, deviation / 2)
-        fine = math.floor(max(1.0, min(max(worth, finest), coarsest, most)))
-        return cls(most, fine if fine < _ALIGNED else fine // _ALIGNED * _ALIGNED)
+        fine = max(1.0, min(max(worth, finest), coarsest))
+        return cls(most, min(most, 1 << math.ceil(math.log2(fine))))
 
     def pieces(self, count: int) -> list[int]:
         """The numbers of places of the pieces that hold ``count`` examples.
@@ -62,8 +62,8 @@ def capacity(mechanism: Mechanism, rows: int) -> int:
 
 
 def _aligned(size: int) -> int:
-    """The multiple of eight below what is well above it."""
-    return size // _ALIGNED * _ALIGNED if size >= _ALIGNED * _ALIGNED else size
+    """The next multiple of eight, of sizes for which it is little more."""
+    return -(-size // _ALIGNED) * _ALIGNED if size >= _ALIGNED * _ALIGNED and size % _ALIGNED else size
 
 
 def _expected(mechanism: Mechanism, rows: int) -> tuple[float, float]:
