@@ -418,6 +418,11 @@ class TestSizes:
             assert found.fine & (found.fine - 1) == 0 or found.fine == found.most
             assert Sizes.of(plan, 20 * batch, microbatch=10).most == min(10, found.most)
 
+    def test_no_number_of_rows_decides(self) -> None:
+        """A row more would otherwise make every step round differently."""
+        plan = Mechanism(sampling.Poisson(1 / 20), 1000, 1.0, batch_size=64)
+        assert len({Sizes.of(plan, rows) for rows in range(1200, 1400)}) == 1
+
     @pytest.mark.parametrize(("most", "fine"), [(1, 1), (2, 1), (7, 1), (16, 2), (33, 5), (550, 16)])
     def test_pieces_hold_every_example_once_and_little_else(self, most: int, fine: int) -> None:
         for count in range(4 * most + 3):

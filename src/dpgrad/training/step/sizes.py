@@ -56,7 +56,7 @@ class Sizes:
 
 
 def capacity(mechanism: Mechanism, rows: int) -> int:
-    """The number of examples that a batch hardly ever exceeds."""
+    """The number of examples that a batch of the declared size hardly ever exceeds."""
     mean, deviation = _expected(mechanism, rows)
     return min(rows, math.ceil(mean + _RARELY * deviation))
 
@@ -67,10 +67,14 @@ def _aligned(size: int) -> int:
 
 
 def _expected(mechanism: Mechanism, rows: int) -> tuple[float, float]:
-    """Mean and standard deviation of the number of examples, at the step with the largest batch."""
+    """Mean and standard deviation of the number of examples, at the step with the largest batch.
+
+    Of Poisson batches the declared size is taken: a size computed from the data would round otherwise with a row more.
+    """
     sampler = mechanism.sampler
     if not isinstance(sampler, sampling.Poisson):
         return float(min(rows, sampler.batch_size or rows)), 0.0
-    some = range(0, mechanism.steps, max(1, mechanism.steps // 1000))
-    rate = max(sampler.sampling_rate_at(step) for step in some)
-    return rows * rate, math.sqrt(rows * rate * (1 - rate))
+    rates = [sampler.sampling_rate_at(step) for step in range(0, mechanism.steps, max(1, mechanism.steps // 1000))]
+    rate = max(rates)
+    mean = rows * rate if mechanism.batch_size is None else mechanism.batch_size * rate * len(rates) / sum(rates)
+    return mean, math.sqrt(mean * (1 - rate))
