@@ -131,7 +131,11 @@ def test_equals_the_body_at_every_step(name: str) -> None:
     check(model, *accumulate(model, network.loss, batch))
 
 
-@pytest.mark.parametrize("rule", [Automatic(), Psac(), Psasc(0.5), lambda norms, clip: clip / (norms + 1)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [Automatic(), Psac(), Psasc(0.5), lambda norms, clip: clip / (norms + 1)],
+    ids=["automatic", "psac", "psasc", "own"],
+)
 def test_equals_the_body_for_every_rule(rule: ScaleRule) -> None:
     torch.manual_seed(0)
     model = mlp()
