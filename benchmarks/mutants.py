@@ -60,6 +60,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "runs/writeahead.py": ("runs/test_writeahead.py", "runs/test_checkpoint.py", "runs/test_faults.py"),
     "accounting/ledger.py": ("accounting/test_ledger.py",),
     "_processes.py": ("test_processes.py",),
+    "training/pca.py": ("training/test_pca.py",),
     "training/source.py": ("training/test_same_data.py", "training/test_private.py"),
     **{f"convex/solvers/{name}.py": (f"convex/solvers/test_{name}.py", "convex/test_attacks.py")
        for name in ("output", "objective", "amp", "gd", "sgd", "perturbed")},

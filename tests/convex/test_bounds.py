@@ -424,6 +424,10 @@ class TestTable1:
         assert_allclose(rows["DP-GD, expected curvature"], [min(root, beta * square * log / nu**2)] * 2)
         assert_allclose(rows["DP-SGD, expected curvature"], [min(root * log, square * log / nu)] * 2)
 
+    def test_the_logarithm_is_at_least_one(self) -> None:
+        rows = {row.method: row for row in bounds.table_1(Problem(1, 4, 1.0, 0.25, 0.0, 1.0), 0.1, 0.5)}
+        assert rows["DP-SGD, Bassily et al."].convex == rows["DP-SGD, expected curvature"].convex == 4.0
+
     def test_without_strong_convexity(self) -> None:
         problem = Problem(1000, 50, 1.0, 0.25, 0.0, 1.0)
         rows = bounds.table_1(problem, 0.0, 0.3)

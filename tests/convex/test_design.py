@@ -192,6 +192,13 @@ class TestBounds:
         np.testing.assert_array_equal(rows, before)
         np.testing.assert_array_equal(given.toarray() if sparse.issparse(given) else given, before)
 
+    @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+    def test_rows_beyond_the_longest_get_its_length(self, form: Any) -> None:
+        rows = np.array([[3.0, 4.0], [3e300, -4e300], [0.0, 2e18]])
+        found, lengths = module.shortened(form(rows))
+        np.testing.assert_allclose(lengths, [5, 1e18, 1e18], rtol=1e-12)
+        np.testing.assert_allclose(found @ np.eye(2), [[3, 4], [6e17, -8e17], [0, 1e18]], rtol=1e-12)
+
 
 @contextmanager
 def peak() -> Iterator[list[int]]:

@@ -402,3 +402,15 @@ def test_scores_run_in_float64_where_a_row_may_be_missing() -> None:
 
     assert solved(design, Relation.ADD_REMOVE) == solved(design.precise(), Relation.ADD_REMOVE)
     assert solved(design, Relation.ZERO_OUT) != solved(design.precise(), Relation.ZERO_OUT)
+
+
+def test_there_is_no_penalty_momentum_or_average_unless_asked_for() -> None:
+    rows, targets = problem(Logistic())
+    design, plain = Design(rows, radius=2.0), {"l2": 0.0, "momentum": 0.0, "average": False}
+
+    def found(**given: Any) -> Array:
+        return gd.solve(design, targets, Logistic(), full_batch(3, 1.0), learning_rate=0.5, key=1, **given)[0]
+
+    assert np.array_equal(found(), found(**plain))
+    for other in ({"l2": 1.0}, {"momentum": 0.5}, {"average": True}):
+        assert not np.array_equal(found(), found(**plain | other))

@@ -234,6 +234,14 @@ class TestCalibration:
         kept = objective.pure(100, HuberSvm(0.5), radius=1.0, epsilon=2.0, relation=REPLACE_ONE, ridge=50.0)
         assert kept.scale == pytest.approx(2 / (1.98 - math.log1p(1 / 50)))
 
+    def test_models_share_the_budget_of_chaudhuri(self) -> None:
+        """Each of four gets a quarter of ε: for its determinants, its noise and its second noise."""
+        kind: dict[str, Any] = {"radius": 2.0, "relation": REPLACE_ONE}
+        four = objective.pure(100, Logistic(), epsilon=2.0, models=4, **kind)
+        assert four == objective.pure(100, Logistic(), epsilon=0.5, **kind)
+        assert four.scale == pytest.approx(2 * 2.0 / (0.495 - math.log1p(1.0 / four.ridge)))
+        assert account(Repeat(four.event, 4), REPLACE_ONE, "exact").epsilon(1e-9) <= 2.0 * (1 + 1e-12)
+
     @pytest.mark.parametrize("made", [objective.approximate, objective.calibrated], ids=["approximate", "tight"])
     def test_the_price_is_within_the_budget(self, made: Callable[..., Perturbation]) -> None:
         plan = made(1000, Logistic(), radius=1.0, epsilon=0.5, delta=1e-7, relation=REPLACE_ONE, models=4)

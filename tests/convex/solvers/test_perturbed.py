@@ -8,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, sparse, stats
 
-from dpgrad.accounting.events import NOTHING, Relation
+from dpgrad.accounting import exact
+from dpgrad.accounting.events import NOTHING, Approximate, Relation
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Softmax, Squared
 from dpgrad.convex.solvers import perturbed
@@ -91,6 +92,19 @@ def test_the_two_noises_of_a_run_are_apart() -> None:
     for law in Law:
         first, second = (perturbed.noise(law, Key.from_seed(7), step, (50, 1), 1.0) for step in (0, 1))
         assert abs(np.corrcoef(first[:, 0], second[:, 0])[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("relation", [Relation.ZERO_OUT, Relation.REPLACE_ONE])
+@pytest.mark.parametrize("ridge", [0.01, 3.0])
+def test_the_second_noise_is_that_of_its_event(relation: Relation, ridge: float) -> None:
+    """Two solutions within γ of one minimiser are 2γ/λ apart: std and price are of that distance."""
+    plan = perturbed.approximate(
+        Logistic(), 1.0, 200, relation, ridge=ridge, std=3.0, tolerance=1e-6, first=(0.9, 1e-7), output=(0.1, 1e-8)
+    )
+    first, second = plan.event.events  # type: ignore[union-attr]
+    assert first == Approximate(0.9, 1e-7, relation)
+    assert math.exp(exact.log_delta(2e-6 / ridge / plan.output_scale, 0.1)) == pytest.approx(1e-8, rel=1e-6)
+    assert exact.account(second, relation).delta(0.1) == pytest.approx(1e-8, rel=1e-6)
 
 
 PLAN = Perturbation(Logistic(), 1.0, 200, Relation.ZERO_OUT, 2.0, Law.GAUSSIAN, 3.0, 0.5, 1e-6, NOTHING)

@@ -221,3 +221,15 @@ class TestRefusals:
                 Design(rows, radius=1.0), targets, Logistic(), Mechanism(sampling.Poisson(0.1), 3, 1.0),
                 learning_rate=1.0,
             )  # fmt: skip
+
+
+def test_there_is_no_penalty_momentum_or_average_unless_asked_for() -> None:
+    rows, targets = problem(Logistic())
+    design, plain = Design(rows, radius=2.0), {"l2": 0.0, "momentum": 0.0, "average": False}
+
+    def found(**given: Any) -> Array:
+        return sgd.solve(design, targets, Logistic(), sampled(3, 1.0), learning_rate=0.5, key=1, **given)[0]
+
+    assert np.array_equal(found(), found(**plain))
+    for other in ({"l2": 1.0}, {"momentum": 0.5}, {"average": True}):
+        assert not np.array_equal(found(), found(**plain | other))
