@@ -13,7 +13,7 @@ from dpgrad.grads import bookkeeping, vmap
 from dpgrad.grads.layers import linear
 from dpgrad.grads.precision import MEASURED_ERROR
 from dpgrad.grads.scaling import RULES, Quotient
-from dpgrad.grads.uses import Use
+from dpgrad.grads.uses import Dense, Outer, Use
 from dpgrad.randomness import device_noise, philox
 
 pytestmark = pytest.mark.skipif(not _triton.available, reason="needs a CUDA device and Triton")
@@ -183,6 +183,22 @@ def test_what_is_not_finite_makes_the_length_of_a_layer_so() -> None:
     assert of_layer(a, g)[0].isfinite().tolist() == [False, True]
 
 
+def test_a_layer_is_measured_in_a_captured_graph() -> None:
+    """A replay measures the values that there are by then."""
+    from dpgrad.grads.kernels.lengths import of_layer
+
+    a, g = random(130, 40), random(130, 70)
+    of_layer(a, g)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = of_layer(a, g)
+    a.copy_(random(130, 40))
+    g.copy_(random(130, 70))
+    graph.replay()
+    for captured, wanted in zip(found, of_layer(a, g), strict=True):
+        assert torch.equal(captured, wanted)
+
+
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The examples of every launch of the kernel that measures layers, from now on."""
     from dpgrad.grads.kernels import lengths
@@ -217,6 +233,12 @@ def test_weight_and_bias_are_measured_and_summed_as_in_double(
     for at, (uses, alpha, beta) in enumerate(cases):
         launched.clear()
         of_weight = exact if at == 0 else exact.mT
+        found = [uses[name].settled() for name in ("bias", "weight")]
+        if alpha == beta:
+            assert {each.gradients.dtype for each in found if isinstance(each, Dense | Outer)} == {dtype}
+        assert launched == [many]
+        places = {use.measured()[0].untyped_storage().data_ptr() for use in found}
+        assert len(places) == (1 if alpha == beta else 2)  # both norms were written by one launch
         for name, wanted in (("bias", beta * g[:, 0].double()), ("weight", alpha * of_weight)):
             norms, use = uses[name].settled().measured()
             assert torch.allclose(norms.double(), wanted.flatten(1).norm(dim=1), rtol=1e-5)
@@ -226,7 +248,6 @@ def test_weight_and_bias_are_measured_and_summed_as_in_double(
             few = use.part(slice(2, 5))
             assert torch.equal(few.per_example(), use.per_example()[2:5])
             assert torch.allclose(few.measured()[0], norms[2:5], rtol=1e-5)
-        assert launched.count(many) == 1
 
 
 def test_a_layer_with_a_bias_of_one_number_is_measured_as_it_is() -> None:
