@@ -5,14 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad import _triton
+from dpgrad.grads import bookkeeping, vmap
+from dpgrad.grads.layers import linear
+from dpgrad.grads.precision import MEASURED_ERROR
 from dpgrad.grads.scaling import RULES, Quotient
+from dpgrad.grads.uses import Dense, Outer, Use
 from dpgrad.randomness import device_noise, philox
 
 pytestmark = pytest.mark.skipif(not _triton.available, reason="needs a CUDA device and Triton")
+
+SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def cut(x: Tensor) -> Tensor:
@@ -112,23 +118,181 @@ def test_swapped() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (300, 5), (512, 8192), (130, 40_000)])
-def test_weighted(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("dtype", SINGLE)
+def test_weighted(shape: tuple[int, int], dtype: torch.dtype) -> None:
     from dpgrad.grads.kernels.products import weighted
 
-    x, factors = random(*shape), torch.rand(shape[0], device="cuda")
+    x, factors = random(*shape).to(dtype), torch.rand(shape[0], device="cuda")
     wanted = factors.double() @ x.double()
     assert weighted(x, factors).dtype == torch.float64
     assert ((weighted(x, factors) - wanted).abs() <= 1e-12 * shape[0]).all()
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (300, 5, 7), (512, 512, 32), (130, 33, 100)])
-def test_weighted_outer(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("dtype", SINGLE)
+def test_weighted_outer(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     from dpgrad.grads.kernels.products import weighted_outer
 
     examples, d, p = shape
-    a, g, factors = random(examples, d), random(examples, p), torch.rand(examples, device="cuda")
+    a, g, factors = random(examples, d).to(dtype), random(examples, p).to(dtype), torch.rand(examples, device="cuda")
     wanted = (g.double() * factors.double()[:, None]).mT @ a.double()
     assert (weighted_outer(a, g, factors, 128) - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (300, 5, 7), (512, 256, 256), (3, 40_000, 1025), (2, 9, 70_001)])
+@pytest.mark.parametrize("dtype", SINGLE)
+def test_lengths_of_a_layer(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """They are those of float64, as exactly as norms are said to be, for every order of the values."""
+    from dpgrad.grads.kernels.lengths import of_layer
+
+    examples, d, p = shape
+    for a, g in [
+        (random(examples, d), random(examples, p)),
+        (random(d, examples).mT, random(examples, 3 * p)[:, p : 2 * p]),
+        (random(1, d).expand(examples, d), random(examples, 2, p)[:, 1]),
+    ]:
+        a, g = a.to(dtype), g.to(dtype)
+        of_a, of_g = a.double().norm(dim=1), g.double().norm(dim=1)
+        for found, wanted in zip(of_layer(a, g), (of_a * of_g, of_g), strict=True):
+            assert found.dtype == torch.float32
+            assert ((found / wanted - 1).abs() <= MEASURED_ERROR[torch.float32] / 16).all()
+
+
+def test_squares_below_the_least_float_are_in_the_length_of_a_layer() -> None:
+    from dpgrad.grads.kernels.lengths import of_layer
+
+    for small in (1e-19, 1e-23, 1e-38, 1e-45):
+        a, g = torch.full((2, 700), small, device="cuda"), torch.full((2, 33), 3.0, device="cuda")
+        wanted = a.double().norm(dim=1) * g.double().norm(dim=1)
+        assert (of_layer(a, g)[0] >= wanted * (1 - MEASURED_ERROR[torch.float32])).all()
+        assert (of_layer(g, a)[0] >= wanted * (1 - MEASURED_ERROR[torch.float32])).all()
+        assert (of_layer(a, a)[0] >= a.double().square().sum(1) * (1 - MEASURED_ERROR[torch.float32])).all()
+
+
+def test_what_is_not_finite_makes_the_length_of_a_layer_so() -> None:
+    from dpgrad.grads.kernels.lengths import of_layer
+
+    for odd in (math.nan, math.inf, -math.inf, 3e38):
+        a, g = random(4, 2000), random(4, 33)
+        a[1, 1999], g[2, 0] = odd, odd
+        of_weight, of_bias = of_layer(a, g)
+        assert of_weight.isfinite().tolist() == [True, False, False, True]
+        assert of_bias.isfinite().tolist() == [True, True, False, True]
+    a, g = random(2, 5), torch.zeros(2, 3, device="cuda")
+    a[0, 0] = math.inf
+    assert of_layer(a, g)[0].isfinite().tolist() == [False, True]
+
+
+def test_a_layer_is_measured_in_a_captured_graph() -> None:
+    """A replay measures the values that there are by then."""
+    from dpgrad.grads.kernels.lengths import of_layer
+
+    a, g = random(130, 40), random(130, 70)
+    of_layer(a, g)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = of_layer(a, g)
+    a.copy_(random(130, 40))
+    g.copy_(random(130, 70))
+    graph.replay()
+    for captured, wanted in zip(found, of_layer(a, g), strict=True):
+        assert torch.equal(captured, wanted)
+
+
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The examples of every launch of the kernel that measures layers, from now on."""
+    from dpgrad.grads.kernels import lengths
+
+    found, of_layer = [], lengths.of_layer
+
+    def noted(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        found.append(len(a))
+        return of_layer(a, g)
+
+    monkeypatch.setattr(lengths, "of_layer", noted)
+    return found
+
+
+@pytest.mark.parametrize("dtype", SINGLE)
+@pytest.mark.parametrize("outs", [1, 6])
+@pytest.mark.parametrize("many", [7, 300])
+def test_weight_and_bias_are_measured_and_summed_as_in_double(
+    dtype: torch.dtype, outs: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one launch for both, whichever is asked for first, and without a copy in float32."""
+    x, g, weight, bias = (random(*shape).to(dtype) for shape in ((many, 1, 5), (many, 1, outs), (outs, 5), (outs,)))
+    factors = torch.rand(many, device="cuda")
+    exact = g.double().mT @ x.double()
+    launched = launches(monkeypatch)
+    cases: list[tuple[dict[str, Use], float, float]] = [
+        (linear.linear(g, x, weight, bias), 1, 1),
+        (linear.addmm(g, bias, x, weight.mT), 1, 1),
+        (linear.addmm(g, bias, x, weight.mT, alpha=0.5, beta=0.5), 0.5, 0.5),
+        (linear.addmm(g, bias, x, weight.mT, alpha=0.5, beta=2), 0.5, 2),
+    ]
+    for at, (uses, alpha, beta) in enumerate(cases):
+        launched.clear()
+        of_weight = exact if at == 0 else exact.mT
+        found = [uses[name].settled() for name in ("bias", "weight")]
+        if alpha == beta:
+            assert {each.gradients.dtype for each in found if isinstance(each, Dense | Outer)} == {dtype}
+        assert launched == [many]
+        places = {use.measured()[0].untyped_storage().data_ptr() for use in found}
+        assert len(places) == (1 if alpha == beta else 2)  # both norms were written by one launch
+        for name, wanted in (("bias", beta * g[:, 0].double()), ("weight", alpha * of_weight)):
+            norms, use = uses[name].settled().measured()
+            assert torch.allclose(norms.double(), wanted.flatten(1).norm(dim=1), rtol=1e-5)
+            assert torch.allclose(use.per_example().double(), wanted, rtol=1e-6)
+            total = torch.einsum("i...,i->...", wanted, factors.double())
+            assert (use.weighted_sum(factors) - total).norm() <= 1e-6 * (wanted.abs().sum(0)).norm()
+            few = use.part(slice(2, 5))
+            assert torch.equal(few.per_example(), use.per_example()[2:5])
+            assert torch.allclose(few.measured()[0], norms[2:5], rtol=1e-5)
+
+
+def test_a_layer_with_a_bias_of_one_number_is_measured_as_it_is() -> None:
+    x, g = random(9, 1, 5), random(9, 1, 6)
+    found = linear.linear(g, x, random(6, 5), random(1))["bias"]
+    assert torch.allclose(found.settled().measured()[0], g.sum((1, 2)).abs(), atol=1e-5)
+
+
+class Steps(nn.Module):
+    """Layers at one position, one of them without bias, one with a frozen weight, and one used several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.plain = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.frozen, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        for _ in range(3):
+            x = self.again(x).tanh()
+        return self.last(self.frozen(self.plain(x)).tanh())
+
+
+def test_layers_at_one_position_take_one_launch_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are used several times take none; norms and clipped sums are those of one example at a time."""
+    model, x = Steps().to("cuda"), random(200, 5)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().sum(1)
+
+    weights = torch.ones(200, device="cuda")
+    wanted = vmap.gradients(model, loss, x, weights)
+    bookkeeping.gradients(model, loss, x, weights)
+    launched = launches(monkeypatch)
+    found = bookkeeping.gradients(model, loss, x, weights)
+    assert torch.allclose(found.norms(), wanted.norms(), rtol=1e-4)
+    assert launched == [200] * 4  # first, plain, frozen, last
+
+    def scale(norms: Tensor) -> Tensor:
+        return (1 / norms).clamp(max=1)
+
+    sums, exact = found.clipped(scale).sums, wanted.clipped(scale).sums
+    for name in exact:
+        assert torch.allclose(sums[name].double(), exact[name].double(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, Self
 
 import torch
@@ -27,8 +28,8 @@ from dpgrad.grads.precision import SUMMED_AT_ONCE, allows_tf32, in_tf32, tf32_ma
 from dpgrad.grads.sums import sum_dtype
 
 __all__ = [
-    "Dense", "Drop", "Lookup", "Outer", "Tied", "Use", "combined", "ghost_squares", "lengths", "lost", "mass_of",
-    "norm", "one_by_one", "rounding", "select", "wide", "worth_forming",
+    "Dense", "Drop", "Layer", "Lookup", "Outer", "Tied", "Use", "combined", "ghost_squares", "lengths", "lost",
+    "mass_of", "norm", "one_by_one", "rounding", "select", "wide", "worth_forming",
 ]  # fmt: skip
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
@@ -36,6 +37,7 @@ _LAMBDA = 8.0
 _AT_ONCE = 1 << 13  # squares that are added up one after another
 _KEPT = {"cpu": 2}  # at most so many times as many values of a kept matrix as of what it is made of; otherwise once
 _SMALL = 1 << 16  # values of a matrix whose products are summed by a kernel of our own
+_SINGLE = (torch.float32, torch.bfloat16, torch.float16)  # what kernels read and measure in float32
 
 
 Drop = Callable[[Tensor, Tensor], Tensor]  # keep (rows,), tensor (rows, ...) -> the tensor with other rows zero
@@ -106,12 +108,40 @@ def select(keep: Tensor, tensor: Tensor) -> Tensor:
     return torch.where(keep.bool().view(-1, *[1] * (tensor.ndim - 1)), tensor, 0)
 
 
+class Layer:
+    """A linear layer at one position of each example, on a CUDA device: one kernel measures weight and bias.
+
+    It runs when either norm is first asked for: not at all for a layer whose parameters have other uses.
+    """
+
+    def __init__(self, inputs: Tensor, gradients: Tensor) -> None:
+        self._inputs, self._gradients = inputs, gradients
+
+    @classmethod
+    def of(cls, inputs: Tensor, gradients: Tensor) -> "Layer | None":
+        """The layer with inputs (examples, T, d) and gradients (examples, T, p), where the kernel measures it."""
+        return cls(inputs, gradients) if inputs.shape[1] == 1 and _reads(inputs, gradients) else None
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """‖aᵢ‖‖gᵢ‖ and ‖gᵢ‖ of each example: the norms of its gradients of weight and bias."""
+        from dpgrad.grads.kernels.lengths import of_layer
+
+        return of_layer(self._inputs[:, 0], self._gradients[:, 0])
+
+
+def _reads(*tensors: Tensor) -> bool:
+    """Whether kernels that compute in float32 or above read the tensors as they are."""
+    return _triton.runs_on(*tensors) and all(tensor.dtype in _SINGLE for tensor in tensors)
+
+
 @dataclass(frozen=True)
 class Dense:
     """The gradients themselves."""
 
     gradients: Tensor  # (examples, *shape)
     norms: Tensor | None = None  # (examples,), where they are known
+    layer: Layer | None = None  # whose bias it is, where that is measured with its weight
 
     @classmethod
     def zero(cls, parameter: Tensor, examples: int) -> "Dense":
@@ -126,11 +156,13 @@ class Dense:
     @property
     def sums_in_double(self) -> bool:
         """Whether `weighted_sum` adds in float64, however many the examples are."""
-        return self.gradients.dtype == torch.float32 and _triton.runs_on(self.gradients)
+        return _reads(self.gradients)
 
     def settled(self) -> "Dense":
         if self.norms is not None:
             return self
+        if self.layer is not None:
+            return Dense(self.gradients, self.layer.norms[1])
         gradients = wide(self.gradients)
         return Dense(gradients, norm(gradients.reshape(gradients.shape[0], -1)))
 
@@ -140,12 +172,12 @@ class Dense:
         return settled.norms, settled
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        flat = wide(self.gradients).reshape(self.gradients.shape[0], -1)
+        flat = self.gradients.reshape(self.gradients.shape[0], -1)
         if self.sums_in_double:
             from dpgrad.grads.kernels.products import weighted
 
             return weighted(flat.contiguous(), factors).view(self.shape)
-        return (factors @ flat).view(self.shape)
+        return (factors @ wide(flat)).view(self.shape)
 
     def weighted_sums(self, factors: Tensor) -> Tensor:
         pieces, each = factors.shape
@@ -173,6 +205,7 @@ class Outer:
     gradients: Tensor  # g: (examples, T, p)
     tf32: bool | None = None  # whether it is measured and summed in TF32; None until it is settled
     norms: Tensor | None = None  # (examples,), where they are known
+    layer: Layer | None = None  # whose weight it is, where that is measured with its bias
 
     @property
     def shape(self) -> torch.Size:
@@ -191,6 +224,9 @@ class Outer:
             return self
         if worth_forming(positions, d, p, self.inputs.device):
             return Dense(self.per_example()).settled()
+        layer = self.layer or Layer.of(self.inputs, self.gradients)
+        if layer is not None:
+            return Outer(self.inputs, self.gradients, tf32=False, norms=layer.norms[0])
         if positions == 1:
             a, g = wide(self.inputs), wide(self.gradients)
             return Outer(a, g, tf32=False, norms=lengths(a) * lengths(g))
@@ -215,13 +251,13 @@ class Outer:
     def sums_in_double(self) -> bool:
         """Whether `weighted_sum` adds in float64, however many the examples are: small products at one position."""
         small = self.inputs.shape[1] == 1 and self.shape.numel() <= _SMALL
-        return small and self.gradients.dtype == torch.float32 and _triton.runs_on(self.gradients)
+        return small and _reads(self.inputs, self.gradients)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         if self.sums_in_double:
             from dpgrad.grads.kernels.products import weighted_outer
 
-            a, g = (wide(each).reshape(len(each), -1).contiguous() for each in (self.inputs, self.gradients))
+            a, g = (each[:, 0].contiguous() for each in (self.inputs, self.gradients))
             return weighted_outer(a, g, factors, SUMMED_AT_ONCE)
         return self.weighted_sums(factors[None])[0]
 

@@ -256,14 +256,15 @@ def _weighted_outer(
             factor = tl.load(factors + row, mask=known, other=0.0)
             left = tl.load(g + row[None, :] * p + ps[:, None], mask=known[None, :] & (ps[:, None] < p), other=0.0)
             right = tl.load(a + row[:, None] * d + ds[None, :], mask=known[:, None] & (ds[None, :] < d), other=0.0)
-            few = tl.dot(left * factor[None, :], right, few, input_precision="ieee")
+            left = left.to(tl.float32) * factor[None, :]
+            few = tl.dot(left, right.to(tl.float32), few, input_precision="ieee")
         total += few.to(tl.float64)
     tl.store(out + ps[:, None] * d + ds[None, :], total, mask=(ps[:, None] < p) & (ds[None, :] < d))
 
 
 @on_its_device
 def weighted_outer(a: Tensor, g: Tensor, factors: Tensor, at_once: int) -> Tensor:
-    """Σ f_i g_i a_iᵀ, (p, d) in float64, for contiguous float32 a (examples, d) and g (examples, p).
+    """Σ f_i g_i a_iᵀ, (p, d) in float64, for contiguous a (examples, d) and g (examples, p) of at most 32 bits.
 
     At most ``at_once`` terms, a multiple of 32, are added in float32.
     """

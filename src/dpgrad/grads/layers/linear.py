@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpgrad.grads.uses import Dense, Outer, Use, wide
+from dpgrad.grads.uses import Dense, Layer, Outer, Use, wide
 
 __all__ = ["RULES", "addmm", "linear", "matmul"]
 
@@ -17,8 +17,9 @@ def linear(g: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None)
     if weight.ndim == 1:
         g = g.unsqueeze(-1)
     a, g = _positions(input), _positions(g)
-    of_weight = Outer(a, g) if weight.ndim == 2 else Dense(_along(a, g))
-    return {"weight": of_weight, "bias": _bias(g, bias)}
+    layer = Layer.of(a, g)
+    found: dict[str, Use] = {"weight": Outer(a, g, layer=layer) if weight.ndim == 2 else Dense(_along(a, g))}
+    return found if bias is None else {**found, "bias": _bias(g, bias, layer)}
 
 
 def matmul(g: Tensor, input: Tensor, other: Tensor) -> dict[str, Use]:
@@ -33,7 +34,12 @@ def addmm(
 ) -> dict[str, Use]:
     """y = x W + b, as transformers write it."""
     a, g = _positions(input), _positions(g)
-    return {"weight": Outer(g * alpha, a), "bias": _bias(g * beta, bias)}
+    of_weight, of_bias = (g if factor == 1 else g * factor for factor in (alpha, beta))
+    layer = Layer.of(a, of_weight)
+    return {
+        "weight": Outer(of_weight, a, layer=layer),
+        "bias": _bias(of_bias, bias, layer if alpha == beta else None),
+    }
 
 
 def _along(a: Tensor, g: Tensor) -> Tensor:
@@ -41,10 +47,12 @@ def _along(a: Tensor, g: Tensor) -> Tensor:
     return (wide(g) * wide(a)).sum(1)
 
 
-def _bias(g: Tensor, bias: Tensor | None) -> Dense:
-    """Σ_t g_t, (examples, p); one number for all outputs where the bias is one number."""
+def _bias(g: Tensor, bias: Tensor, layer: Layer | None) -> Dense:
+    """Σ_t g_t, (examples, p), of the layer; one number for all outputs where the bias is one number."""
+    if layer is not None and bias.numel() == g.shape[2]:
+        return Dense(g[:, 0].reshape(len(g), *bias.shape), layer=layer)
     total = wide(g)[:, 0] if g.shape[1] == 1 else wide(g).sum(1)
-    if bias is None or bias.shape[:-1].numel() > 1:  # none, or data
+    if bias.shape[:-1].numel() > 1:  # data
         return Dense(total)
     return Dense((total.sum(1) if bias.numel() == 1 else total).reshape(len(g), *bias.shape))
 
