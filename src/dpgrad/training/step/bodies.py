@@ -26,6 +26,9 @@ from dpgrad.training.step.work import Work, width
 __all__ = ["Bodies", "Form"]
 
 
+_SMALL = 1 << 18  # values of a sum that is formed beside others
+
+
 class Form(NamedTuple):
     """Which body: what differs between two of them is captured apart."""
 
@@ -96,6 +99,10 @@ class Bodies:
                 if form.observed:
                     self._observe(scaled, scale, plain, form, dry)
                 for place, part in enumerate(self._release.parts):
+                    if len(part.names) == 1 and part.values <= _SMALL:  # too little to fill a device
+                        with lanes.beside(place):
+                            self._add(part, self._summed(part, scaled), form, dry)
+                        continue
                     total = self._summed(part, scaled)
                     with lanes.beside(place, total):
                         self._add(part, total, form, dry)

@@ -27,7 +27,7 @@ from dpgrad.training.step.work import Work
 
 __all__ = ["Graphed", "elsewhere"]
 
-_LANES = 2  # beside the main stream
+_LANES = 4  # beside the main stream
 
 
 class Graphed(Pieces):
