@@ -21,7 +21,7 @@ import torch
 from benchmarks import environment
 
 TESTS = environment.ROOT / "tests"
-ALWAYS = ("grads/test_*.py", "training/test_private*.py", "randomness/test_*.py", "training/test_graph.py")
+ALWAYS = ("grads/test_*.py", "training/test_private*.py", "randomness/test_*.py", "training/step/test_*.py")
 NEEDED = ("pytest", "hypothesis")
 ALLOCATED = "CUDA allocations"  # what a worker tells of each test
 
