@@ -31,7 +31,12 @@ def recorded() -> Any:
 
 def test_files_of_the_engines_and_all_that_ask_for_a_device() -> None:
     found = gpu_tests.files()
-    wanted = {"grads/test_engines.py", "grads/test_layers.py", "training/step/test_graphed.py", "training/test_private.py"}
+    wanted = {
+        "grads/test_engines.py",
+        "grads/test_layers.py",
+        "training/step/test_graphed.py",
+        "training/test_private.py",
+    }
     assert {f"tests/{name}" for name in wanted} <= set(found)
     assert "tests/benchmarks/test_steps_command.py" not in found  # it only says that there is none
 

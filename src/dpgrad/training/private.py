@@ -433,7 +433,7 @@ class PrivateGradient:
         if self.work.device.type == "cpu" and not self._capture:
             return Straight(self.work, data, rows, self._workers)
         try:
-            return Graphed(self.work, data, rows, self._workers)
+            return Graphed(self.work, data, rows, self._workers, self._step)
         except CannotCaptureError as error:
             if self._capture:
                 raise

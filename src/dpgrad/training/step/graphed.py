@@ -10,6 +10,7 @@ Guarantee: that of `pieces`.
 import gc
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -35,7 +36,7 @@ class Graphed(Pieces):
 
     form = "graphs of pieces"
 
-    def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
+    def __init__(self, work: Work, data: Any, rows: int, workers: int = 0, step: int = 0) -> None:
         reason = _refusal(work, rows)
         if reason:
             raise CannotCaptureError(reason)
@@ -47,6 +48,16 @@ class Graphed(Pieces):
         first = Form(self._sizes.most, True, True, False, len(work.iterates), work.observe is not None)
         with work.own_randomness(work.mechanism.steps):  # a step that the mechanism does not have
             self._graphs[first] = self._made(first)
+            self._capture_ahead(step)
+
+    def _capture_ahead(self, step: int) -> None:
+        """Capture the bodies that the next steps will need more than once, the largest first."""
+        drawn = enumerate(self._lots.known(step), step) if step < self._work.mechanism.steps else ()
+        needed = Counter(form for at, lot in drawn for _, form in self._forms(at, lot))
+        for form in sorted((form for form, times in needed.items() if times > 1), reverse=True):
+            if form not in self._graphs:
+                with suppress(CannotCaptureError):  # said where it is needed
+                    self._graphs[form] = self._made(form)
 
     def _open_device(self) -> None:
         """Streams and memory of the captures."""

@@ -71,6 +71,12 @@ class Lots:
             return Lot(torch.cat([alone, alone[:1].expand(self._beyond)]), count)
         return Lot(self._now.indices[step - self._now.steps.start], count)
 
+    def known(self, step: int) -> list[Lot]:
+        """The lots that are drawn already, of ``step`` and of those after it."""
+        first = self.at(step)
+        assert self._now is not None
+        return [first, *(self.at(later) for later in range(step + 1, self._now.steps.stop))]
+
     def _drawn(self, first: int) -> _Block:
         steps = range(first, min(first + self._at_once, self._mechanism.steps))
         places = max(1, self._most + self._beyond)

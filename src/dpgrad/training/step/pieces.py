@@ -81,12 +81,8 @@ class Pieces(ABC):
         lot = self._lots.at(step)
         bodies.at(step)
         seen: taped.Seen = []
-        pieces = Piece.of(step, lot, self._sizes)
         with work.own_randomness(step) if self._draws else nullcontext():
-            for piece in pieces:
-                last = piece is pieces[-1]
-                shown = work.observe is not None
-                form = Form(piece.size, not piece.start, last, len(pieces) > 2, len(work.iterates), shown)
+            for piece, form in self._forms(step, lot):
                 self._fill(piece, lot)
                 self._replay(form)
                 if form.observed:
@@ -95,6 +91,12 @@ class Pieces(ABC):
         noisy = bodies.show()
         if work.observe is not None:
             taped.observe(work, bodies, step, seen, noisy)
+
+    def _forms(self, step: int, lot: Lot) -> list[tuple[Piece, Form]]:
+        """The pieces of a step, and the body of each."""
+        pieces, work = Piece.of(step, lot, self._sizes), self._work
+        of_all = len(pieces) > 2, len(work.iterates), work.observe is not None
+        return [(piece, Form(piece.size, not piece.start, piece is pieces[-1], *of_all)) for piece in pieces]
 
     def close(self) -> None:
         """Let go of what fetches rows."""

@@ -15,7 +15,7 @@ __all__ = ["Sizes", "capacity"]
 # A full piece holds most batches, or a second, small piece would cost time, and takes little more memory than one.
 _LEAST, _MOST, _SHARE = 1.0, 3.0, 0.1  # deviations above the expected batch, those at most, and a share of it
 _RARELY = 6.0  # deviations beyond which a Poisson batch is drawn on its own
-_CAPTURE = 60.0  # about six deviations of sizes, each captured in the time of some ten steps
+_LAST = 8  # sizes of the last piece, where a batch takes several
 _ALIGNED = 8  # rows, of sizes that are large enough
 
 
@@ -28,21 +28,19 @@ class Sizes:
 
     @classmethod
     def of(cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, coarse: bool = False) -> "Sizes":
-        """Those of a run: steps so fine that empty places cost about as much time as capturing more sizes would.
+        """Those of a run: steps of half a deviation, so that a few sizes hold nearly all batches.
 
-        ``coarse``: a deviation, where a size costs more and a place less.
+        ``coarse``: of a whole one, where a size costs more and a place less.
 
         >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
-        Sizes(most=552, fine=16)
+        Sizes(most=552, fine=8)
         """
         mean, deviation = _expected(mechanism, rows)
         above = max(_LEAST * deviation, min(_MOST * deviation, _SHARE * mean))
         most = max(math.ceil(mean), math.floor(mean + above), 1)
         most = min(_aligned(most), rows, microbatch or rows)
-        worth = math.sqrt(_CAPTURE * deviation * mean / mechanism.steps)
-        finest, coarsest = (deviation, deviation) if coarse else (deviation / 4, deviation / 2)
-        fine = max(1.0, min(max(worth, finest), coarsest))
-        return cls(most, min(most, 1 << math.ceil(math.log2(fine))))
+        fine = max(1.0, deviation if coarse else deviation / 2, 0 if mean <= most else most / _LAST)
+        return cls(most, min(most, 1 << round(math.log2(fine))))
 
     def pieces(self, count: int) -> list[int]:
         """The numbers of places of the pieces that hold ``count`` examples.
