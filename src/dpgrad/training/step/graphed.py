@@ -49,6 +49,7 @@ class Graphed(Pieces):
         with work.own_randomness(work.mechanism.steps):  # a step that the mechanism does not have
             self._graphs[first] = self._made(first)
             self._capture_ahead(step)
+        self._watch = Watch(work.model, work.loss)  # a first pass may leave something in a model
 
     def _capture_ahead(self, step: int) -> None:
         """Capture the bodies that the next steps will need more than once, the largest first."""
