@@ -56,7 +56,7 @@ class Bodies:
         self._clips_are = [1.0] * used
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._from_start = torch.zeros((), dtype=torch.int64, device=device)
-        self._carried: dict[tuple[Segment, torch.dtype], Tensor] = {}
+        self._carried: dict[tuple[Segment, bool], Tensor] = {}  # the sums of the pieces before, of two and of more
         self._raw: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
         self.rows: Batch = None
@@ -186,11 +186,7 @@ class Bodies:
     def _add(self, part: Segment, total: Tensor, form: Form, dry: bool) -> None:
         """Several pieces are added in float64: the rounding of each is accounted for, that of a long sum is not."""
         if not (form.first and form.last):
-            # Of two pieces the sum of the first is kept as it is.
-            of = part, torch.float64 if form.many else total.dtype
-            if of not in self._carried:
-                self._carried[of] = torch.zeros(part.values, dtype=of[1], device=total.device)
-            carried = self._carried[of]
+            carried = self._carry(part, total, form)
             if form.last:
                 total = total.to(torch.float64, copy=True).add_(carried)
             elif not dry:
@@ -199,6 +195,18 @@ class Bodies:
             if form.observed:
                 self._totals.update(_kept(self._totals, part.split(total, trainable(self._work.model))))
             self._release.add(part, total)
+
+    def _carry(self, part: Segment, total: Tensor, form: Form) -> Tensor:
+        """Where the sums of the pieces before lie: of two pieces, that of the first in the type in which it came.
+
+        A full piece may be summed in float64 and the rest of a step in float32: the first piece decides, for all.
+        """
+        of = part, form.many
+        if form.first:
+            dtype = torch.float64 if form.many else total.dtype
+            if of not in self._carried or self._carried[of].dtype != dtype:
+                self._carried[of] = torch.zeros(part.values, dtype=dtype, device=total.device)
+        return self._carried[of]
 
     def _observe(self, scaled: Scaled, scale: "_Noted", plain: PerExample | None, form: Form, dry: bool) -> None:
         """Keep norms and factors of a piece, and add its gradients, neither scaled nor shortened by a rule."""
