@@ -248,3 +248,14 @@ def test_cuda_the_same_tensors_are_known_without_waiting() -> None:
     assert not seen.holds(tuple(column.cuda() for column in rows(1)))
     data[0].copy_(rows(1)[0])
     assert not seen.holds(data)
+
+
+def test_tensors_of_lists_in_a_tuple_that_are_exchanged() -> None:
+    data = tuple([leaf] for leaf in rows())
+    assert Remembered.of(rows(), Key.fresh()).steady()
+    seen = Remembered.of(data, Key.fresh())
+    assert seen.holds(data)
+    for held, other in zip(data, rows(1), strict=True):
+        held[0] = other
+    assert not seen.steady()
+    assert not seen.holds(data)

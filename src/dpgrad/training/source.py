@@ -117,6 +117,11 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
                 f"an example of data must hold tensors or numbers, {pytree.keystr(path) or 'it'} is a "
                 f"{type(leaf).__name__}: leave it out, or give collate"
             )
+        if not leaf.ndim or len(leaf) != len(examples):
+            raise DataError(
+                f"collate must give one entry per example in every tensor, got {tuple(leaf.shape)} for "
+                f"{len(examples):,} examples: replace examples that are of no use in the Dataset, do not leave them out"
+            )
     return batch
 
 
@@ -176,9 +181,9 @@ class Remembered:
 
         On the CPU a few rows are looked at too: numpy may have written others into the same memory.
         """
-        fixed = isinstance(self.data, Tensor) or (type(self.data) is tuple and len(self.data) == len(self.columns))
+        parts = self.data if type(self.data) is tuple else (self.data,)
         return (
-            fixed
+            all(isinstance(part, Tensor) for part in parts)  # a list may hold other tensors by now
             and all(
                 isinstance(column, Tensor)
                 and _version(column) == self.versions[name]

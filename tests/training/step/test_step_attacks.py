@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from dpgrad.mechanism import sampling
+from dpgrad.errors import DataError
+from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.step import straight
+from dpgrad.training.step.release import Figures
 from replayed import on_cpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="takes the noise of a CPU off again")
@@ -83,3 +87,81 @@ def test_no_piece_of_a_step_is_lost(form: dict[str, Any], microbatch: int | None
     private = PrivateGradient(model, squares, plan(), seed=SEED, microbatch=microbatch, **form)
     for found in sums(private, data, 4):
         assert float((found - by_hand(model, squares, data)).norm()) < 0.5  # rounding margins of all; a row more is 1
+
+
+class Some(Dataset[Tensor | None]):
+    """Rows one by one, some of which are of no use."""
+
+    def __init__(self, data: Tensor, useless: tuple[int, ...] = ()) -> None:
+        self.data, self.useless = data, useless
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Tensor | None:
+        return None if index in self.useless else self.data[index]
+
+
+def of_use(examples: list[Tensor | None]) -> Tensor:
+    return torch.stack([example for example in examples if example is not None])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_that_leaves_examples_out_lets_no_other_row_count(form: dict[str, Any], workers: int) -> None:
+    """Places beyond its rows hold rows of earlier steps, which would count once more."""
+    mechanism = plan(0.2)
+    first, second = (set(sampling.Poisson(0.2).draw(ROWS, step, Key.from_seed(SEED)).tolist()) for step in (0, 1))
+    useless = tuple(sorted(second - first))[:5]
+    given = {"collate": of_use, "workers": workers, **form}
+    with pytest.raises(DataError, match="collate must give one entry per example"):
+        for _ in sums(PrivateGradient(linear(), squares, mechanism, seed=SEED, **given), Some(rows(), useless), 2):
+            pass
+
+
+def test_interrupted_while_rows_are_loaded_the_next_step_has_its_own(
+    form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form["capture"] is False:
+        pytest.skip("rows are loaded at once")
+    model, mechanism = linear(), plan(0.2)
+    private = PrivateGradient(model, squares, mechanism, seed=SEED, workers=1, **form)
+    data = Some(rows())
+    private.step(data)
+    feed: Any = private._running._feed  # type: ignore[union-attr]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(feed, "_loaded", _interrupted())
+        private.step(data)
+    for step, total in enumerate(sums(private, data, 3), start=2):
+        drawn = sampling.Poisson(0.2).draw(ROWS, step, private.key)
+        assert float((total - by_hand(model, squares, rows()[drawn])).norm()) < 0.5
+
+
+def _interrupted() -> Iterator[Tensor]:
+    """Someone presses Ctrl-C while the rows are waited for."""
+    raise KeyboardInterrupt
+    yield
+
+
+def test_workers_leave_the_masks_of_dropout_alone() -> None:
+    """A run that goes on starts its workers anew, and a replay must drop what was dropped before."""
+    masks = []
+    for workers in (0, 1):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(), nn.Linear(3, 2))
+        private = PrivateGradient(model, squares, plan(0.2), seed=SEED, workers=workers)
+        masks.append(torch.stack([*sums(private, Some(rows()), 2)]))
+    assert torch.equal(*masks)
+
+
+def test_figures_of_other_steps_are_not_taken_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism = Mechanism(
+        sampling.FullBatch(), 600, 1.0, batch_size=1, noise=schedules.piecewise([256], [1.0, 4.0]), hold_noise=False
+    )
+    figures = Figures(mechanism, None)
+    assert figures.stds(0) == [mechanism.std_at(0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Mechanism, "clips", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            figures.stds(256)
+    assert figures.stds(300) == [mechanism.std_at(300)]
+    assert figures.stds(3) == [mechanism.std_at(3)]

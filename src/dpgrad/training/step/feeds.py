@@ -142,27 +142,34 @@ class _Loaded(_Fetched):
     def rows(self, piece: Piece, lot: Lot) -> Batch | None:
         if not piece.filled:
             return None
-        while self._order and self._order[0] != piece:
-            self._order.popleft()
+        # Away until the rows are here: where waiting for them is interrupted, order and rows no longer go together.
+        order, self._order = self._order, deque()
+        while order and order[0] != piece:
+            order.popleft()
             next(self._loaded)
-        if not self._order:
-            self._begin(piece)
-        self._order.popleft()
-        return self._sent(next(self._loaded))
+        if not order:
+            order = self._begin(piece)
+        order.popleft()
+        batch = next(self._loaded)
+        self._order = order
+        return self._sent(batch)
 
-    def _begin(self, first: Piece) -> None:
-        self._order.clear()
+    def _begin(self, first: Piece) -> deque[Piece]:
+        """Have the pieces from ``first`` on loaded; the order in which they come."""
+        order: deque[Piece] = deque()
 
         def indices() -> Iterator[list[int]]:
             for piece, own in self._pieces(first):
-                self._order.append(piece)
+                order.append(piece)
                 yield own.tolist()
 
         loader = DataLoader(
             self._data, batch_sampler=_Once(indices), num_workers=self._workers, collate_fn=_Checked(self._collate),
             pin_memory=self._device.type == "cuda",
         )  # fmt: skip
-        self._loaded = iter(loader)
+        with torch.random.fork_rng([]):  # the seed of the workers is drawn, and dropout must not draw another number
+            self._loaded = iter(loader)
+        return order
 
 
 class _Once:

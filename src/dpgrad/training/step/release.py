@@ -160,10 +160,12 @@ class Figures:
 
     def _at(self, step: int) -> tuple[Array, Array]:
         if step not in self._steps:
-            self._steps = range(step, min(step + _AHEAD, self._mechanism.steps))
+            self._steps = range(0)
+            steps = range(step, min(step + _AHEAD, self._mechanism.steps))
             groups = self._mechanism.groups or (None,)
-            self._clips = np.stack([self._mechanism.clips(self._steps, group) for group in groups], 1)
-            self._stds = np.stack([self._mechanism.stds(self._steps, group) for group in groups], 1)
+            self._clips = np.stack([self._mechanism.clips(steps, group) for group in groups], 1)
+            self._stds = np.stack([self._mechanism.stds(steps, group) for group in groups], 1)
+            self._steps = steps  # at last: figures of other steps must not be taken for theirs, whatever interrupts
         place = step - self._steps.start
         return self._clips[place], self._stds[place]
 
