@@ -3,6 +3,7 @@
 The noise of a run with a known seed is taken off again, which leaves the clipped sum of each step.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.step import straight
+from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.release import Figures
 from replayed import on_cpu
 
@@ -50,9 +52,9 @@ def linear() -> nn.Module:
     return nn.Linear(3, 2)
 
 
-def plan(rate: float | None = None, steps: int = 300) -> Mechanism:
+def plan(rate: float | None = None, **given: Any) -> Mechanism:
     sampler = sampling.FullBatch() if rate is None else sampling.Poisson(rate)
-    return Mechanism(sampler, steps, 1e-3, batch_size=ROWS * (rate or 1.0))
+    return Mechanism(sampler, 300, 1e-3, batch_size=ROWS * (rate or 1.0), **given)
 
 
 def sums(private: PrivateGradient, data: Any, steps: int) -> Iterator[Tensor]:
@@ -128,9 +130,10 @@ def test_interrupted_while_rows_are_loaded_the_next_step_has_its_own(
     data = Some(rows())
     private.step(data)
     feed: Any = private._running._feed  # type: ignore[union-attr]
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(feed, "_loaded", _interrupted())
-        private.step(data)
+        with pytest.raises(KeyboardInterrupt):
+            private.step(data)
     for step, total in enumerate(sums(private, data, 3), start=2):
         drawn = sampling.Poisson(0.2).draw(ROWS, step, private.key)
         assert float((total - by_hand(model, squares, rows()[drawn])).norm()) < 0.5
@@ -165,3 +168,95 @@ def test_figures_of_other_steps_are_not_taken_after_an_interruption(monkeypatch:
             figures.stds(256)
     assert figures.stds(300) == [mechanism.std_at(300)]
     assert figures.stds(3) == [mechanism.std_at(3)]
+
+
+class Scale:
+    """Settings, and a loss or a rule that reads its own."""
+
+    def __init__(self) -> None:
+        self.by = 1.0
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        return self.by * squares(model, x)
+
+
+class ScaleModule(Scale, nn.Module):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        Scale.__init__(self)
+
+
+GLOBAL = Scale()
+
+
+def helper() -> float:
+    return GLOBAL.by
+
+
+def _in_a_dictionary() -> tuple[Any, Callable[[], Any]]:
+    settings = {"loss": {"by": 1.0}}
+    return lambda model, x: settings["loss"]["by"] * squares(model, x), lambda: settings["loss"].update(by=2.0)
+
+
+def _in_an_object() -> tuple[Any, Callable[[], Any]]:
+    scale = Scale()
+    return lambda model, x: scale.by * squares(model, x), lambda: setattr(scale, "by", 2.0)
+
+
+def _in_a_helper() -> tuple[Any, Callable[[], Any]]:
+    GLOBAL.by = 1.0
+    return lambda model, x: helper() * squares(model, x), lambda: setattr(GLOBAL, "by", 2.0)
+
+
+def _of_a_module() -> tuple[Any, Callable[[], Any]]:
+    scale = ScaleModule()
+    return scale, lambda: setattr(scale, "by", 2.0)
+
+
+def _of_a_part() -> tuple[Any, Callable[[], Any]]:
+    scale = Scale()
+    return functools.partial(scale.__call__), lambda: setattr(scale, "by", 2.0)
+
+
+@pytest.mark.parametrize("make", [_in_a_dictionary, _in_an_object, _in_a_helper, _of_a_module, _of_a_part])
+def test_a_number_of_the_loss_that_changes_is_followed(form: dict[str, Any], make: Callable[[], Any]) -> None:
+    loss, change = make()
+    private = PrivateGradient(linear(), loss, plan(clip=1e4), seed=SEED, **form)
+    *_, before = sums(private, rows(), 5)
+    change()
+    (after,) = sums(private, rows(), 1)
+    assert abs(float(after.norm() / before.norm()) - 2) < 0.01
+
+
+def test_a_number_of_the_rule_that_changes_is_followed(form: dict[str, Any]) -> None:
+    class Rule:
+        by = 0.5
+
+        def __call__(self, norms: Tensor, clip: Any) -> Tensor:
+            return self.by * clip / norms
+
+    rule = Rule()
+    private = PrivateGradient(linear(), squares, plan(), seed=SEED, rule=rule, **form)
+    *_, before = sums(private, rows(), 5)
+    rule.by = 1.0
+    (after,) = sums(private, rows(), 1)
+    assert abs(float(after.norm() / before.norm()) - 2) < 0.01
+
+
+def test_a_body_that_is_only_tried_changes_no_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture calls the body before the first step, on buffers that hold no step yet."""
+    on_cpu(monkeypatch)
+    made = Graphed._made
+
+    def tried(self: Graphed, form: Any) -> Any:
+        self._bodies._from_start.zero_()
+        self._bodies.accumulate(form, dry=True)
+        return made(self, form)
+
+    monkeypatch.setattr(Graphed, "_made", tried)
+    private = PrivateGradient(linear(), squares, plan(), seed=SEED, average=0.5, capture=True)
+    private.prepare(rows())
+    averages = private.work.averages
+    assert averages is not None
+    assert not averages.updates.any()
+    assert not any(bool(momentum[:-1].any()) for momentum in averages.momenta.values())

@@ -68,6 +68,7 @@ class Graphed(Pieces):
 
     def _renew(self) -> None:
         super()._renew()
+        self._draws = True  # it may now draw what it did not draw before: never from the caller's generator
         self._open_device()
 
     def _made(self, form: Form) -> Graph:

@@ -1,8 +1,8 @@
 """Steps on pieces of fixed sizes, whose rows lie in buffers: what is made of a body once is run again and again.
 
 Guarantee: that of the bodies. What is kept of a body from the time it was made is looked at before every step, as far
-as it can be seen: where it changed, it is made anew. Not seen are numbers inside lists, dictionaries and objects that
-the model or the loss hold; tensors that they hold must be written into, not exchanged.
+as it can be seen (`Watch`): where it changed, it is made anew. Tensors inside lists, dictionaries and objects that the
+model, the loss or the rule hold must be written into, not exchanged.
 """
 
 import warnings
@@ -58,11 +58,12 @@ class Pieces(ABC):
         like = work.augmented(work.gathered(data, one), one, 0)
         self._bodies.rows = pytree.tree_map(lambda leaf: leaf.expand(self._sizes.most, *leaf.shape[1:]).clone(), like)
         if work.averages_of(rows) is not None:
-            self._bodies.index = torch.zeros(self._sizes.most, dtype=torch.int64, device=self._device)
+            # What is not filled yet stands for no example: a body that is only tried must change nobody's average.
+            self._bodies.index = torch.full((self._sizes.most,), rows, dtype=torch.int64, device=self._device)
         self._graphs: dict[Form, Graph] = {}
         self._draws = False  # whether the model draws random numbers
         self._said = False
-        self._rule, self._watch = work.rule, Watch(work.model, work.loss)
+        self._rule, self._watch = work.rule, Watch(work.model, work.loss, work.rule)
 
     @abstractmethod
     def _made(self, form: Form) -> Graph:
@@ -71,7 +72,8 @@ class Pieces(ABC):
     def _renew(self) -> None:
         """Forget what was made: something has changed."""
         self._graphs.clear()
-        self._rule, self._watch = self._work.rule, Watch(self._work.model, self._work.loss)
+        work = self._work
+        self._rule, self._watch = work.rule, Watch(work.model, work.loss, work.rule)
 
     def step(self, data: Any, rows: int, step: int) -> None:
         """Write the noisy mean of a step to ``.grad``."""

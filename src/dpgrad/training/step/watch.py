@@ -1,39 +1,49 @@
 """What a graph keeps of the time of its capture, remembered so that it is soon compared before every step."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import CellType
+from itertools import chain, islice
+from types import CellType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpgrad.grads.precision import precision_settings
-from dpgrad.grads.sums import Loss
 
 __all__ = ["Watch"]
 
 _NUMBERS = (int, float, bool, str, type(None))
+_OF_TORCH = frozenset(vars(nn.Module()))  # what every module has; its tensors are looked at one by one
+_MOST = 512  # values inside one list, dictionary or object that are looked at
+
+_Place = tuple[dict[str, Any], str]
 
 
 class Watch:
-    """Tensors, numbers and words of a model and its loss function, and torch's settings, as they are now.
+    """Tensors, numbers and words of a model and the functions used with it, and torch's settings, as they are now.
 
-    >>> model = nn.Linear(2, 1)
-    >>> watch = Watch(model, lambda model, batch: model(batch)[:, 0])
-    >>> watch.same(), setattr(model, "scale", 2.0), watch.same()
+    >>> model, settings = nn.Linear(2, 1), {"scale": 1.0}
+    >>> watch = Watch(model, lambda model, batch: settings["scale"] * model(batch)[:, 0])
+    >>> watch.same(), settings.update(scale=2.0), watch.same()
     (True, None, False)
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        owned: list[dict[str, Any]] = [
-            owner for module in model.modules() for owner in (module._parameters, module._buffers)
-        ]
+    def __init__(self, model: nn.Module, *functions: Callable[..., Any]) -> None:
+        owners = [owner for owner in map(_owner, functions) if isinstance(owner, nn.Module)]
+        modules = dict.fromkeys(chain(model.modules(), *(owner.modules() for owner in owners)))
+        owned: list[dict[str, Any]] = [owner for each in modules for owner in (each._parameters, each._buffers)]
         self._tensors = [(owner, name) for owner in owned for name, value in owner.items() if value is not None]
-        self._owners: list[dict[str, Any]] = [module.__dict__ for module in model.modules()]
-        numbers = [*((owner, name) for owner in self._owners for name in owner), *_names(loss)]
-        self._numbers = [(owner, name) for owner, name in numbers if isinstance(owner.get(name), (*_NUMBERS, Tensor))]
-        self._cells = list(_cells(loss))
+        of_modules: list[dict[str, Any]] = [module.__dict__ for module in modules]
+        self._owners = [*of_modules, *(vars(owner) for owner in map(_owner, functions) if hasattr(owner, "__dict__"))]
+        places: list[_Place] = [
+            (owner, name) for owner in of_modules for name in owner if name not in _OF_TORCH or name == "training"
+        ]
+        places += chain.from_iterable(map(_names, functions))
+        self._numbers = [(owner, name) for owner, name in places if isinstance(owner.get(name), (*_NUMBERS, Tensor))]
+        self._cells = [cell for given in functions for cell in _cells(given)]
+        self._holding = [(owner, name) for owner, name in places if _parts(owner.get(name))]
         self._before = self._now()
 
     def same(self) -> bool:
@@ -45,34 +55,80 @@ class Watch:
             [owner[name].data_ptr() if owner.get(name) is not None else None for owner, name in self._tensors],
             [_token(owner.get(name)) for owner, name in self._numbers],
             [_token(_content(cell)) for cell in self._cells],
+            [_inside(owner.get(name)) for owner, name in self._holding],
+            [_inside(_content(cell)) for cell in self._cells],
             [*map(len, self._owners)],
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
             [one.fp32_precision in ("tf32", "bf16") for one in precision_settings()],
         ]
 
 
-def _functions(loss: object) -> Iterator[Any]:
-    """A loss function, and what it is made of."""
-    if isinstance(loss, partial):
-        yield from _functions(loss.func)
-    elif hasattr(loss, "__func__"):
-        yield from _functions(loss.__func__)
-    elif hasattr(loss, "__code__"):
-        yield loss
+def _functions(given: Any, known: set[int] | None = None) -> Iterator[Any]:
+    """The functions of Python that a function is made of: those it closes over, and those of its module it names."""
+    known = set() if known is None else known
+    if isinstance(given, partial):
+        yield from _functions(given.func, known)
+    elif hasattr(given, "__func__"):
+        yield from _functions(given.__func__, known)
+    elif hasattr(given, "__code__") and id(given) not in known:
+        known.add(id(given))
+        yield given
+        named = (given.__globals__.get(name) for name in given.__code__.co_names)
+        helpers = (each for each in named if getattr(each, "__module__", None) == given.__module__)
+        for each in chain(helpers, map(_content, given.__closure__ or ())):
+            yield from _functions(each, known)
+    elif isinstance(given, nn.Module):
+        yield from _functions(type(given).forward, known)
+    elif callable(given) and hasattr(type(given).__call__, "__code__"):
+        yield from _functions(type(given).__call__, known)
 
 
-def _names(loss: Loss) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where a loss function finds what it does not hold itself: the variables of its module and of its object."""
-    for function in _functions(loss):
+def _owner(given: object) -> object:
+    """The object that a function belongs to, or is."""
+    return _owner(given.func) if isinstance(given, partial) else getattr(given, "__self__", given)
+
+
+def _names(given: Callable[..., Any]) -> Iterator[_Place]:
+    """Where a function finds what it does not hold itself: the variables of its module and of its object."""
+    for function in _functions(given):
         yield from ((function.__globals__, name) for name in function.__code__.co_names)
-    owner: object = getattr(loss, "__self__", loss)
+    if isinstance(given, partial):
+        yield from ((given.keywords, name) for name in given.keywords)
+        yield {"args": given.args}, "args"
+    owner = _owner(given)
     if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module):
         yield from ((owner.__dict__, name) for name in owner.__dict__)
 
 
-def _cells(loss: Loss) -> list[CellType]:
-    """The variables that a loss function closes over."""
-    return [cell for function in _functions(loss) for cell in function.__closure__ or ()]
+def _cells(given: Callable[..., Any]) -> list[CellType]:
+    """The variables that a function closes over."""
+    return [cell for function in _functions(given) for cell in function.__closure__ or ()]
+
+
+def _parts(value: object) -> Iterable[object]:
+    """What a list, a dictionary or an object of the user's holds."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    opaque = isinstance(value, Tensor | nn.Module | type | ModuleType) or hasattr(value, "__code__")
+    return () if opaque else getattr(value, "__dict__", {}).values()
+
+
+def _inside(value: object) -> list[object]:
+    """The numbers and words in a list, a dictionary or an object, and in those that it holds."""
+    found: list[object] = []
+    waiting, known = deque(islice(_parts(value), _MOST)), {id(value)}
+    for _ in range(_MOST):
+        if not waiting:
+            break
+        each = waiting.popleft()
+        if isinstance(each, _NUMBERS):
+            found.append(each)
+        elif id(each) not in known:
+            known.add(id(each))
+            waiting.extend(islice(_parts(each), _MOST))
+    return found
 
 
 def _content(cell: CellType) -> object:
