@@ -130,7 +130,7 @@ class PrivateGradient:
     ) -> None:
         _processes.refuse_several()
         refuse_kinds(loss, mechanism, rule, inner_momentum)
-        self.model, self.mechanism = unwrapped(model), mechanism
+        model = unwrapped(model)
         _check_computing(engine, microbatch, memory_limit, workers)
         if average is not None:
             _check_average(mechanism, inner_momentum)
@@ -140,10 +140,10 @@ class PrivateGradient:
             raise OptionError("give seed or key, not both: a seed stands for a key")
         _validate.whole(most=mechanism.steps, start=start)
         _ = mechanism.divisor  # refused here, not at the first step
-        refuse_model(self.model, mechanism)
-        self.key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
+        refuse_model(model, mechanism)
+        key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
         self.work = Work(
-            self.model, loss, mechanism, self.key, Hard() if rule is None else rule, inner_momentum, average,
+            model, loss, mechanism, key, Hard() if rule is None else rule, inner_momentum, average,
             several_rows or augment is not None, augment, collate, start, microbatch, observe, charge is not None,
         )  # fmt: skip
         self.work.groups()
@@ -173,6 +173,21 @@ class PrivateGradient:
             "a PrivateGradient cannot be copied or pickled: two results with the same noise reveal their difference; "
             "make a new one, and charge its steps too"
         )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model whose gradients are written. Like mechanism and key it stays: steps keep what follows from it."""
+        return self.work.model
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What clip bound, noise and charge are read from."""
+        return self.work.mechanism
+
+    @property
+    def key(self) -> Key:
+        """What all randomness of the run follows from."""
+        return self.work.key
 
     @property
     def steps_taken(self) -> int:
@@ -371,8 +386,8 @@ class PrivateGradient:
     def _prepare(self, data: Any, rows: int) -> None:
         """Compare the engine with its definition before the first step, and again where the model is another one.
 
-        It is where other parameters are trained, where modules or hooks were exchanged, and where a module is in the
-        other mode: BatchNorm lets examples act on each other in training mode only.
+        It is where other parameters are trained, where parameters, modules or hooks were exchanged, and where a module
+        is in the other mode: BatchNorm lets examples act on each other in training mode only.
         """
         now = signature(self.model)
         if now == self._checked or not rows:
@@ -479,6 +494,8 @@ def signature(model: nn.Module) -> list[object]:
             found += (id(module), module.training, *module._modules, *module._forward_hooks)
             found += (None, *module._forward_pre_hooks)  # set apart from the other hooks
             for name, parameter in module._parameters.items():
-                found += (name, parameter is not None and parameter.requires_grad)
+                found.append(name)
+                if parameter is not None:
+                    found += (id(parameter), parameter.requires_grad)
             waiting += module._modules.values()
     return found

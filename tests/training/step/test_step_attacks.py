@@ -243,6 +243,23 @@ def test_a_number_of_the_rule_that_changes_is_followed(form: dict[str, Any]) -> 
     assert abs(float(after.norm() / before.norm()) - 2) < 0.01
 
 
+def test_parameters_that_are_exchanged_get_the_gradients(form: dict[str, Any]) -> None:
+    model = linear()
+    private = PrivateGradient(model, squares, plan(), seed=SEED, **form)
+    private.step(rows())
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    for found in sums(private, rows(), 1):
+        assert float((found - by_hand(model, squares, rows())).norm()) < 0.5
+
+
+@pytest.mark.parametrize("name", ["mechanism", "key", "model"])
+def test_what_noise_and_charge_are_read_from_cannot_be_exchanged(name: str) -> None:
+    """A step would be charged by one mechanism, and given the noise of another."""
+    private, other = (PrivateGradient(linear(), squares, plan(), seed=SEED) for _ in range(2))
+    with pytest.raises(AttributeError):
+        setattr(private, name, getattr(other, name))
+
+
 def test_a_body_that_is_only_tried_changes_no_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture calls the body before the first step, on buffers that hold no step yet."""
     on_cpu(monkeypatch)
