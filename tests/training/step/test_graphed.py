@@ -8,6 +8,7 @@ import copy
 import math
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -344,6 +345,19 @@ class TestChanges:
             assert (a is None) == (b is None)
             if a is not None and b is not None:
                 assert float((a - b).norm()) <= 1e-4 * float(b.norm())
+
+    def test_a_number_that_changes_at_every_step_is_followed_without_graphs(self) -> None:
+        found = []
+        for capture in (True, False):
+            model, weighted = network(), Weighted()
+            private = PrivateGradient(model, weighted, mechanism(), seed=5, capture=capture)
+            with pytest.warns(UserWarning, match="no longer captured") if capture else nullcontext():
+                for _ in range(15):
+                    weighted.factor *= 0.7
+                    private.step(rows())
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+        for a, b in zip(*found, strict=True):
+            assert float((a - b).norm()) <= 1e-4 * float(b.norm())
 
     def test_a_step_too_many(self) -> None:
         _, private = trained(True, mechanism())

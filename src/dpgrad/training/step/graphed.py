@@ -22,13 +22,14 @@ import torch
 from dpgrad.errors import CannotCaptureError
 from dpgrad.grads.ways import Attributed
 from dpgrad.training.step.bodies import Form
-from dpgrad.training.step.pieces import Graph, Pieces
+from dpgrad.training.step.pieces import Called, Graph, Pieces
 from dpgrad.training.step.watch import Watch
 from dpgrad.training.step.work import Work
 
 __all__ = ["Graphed", "elsewhere"]
 
 _LANES = 4  # beside the main stream
+_MOST_RENEWED = 10  # times that graphs are captured anew
 
 
 class Graphed(Pieces):
@@ -41,6 +42,7 @@ class Graphed(Pieces):
         if reason:
             raise CannotCaptureError(reason)
         super().__init__(work, data, rows, workers)
+        self._renewed = 0
         self._open_device()
         self._bodies.hold(1)
         self._bodies.at(work.mechanism.steps - 1)
@@ -49,7 +51,7 @@ class Graphed(Pieces):
         with work.own_randomness(work.mechanism.steps):  # a step that the mechanism does not have
             self._graphs[first] = self._made(first)
             self._capture_ahead(step)
-        self._watch = Watch(work.model, work.loss)  # a first pass may leave something in a model
+        self._watch = Watch(work.model, work.loss, work.rule)  # a first pass may leave something in a model
 
     def _capture_ahead(self, step: int) -> None:
         """Capture the bodies that the next steps will need more than once, the largest first."""
@@ -70,9 +72,18 @@ class Graphed(Pieces):
         super()._renew()
         self._draws = True  # it may now draw what it did not draw before: never from the caller's generator
         self._open_device()
+        self._renewed += 1
+        if self._renewed == _MOST_RENEWED:
+            warnings.warn(
+                "steps are no longer captured as CUDA graphs: model, loss or rule hold a number that changes again and "
+                "again: keep it in a tensor that is written into",
+                stacklevel=4,
+            )
 
     def _made(self, form: Form) -> Graph:
         """The body of a form as a graph; model, generators and other pieces' sums are as before."""
+        if self._renewed >= _MOST_RENEWED:
+            return Called(partial(self._bodies.accumulate, form))
         model = self._work.model
         kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         before = Watch(model, self._work.loss)
