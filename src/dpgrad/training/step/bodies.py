@@ -206,6 +206,8 @@ class Bodies:
             dtype = torch.float64 if form.many else total.dtype
             if of not in self._carried or self._carried[of].dtype != dtype:
                 self._carried[of] = torch.zeros(part.values, dtype=dtype, device=total.device)
+        elif of not in self._carried:  # a later piece that is tried alone must not choose
+            raise RuntimeError("the first piece of a step comes before the others")
         return self._carried[of]
 
     def _observe(self, scaled: Scaled, scale: "_Noted", plain: PerExample | None, form: Form, dry: bool) -> None:
