@@ -213,7 +213,8 @@ def _averaged(
     index, inner = batch
     index = index.view(-1, rows)[:, 0]
     done = state.updates[index]
-    if isinstance(step, int) and bool(((done != step) & (done != step + 1)).any()):
+    missed = (done != step) & (done != step + 1) & (index < state.examples)  # places without an example have none
+    if isinstance(step, int) and bool(missed.any()):
         raise RunError(f"every example must be averaged at every step, step {step} finds some that were not")
     found = engine(model, loss, inner, weights, rows)
     with torch.no_grad(), own_products():

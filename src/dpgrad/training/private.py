@@ -350,6 +350,7 @@ class PrivateGradient:
             for iterate in state["iterates"]
         ]
         self._step = step
+        self._stop()  # what `prepare` made holds other sizes and averages
         if not same:
             return
         self._charged = _expanded(from_json(state["ledger"]))
@@ -405,6 +406,10 @@ class PrivateGradient:
             most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
         self._checked = now
+        self._stop()
+
+    def _stop(self) -> None:
+        """Let go of who runs the steps, and of what was captured."""
         if isinstance(self._running, Pieces):
             self._running.close()
         self._running = None

@@ -277,3 +277,27 @@ def test_a_body_that_is_only_tried_changes_no_average(monkeypatch: pytest.Monkey
     assert averages is not None
     assert not averages.updates.any()
     assert not any(bool(momentum[:-1].any()) for momentum in averages.momenta.values())
+
+
+def test_places_without_an_example_have_no_average_to_miss(form: dict[str, Any]) -> None:
+    """The last of several pieces has more places than examples; without steps of an optimizer averages stay."""
+    model = linear()
+    private = PrivateGradient(model, squares, plan(), seed=SEED, average=0.3, microbatch=70, **form)
+    for found in sums(private, rows(), 3):
+        assert float((found - by_hand(model, squares, rows())).norm()) < 0.5
+
+
+def test_a_state_is_restored_into_what_was_prepared(form: dict[str, Any]) -> None:
+    """Averages and sizes of pieces are those of the state, not those that `prepare` found."""
+    found = []
+    for prepared in (False, True):
+        model = linear()
+        private = PrivateGradient(model, squares, plan(), seed=SEED, average=0.3, microbatch=70, **form)
+        for _ in range(3):
+            private.step(rows())
+        again = PrivateGradient(model, squares, plan(), seed=SEED, average=0.3, **form)
+        if prepared:
+            again.prepare(rows())
+        again.restore(private.state())
+        found.append(torch.stack([*sums(again, rows(), 2)]))
+    assert torch.equal(*found)
