@@ -80,9 +80,8 @@ class PrivateGradient:
     processes read; 0 reads them in a thread.
 
     On a CUDA device steps are captured as CUDA graphs and replayed, whatever the options and the optimizer; where they
-    cannot be, a warning says why, once (`not_captured`). ``capture`` True requires it, False turns it off. A graph
-    follows changes of the model, the loss and torch's settings between steps, but numbers that the loss keeps in lists,
-    dictionaries or other objects stay those of the capture.
+    cannot be, a warning says why, once (`not_captured`). ``capture`` True requires it, False turns it off. Graphs
+    follow changes of the model, the loss, the rule and torch's settings between steps.
 
     ``seed`` makes the run reproducible and unfit for release: anyone who guesses it can subtract the noise. ``.grad``
     is overwritten, so `zero_grad` is not needed. Noise is added to every coordinate, including the row of an
