@@ -21,6 +21,7 @@ from dpgrad.grads.clip import PerExample, Scaled, ZeroRows
 from dpgrad.grads.sums import Batch, Scale, sum_dtype, trainable
 from dpgrad.randomness.device_noise import Segment
 from dpgrad.training.step.release import Figures, release
+from dpgrad.training.step.watch import held
 from dpgrad.training.step.work import Work, width
 
 __all__ = ["Bodies", "Form"]
@@ -49,7 +50,7 @@ class Bodies:
         self._groups = work.groups()
         self._figures = Figures(work.mechanism, self._groups)
         self._release = release(work.model, work.mechanism, self._figures, work.key)
-        self._drop = ZeroRows((*work.model.parameters(), *work.model.buffers()))
+        self._drop = ZeroRows(held(work.model, work.loss, work.rule))
         self._dtype = sum_dtype(next(iter(parameters.values())).dtype)
         used = max(self._groups.values()) + 1 if self._groups else 1
         self._clips = torch.ones(used, 1, dtype=torch.float64, device=device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpgrad.grads.precision import precision_settings
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "held"]
 
 _NUMBERS = (int, float, bool, str, type(None))
 _OF_TORCH = frozenset(vars(nn.Module()))  # what every module has; its tensors are looked at one by one
@@ -61,6 +61,24 @@ class Watch:
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
             [one.fp32_precision in ("tf32", "bf16") for one in precision_settings()],
         ]
+
+
+def held(model: nn.Module, *functions: Callable[..., Any]) -> list[Tensor]:
+    """The tensors that a model and the functions used with it hold, as far as they can be seen: not a pass's own.
+
+    >>> table = torch.zeros(3)
+    >>> found = held(nn.Linear(2, 1), lambda model, batch: model(batch)[:, 0] + table)
+    >>> any(each is table for each in found)
+    True
+    """
+    owners = [owner for owner in map(_owner, functions) if isinstance(owner, nn.Module)]
+    modules = dict.fromkeys(chain(model.modules(), *(owner.modules() for owner in owners)))
+    values: list[object] = [*chain.from_iterable((*each.parameters(), *each.buffers()) for each in (model, *owners))]
+    values += [value for module in modules for value in vars(module).values()]
+    values += [owner.get(name) for owner, name in chain.from_iterable(map(_names, functions))]
+    values += [_content(cell) for given in functions for cell in _cells(given)]
+    values += [part for value in values for part in islice(_parts(value), _MOST)]
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _functions(given: Any, known: set[int] | None = None) -> Iterator[Any]:
