@@ -51,7 +51,7 @@ class Graphed(Pieces):
         with work.own_randomness(work.mechanism.steps):  # a step that the mechanism does not have
             self._graphs[first] = self._made(first)
             self._capture_ahead(step)
-        self._watch = Watch(work.model, work.loss, work.rule)  # a first pass may leave something in a model
+        self._watch = Watch(work.model, work.loss, work.rule)  # as the passes have left it
 
     def _capture_ahead(self, step: int) -> None:
         """Capture the bodies that the next steps will need more than once, the largest first."""
@@ -86,10 +86,10 @@ class Graphed(Pieces):
             return Called(partial(self._bodies.accumulate, form))
         model = self._work.model
         kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        before = Watch(model, self._work.loss)
         try:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 self._warm_up(form)
+                before = Watch(model, self._work.loss, self._work.rule)  # a first pass may leave something in a model
                 graph = self._capture(partial(self._bodies.accumulate, form))
         except RuntimeError as error:
             with suppress(RuntimeError):
