@@ -157,4 +157,4 @@ class TestRefused:
     def test_a_model_of_a_program(self, refused: Callable[..., str], released: Path) -> None:
         path = released / "release" / "report.json"
         path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "model": None}), "utf-8")
-        assert "its report does not say which rows" in refused(f"predict {released} --input {save(released, 'npy')}")
+        assert "the report does not say what rows" in refused(f"predict {released} --input {save(released, 'npy')}")

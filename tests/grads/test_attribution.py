@@ -26,6 +26,7 @@ from dpgrad.grads import ENGINES, check
 from dpgrad.grads.precision import exact_products, norm_error
 from dpgrad.mechanism import sampling
 from dpgrad.randomness import draw
+from dpgrad.training.step.lots import Lot, Lots
 
 NOISE = 1e-6  # the least that a mechanism takes, as a multiple of the clip bound: what is released is the sum
 ONE_ROW = re.compile(r"(one|single) (row|example)", re.IGNORECASE)  # in the warning of a mixing case
@@ -42,7 +43,8 @@ class Stepped:
     """A `PrivateGradient` whose lots the test chooses; what it releases is the clipped sum, but for `NOISE`."""
 
     def __init__(self, model: nn.Module, loss: Loss, data: Any, clip: float, engine: str = "bookkeeping") -> None:
-        plan = Mechanism(sampling.Poisson(0.5), 64, NOISE, clip=clip, batch_size=1)
+        self.size = max(1, len(pytree.tree_leaves(data)[0]) // 2)
+        plan = Mechanism(sampling.Poisson(0.5), 64, NOISE, clip=clip, batch_size=self.size)
         self.model, self.data, self.clip = model, data, clip
         self.private = PrivateGradient(model, loss, plan, engine=engine, seed=1)
 
@@ -50,7 +52,7 @@ class Stepped:
         """The sum that a step on these rows releases, in float64."""
         with _drawing(lot):
             self.private.step(self.data)
-        return {name: parameter.grad.double() for name, parameter in trained(self.model).items()}
+        return {name: self.size * parameter.grad.double() for name, parameter in trained(self.model).items()}
 
     @property
     def charged(self) -> bool:
@@ -65,12 +67,14 @@ class Stepped:
 @contextmanager
 def _drawing(lot: Tensor) -> Iterator[None]:
     """Within the block every lot that is drawn is this one."""
-    drawn = draw.chosen
+    drawn, at = draw.chosen, Lots.at
+    padded = torch.cat([lot, lot[:1].expand(2 * len(lot))])
     draw.chosen = lambda sampler, rows, step, key, device: lot.to(device)
+    Lots.at = lambda self, step: Lot(padded.to("cpu" if self._to_host else self._device), len(lot))
     try:
         yield
     finally:
-        draw.chosen = drawn
+        draw.chosen, Lots.at = drawn, at
 
 
 # ---- precisions

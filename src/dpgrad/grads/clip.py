@@ -117,7 +117,7 @@ class Scaled:
     >>> gradients = PerExample({"weight": Dense(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))})
     >>> with gradients.scaled(lambda norms: (1 / norms).clamp(max=1)) as found:
     ...     print(found.keep.tolist(), found.sum("weight").round(decimals=2), found.plain("weight").round(decimals=2))
-    [True, True] tensor([0.6000, 1.3000]) tensor([3.0000, 4.4900])
+    [True, True] tensor([0.6000, 1.3000]) tensor([3.0000, 4.5000])
     """
 
     norms: Tensor  # (groups, examples)

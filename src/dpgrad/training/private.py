@@ -63,6 +63,8 @@ from dpgrad.training.step.work import Observed, Work
 
 __all__ = ["Observed", "PrivateGradient", "signature"]
 
+_LARGE = 1 << 24  # parameters of a model that is not tried on more examples than a step has
+
 
 class PrivateGradient:
     """Private steps of a mechanism on a model; each writes the noisy mean of clipped gradients to ``.grad``.
@@ -399,7 +401,9 @@ class PrivateGradient:
             )
         warn_of_size(self.mechanism, rows)
         probe = self._probe(data, self._from_all_over(rows))
-        most = Sizes.of(self.mechanism, rows, work.microbatch).most  # no more memory than a step
+        most = rows
+        if self._in_pieces(rows) and sum(each.numel() for each in self.model.parameters()) > _LARGE:
+            most = Sizes.of(self.mechanism, rows, work.microbatch).most  # no more memory than a step needs
         work.engine, self.way = prepared(self.model, work.loss, probe, self._engine_name, work.several_rows, most)
         if self._memory_limit is not None:
             most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
@@ -446,8 +450,13 @@ class PrivateGradient:
             self._running = self._on_pieces(data, rows) or Taped(self.work)
         return self._running
 
+    def _in_pieces(self, rows: int) -> bool:
+        """Whether to work on pieces of fixed sizes."""
+        worth = self._capture or self.mechanism.steps >= FEWEST_STEPS
+        return bool(worth) and self._capture is not False and rows > 0
+
     def _on_pieces(self, data: Any, rows: int) -> Pieces | None:
-        if self._capture is False or not rows or not (self._capture or self.mechanism.steps >= FEWEST_STEPS):
+        if not self._in_pieces(rows):
             return None
         if self.work.device.type == "cpu" and not self._capture:
             return Straight(self.work, data, rows, self._workers)

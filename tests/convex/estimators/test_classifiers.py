@@ -422,7 +422,7 @@ BAD = {
     "delta zero": ({"delta": 0.0}, "delta must lie strictly between 0 and 1"),
     "delta text": ({"delta": "small"}, "delta must be a number"),
     "relation": ({"relation": "add-remove"}, "relation must be replace-one or zero-out, got 'add-remove'"),
-    "relation unknown": ({"relation": 3}, "relation must be replace-one or zero-out, got 3"),
+    "relation unknown": ({"relation": 3}, "relation must be one of replace-one, zero-out, got 3"),
     "norm": ({"data_norm": -2.0}, "data_norm must be positive and finite, got -2.0"),
     "norm text": ({"data_norm": "max"}, "data_norm must be a positive number or 'normalize', got 'max'"),
     "norm beyond floats": ({"data_norm": 1e160}, "data_norm must lie between 1e-12 and 1e+12, got 1e+160: scale"),
