@@ -1,8 +1,8 @@
 """A private step whose bodies are CUDA graphs: a step of many small kernels does not wait for Python to launch them.
 
-A graph is captured for each size of a piece when it is first needed, and replayed from then on. Rows, clip bound, noise
-and step lie in buffers that are filled before a replay, so that no graph has to be captured anew for them. Nothing in a
-step waits for the device.
+There is a graph for each size of a piece. Those that the next steps need are captured before the first step, the others
+when they are first needed. Rows, clip bound, noise and step lie in buffers that are filled before a replay, so that no
+graph has to be captured anew for them. Nothing in a step waits for the device.
 
 Guarantee: that of `pieces`.
 """
