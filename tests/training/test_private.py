@@ -239,6 +239,34 @@ def test_out_of_memory_takes_smaller_pieces_of_the_same_batch(
     assert_written(model, by_hand(model, plan, 0, private.key, Hard()))
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_pieces_of_fixed_sizes_that_do_not_fit_become_smaller(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second step on at most five examples fit: the gradients are those of a run in which all do."""
+    plan = Mechanism(sampling.Poisson(0.6), 40, 0.5, relation="zero-out", batch_size=0.6 * ROWS)
+    engine, full = grads.ENGINES["vmap"], [False]
+
+    def small(model: nn.Module, loss: Any, batch: Any, weights: Tensor, rows: int = 1) -> Any:
+        if full[0] and len(weights) > 5:
+            raise error
+        return engine(model, loss, batch, weights, rows)
+
+    monkeypatch.setitem(grads.ENGINES, "vmap", small)
+    found = []
+    for limited in (True, False):
+        model = network()
+        private = PrivateGradient(model, loss, plan, engine="vmap", seed=5)
+        for step in range(3):
+            full[0] = limited and step > 0
+            private.step(rows())
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+        assert private.steps_taken == 3
+    for one, other in zip(found[:3], found[3:], strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
 def test_one_example_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     private = PrivateGradient(network(), loss, mechanism("full-batch"))
     private.step(rows())

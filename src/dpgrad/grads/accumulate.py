@@ -1,7 +1,8 @@
 """The clipped sum of a whole batch, in as many pieces as memory asks for."""
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from dpgrad.grads.clip import PerExample
 from dpgrad.grads.sums import Batch, ClippedSum, Groups, Loss, Scale, sum_dtype, trainable
 from dpgrad.grads.swap import unwrapped
 
-__all__ = ["ENGINES", "Engine", "clipped_sum", "row_weights"]
+__all__ = ["ENGINES", "Engine", "clipped_sum", "row_weights", "unless_out_of_memory"]
+
+T = TypeVar("T")
 
 
 class Engine(Protocol):
@@ -130,7 +133,7 @@ def _in_pieces(piece: Callable[[int, int], ClippedSum], examples: int, most: int
     total: ClippedSum | None = None
     while waiting:
         start, stop = waiting.pop()
-        found = _unless_out_of_memory(piece, start, stop)
+        found = unless_out_of_memory(partial(piece, start, stop))
         if found is not None and stop - start == examples:
             return found  # the whole batch in one piece
         if found is not None:
@@ -151,9 +154,14 @@ def _double(total: ClippedSum) -> ClippedSum:
     return ClippedSum({name: found.double() for name, found in total.sums.items()})
 
 
-def _unless_out_of_memory(piece: Callable[[int, int], ClippedSum], start: int, stop: int) -> ClippedSum | None:
+def unless_out_of_memory(work: Callable[[], T]) -> T | None:
+    """What the work returns; None where memory does not suffice for it, after what can be given back was given back.
+
+    >>> unless_out_of_memory(lambda: 3)
+    3
+    """
     try:
-        return piece(start, stop)
+        return work()
     except (torch.OutOfMemoryError, MemoryError):
         pass
     except RuntimeError as error:

@@ -40,6 +40,7 @@ from dpgrad.errors import (
     UnsupportedModelError,
 )  # fmt: skip
 from dpgrad.grads import ENGINES, Way
+from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.again import Again
 from dpgrad.grads.check import PROBED, compare, prepared
 from dpgrad.grads.history import Average, InnerMomentum
@@ -263,7 +264,19 @@ class PrivateGradient:
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
             )
         self._owed.discard(step)
-        self._runner(data, rows).step(data, rows, step)
+        runner = self._runner(data, rows)
+
+        def taken() -> bool:
+            runner.step(data, rows, step)
+            return True
+
+        if isinstance(runner, Taped):
+            runner.step(data, rows, step)
+        elif unless_out_of_memory(taken) is None:
+            # Nothing of the step was shown: it is computed anew, in as small pieces as memory asks for.
+            self._stop()
+            self._running = Taped(self.work)
+            self._running.step(data, rows, step)
 
     def prepare(self, data: Any) -> None:
         """Check the model on some examples, and capture its step where it can be: what the first step would do.

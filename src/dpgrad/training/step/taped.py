@@ -1,11 +1,13 @@
 """A private step whose bodies are called: on a CPU, and wherever they cannot be captured."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.batch import part
 from dpgrad.grads.sums import Batch
 from dpgrad.randomness import draw
@@ -54,7 +56,8 @@ class Taped:
         """All examples, as many at a time as memory holds: where too many are tried, the step begins anew."""
         most = min(self._work.microbatch or len(chosen), len(chosen))
         while True:
-            seen = self._tried(chosen, batch, most)
+            seen = unless_out_of_memory(partial(self._tried, chosen, batch, most))
+            self._bodies.rows = self._bodies.index = None
             if seen is not None:
                 return seen
             if self._work.replayed:
@@ -69,33 +72,21 @@ class Taped:
                 )
             most = -(-most // 2)
 
-    def _tried(self, chosen: Tensor, batch: Batch, most: int) -> Seen | None:
-        """Norms and factors of all pieces, where they are observed; None where memory does not suffice."""
+    def _tried(self, chosen: Tensor, batch: Batch, most: int) -> Seen:
+        """Norms and factors of all pieces, where they are observed."""
         work, bodies, count = self._work, self._bodies, len(chosen)
         seen: Seen = []
-        try:
-            for start in range(0, count, most):
-                stop = min(start + most, count)
-                whole = stop - start == count
-                bodies.rows, bodies.index = batch if whole else part(batch, start, stop), chosen[start:stop]
-                bodies.hold(stop - start)
-                shown = work.observe is not None
-                form = Form(stop - start, not start, stop == count, 2 * most < count, len(work.iterates), shown)
-                bodies.accumulate(form)
-                if form.observed:
-                    seen.append(bodies.seen.pop(form))
-        except (torch.OutOfMemoryError, MemoryError):
-            pass
-        except RuntimeError as error:
-            if "DefaultCPUAllocator" not in str(error):
-                raise
-        else:
-            return seen
-        finally:
-            bodies.rows = bodies.index = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return None
+        for start in range(0, count, most):
+            stop = min(start + most, count)
+            whole = stop - start == count
+            bodies.rows, bodies.index = batch if whole else part(batch, start, stop), chosen[start:stop]
+            bodies.hold(stop - start)
+            shown = work.observe is not None
+            form = Form(stop - start, not start, stop == count, 2 * most < count, len(work.iterates), shown)
+            bodies.accumulate(form)
+            if form.observed:
+                seen.append(bodies.seen.pop(form))
+        return seen
 
 
 def observe(work: Work, bodies: Bodies, step: int, seen: Seen, noisy: Any) -> None:
