@@ -67,14 +67,15 @@ class Stepped:
 @contextmanager
 def _drawing(lot: Tensor) -> Iterator[None]:
     """Within the block every lot that is drawn is this one."""
-    drawn, at = draw.chosen, Lots.at
+    drawn, at, known = draw.chosen, Lots.at, Lots.known
     padded = torch.cat([lot, lot[:1].expand(2 * len(lot))])
     draw.chosen = lambda sampler, rows, step, key, device: lot.to(device)
     Lots.at = lambda self, step: Lot(padded.to("cpu" if self._to_host else self._device), len(lot))
+    Lots.known = lambda self, step: [self.at(step)]
     try:
         yield
     finally:
-        draw.chosen, Lots.at = drawn, at
+        draw.chosen, Lots.at, Lots.known = drawn, at, known
 
 
 # ---- precisions
