@@ -126,7 +126,7 @@ def jax(workload: Workload, device: str) -> Prepared:
     def peak() -> int:
         return int(place.memory_stats()["peak_bytes_in_use"])
 
-    return Prepared(step, lambda: jax.block_until_ready(state[0]), sums, peak if device == "cuda" else None)
+    return Prepared(step, lambda: jax.block_until_ready(state[0]), sums, peak=peak if device == "cuda" else None)
 
 
 def jax_forward(module: nn.Module, weights: Mapping[str, Any], x: Any, prefix: str = "") -> Any:

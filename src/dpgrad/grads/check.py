@@ -11,7 +11,7 @@ no number computed from data.
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,19 +138,25 @@ def _try(engine: Engine, model: nn.Module, loss: Loss, batch: Batch, several_row
 def compare(model: nn.Module, loss: Loss, batch: Batch, engine: Engine, name: str, several_rows: bool = False) -> None:
     """Refuse where the engine no longer returns the gradients of the examples of ``batch``, at the present weights."""
     rows = row_weights(model, batch, None, several_rows).shape[1]
-    probe = _Probe(model, loss, as_rows(batch) if several_rows else batch, rows)
+    probe = _Probe(model, loss, as_rows(batch) if several_rows else batch, rows, look=False)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     with torch.enable_grad(), exact_products(), mixed, without_dropout(model):
-        probe.find_precision()
-        probe.keep_finite()
-        if not probe.count:
+        probe.eps = torch.finfo(next(iter(trainable(model).values())).dtype).eps
+        alone = {i: probe.alone(i) for i in range(probe.count)}
+        finite = [i for i, own in alone.items() if math.isfinite(own.norm)]
+        if not finite:
             return
-        before = probe.alone(0)
+        probe.keep(finite)
+        own = [alone[i] for i in finite]
+        with suppress(ValueError):
+            _refuse_engine(probe, name, engine, own)
+            return
+        probe.find_precision()  # it takes a pass of its own, and only coarser types than the parameters' need it
         try:
-            _refuse_engine(probe, name, engine)
+            _refuse_engine(probe, name, engine, own)
         except ValueError:
-            if _difference(before, probe.alone(0), probe.eps) is None:
+            if _difference(own[0], probe.alone(0), probe.eps) is None:
                 raise
             # A loss that is another one at every call cannot be compared.
 
@@ -198,6 +204,7 @@ class _Probe:
     batch: Batch
     rows: int  # of each example
     eps: float = 0.0
+    look: bool = True  # whether to look for what a pass leaves in the model
     left: dict[str, Tensor] | None = None  # what the first pass wrote to buffers
 
     @property
@@ -290,7 +297,7 @@ class _Probe:
         """The loss and the gradient of example ``i``, from one ordinary pass over a batch."""
         parameters = trainable(self.model)
         buffers = dict(self.model.named_buffers())
-        kept = [(name, tensor, tensor.detach().clone()) for name, tensor in self._kept()]
+        kept = [(name, tensor, tensor.detach().clone()) for name, tensor in self._kept() if self.look]
         with self.apart():
             before = self._random_states()
             losses = row_losses(self.loss, self.model, batch, size(batch))
@@ -300,7 +307,8 @@ class _Probe:
             found: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
                 found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            self._refuse_left(buffers, kept)
+            if self.look:
+                self._refuse_left(buffers, kept)
         gradients = {name: _dense(parameter, g) for (name, parameter), g in zip(parameters.items(), found, strict=True)}
         used = frozenset(name for name, g in zip(parameters, found, strict=True) if g is not None)
         return _Own(float(loss.detach()), gradients, used, math.hypot(*map(_length, gradients.values())), drew)
@@ -463,8 +471,11 @@ def _extremes(probe: _Probe) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _refuse_engine(probe: _Probe, engine: str, compute: Engine) -> None:
-    """Refuse where the engine's gradients are not those of each example's own loss, or its norms are below theirs."""
+def _refuse_engine(probe: _Probe, engine: str, compute: Engine, alone: Sequence[_Own] = ()) -> None:
+    """Refuse where the engine's gradients are not those of each example's own loss, or its norms are below theirs.
+
+    ``alone``: what the passes over single examples gave, where they were taken already.
+    """
     weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
     try:
         with probe.apart():
@@ -481,7 +492,7 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine) -> None:
     # sides of it: a share of about the rounding error, which moves the gradient by about its root.
     bound = math.pow(probe.eps, 0.25)
     for i in range(probe.count):
-        own = probe.alone(i)
+        own = alone[i] if alone else probe.alone(i)
         if own.drew:
             if not (isinstance(compute, Attributed) and compute.way.name != "lifted"):
                 return

@@ -10,7 +10,7 @@ from dpgrad._triton import on_its_device
 __all__ = ["finite", "quotient", "together"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _together(out, parts, many, examples, lost, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """√Σ parts² + lost for some of the examples."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -33,7 +33,7 @@ def together(parts: Tensor, lost: float) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _quotient(out, norms, bounds, denominators, examples, each, BLOCK: tl.constexpr):
     """The float32 below the one nearest to bound/denominator, 1 where they are equal, 0 where a norm is unusable."""
     group, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -61,7 +61,7 @@ def quotient(norms: Tensor, bound: Tensor, denominator: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _finite(out, kept, norms, factors, groups, examples, shrink, BLOCK: tl.constexpr):
     """factor·shrink, or 0 for an example that has a norm that is not finite; whether it has none."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -15,6 +15,8 @@ from dpgrad._triton import on_its_device
 
 __all__ = ["ghost", "scaled", "swapped", "weighted", "weighted_outer"]
 
+_BK = 32  # columns that a Gram matrix takes at a time
+
 
 @triton.jit
 def _cut(x):
@@ -68,12 +70,14 @@ def swapped(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _gram(x, one, other, positions, width: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr):
-    """⟨x_t, x_s⟩ for the positions of two blocks."""
+def _gram(
+    x, one, other, positions, width, BT: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """⟨x_t, x_s⟩ for the positions of two blocks; ``WHOLE``: the width is a multiple of BK."""
     ts, ss, ks = one * BT + tl.arange(0, BT), other * BT + tl.arange(0, BT), tl.arange(0, BK)
     found = tl.zeros((BT, BT), dtype=tl.float32)
     for start in range(0, width, BK):
-        inside = start + ks < width
+        inside = ks < BK if WHOLE else start + ks < width
         a = tl.load(
             x + ts[:, None] * width + (start + ks)[None, :], mask=(ts[:, None] < positions) & inside[None, :], other=0.0
         )
@@ -128,23 +132,26 @@ def _diagonal(gram, BT: tl.constexpr):
 
 @triton.jit
 def _ghost(
-    found, masses, a, g, positions, lost, each_a, tiles, blocks, d: tl.constexpr, p: tl.constexpr, SHAPE: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
+    found, masses, a, g, positions, lost, each_a, tiles, blocks, d, p, SHAPE: tl.constexpr, BT: tl.constexpr,
+    BK: tl.constexpr, CUT: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_P: tl.constexpr,
 ):  # fmt: skip
-    """Σ ⟨a_t, a_s⟩⟨g_t, g_s⟩ over the positions of two blocks, those off the diagonal counted twice; its mass there."""
+    """Σ ⟨a_t, a_s⟩⟨g_t, g_s⟩ over the positions of two blocks, those off the diagonal counted twice; its mass there.
+
+    The widths are numbers of the call: a kernel for each pair of them would take a second to compile.
+    """
     example, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     one = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)
     one = tl.where((one + 1) * (one + 2) // 2 <= tile, one + 1, one)  # the root may be rounded either way
     one = tl.where(one * (one + 1) // 2 > tile, one - 1, one)
     other = tile - one * (one + 1) // 2
     if SHAPE is None:
-        of_a = _gram(a + example * each_a, one, other, positions, d, BT, BK, CUT)
+        of_a = _gram(a + example * each_a, one, other, positions, d, BT, BK, CUT, WHOLE_D)
     else:
         of_a = _gram_of_patches(
-            a + example * each_a, one, other, positions, d, SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4], SHAPE[5],
-            SHAPE[6], SHAPE[7], SHAPE[8], SHAPE[9], SHAPE[10], BT, BK, CUT,
+            a + example * each_a, one, other, positions, SHAPE[11], SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4],
+            SHAPE[5], SHAPE[6], SHAPE[7], SHAPE[8], SHAPE[9], SHAPE[10], BT, BK, CUT,
         )  # fmt: skip
-    of_g = _gram(g + example * positions * p, one, other, positions, p, BT, BK, CUT)
+    of_g = _gram(g + example * positions * p, one, other, positions, p, BT, BK, CUT, WHOLE_P)
     total = tl.sum(of_a * of_g)
     tl.store(found + example * tiles + tile, tl.where(one == other, total, 2 * total))
     if one == other:
@@ -184,8 +191,9 @@ def ghost(
     tiles = blocks * (blocks + 1) // 2
     found, masses = torch.empty(examples, tiles, device=a.device), torch.empty(examples, blocks, device=a.device)
     _ghost[(examples, tiles)](
-        found, masses, a, g, positions, lost, a[0].numel(), tiles, blocks, d, p, shape, BT=block, BK=32,
-        CUT=not _cuts(block, a.device), num_warps={128: 8, 64: 4}.get(block, 1), num_stages=4,
+        found, masses, a, g, positions, lost, a[0].numel(), tiles, blocks, d, p, None if shape is None else (*shape, d),
+        BT=block, BK=_BK, CUT=not _cuts(block, a.device), WHOLE_D=d % _BK == 0, WHOLE_P=p % _BK == 0,
+        num_warps={128: 8, 64: 4}.get(block, 1), num_stages=4,
     )  # fmt: skip
     norms = torch.empty(examples, device=a.device)
     _finished[(examples,)](
@@ -216,7 +224,7 @@ def _cuts(block: int, device: torch.device) -> bool:
     return bool((out == torch.eye(size, device=device)).all())
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _weighted(out, x, factors, examples, width, BE: tl.constexpr, BW: tl.constexpr):
     """Σ f_i x_i in float64, for some of the columns."""
     at = tl.program_id(0).to(tl.int64) * BW + tl.arange(0, BW)
@@ -241,7 +249,7 @@ def weighted(x: Tensor, factors: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _weighted_outer(
     out, a, g, factors, examples, d, p, AT_ONCE: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, BD: tl.constexpr
 ):

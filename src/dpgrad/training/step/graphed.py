@@ -43,6 +43,7 @@ class Graphed(Pieces):
             raise CannotCaptureError(reason)
         super().__init__(work, data, rows, workers)
         self._renewed = 0
+        self._warm: set[Form] = set()  # forms, whatever their size, whose body has been called
         self._open_device()
         self._bodies.hold(1)
         self._bodies.at(work.mechanism.steps - 1)
@@ -51,6 +52,7 @@ class Graphed(Pieces):
         with work.own_randomness(work.mechanism.steps):  # a step that the mechanism does not have
             self._graphs[first] = self._made(first)
             self._capture_ahead(step)
+        torch.cuda.empty_cache()  # what the passes before the captures took: graphs have memory of their own
         self._watch = Watch(work.model, work.loss, work.rule)  # as the passes have left it
 
     def _capture_ahead(self, step: int) -> None:
@@ -70,6 +72,7 @@ class Graphed(Pieces):
 
     def _renew(self) -> None:
         super()._renew()
+        self._warm.clear()
         self._draws = True  # it may now draw what it did not draw before: never from the caller's generator
         self._open_device()
         self._renewed += 1
@@ -85,12 +88,16 @@ class Graphed(Pieces):
         if self._renewed >= _MOST_RENEWED:
             return Called(partial(self._bodies.accumulate, form))
         model = self._work.model
+        before = Watch(model, self._work.loss, self._work.rule)
         kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                self._warm_up(form)
-                before = Watch(model, self._work.loss, self._work.rule)  # a first pass may leave something in a model
-                graph = self._capture(partial(self._bodies.accumulate, form))
+                graph = self._captured_cold(form)
+                if graph is None:
+                    self._warm_up(form)
+                    before = Watch(model, self._work.loss, self._work.rule)  # a first pass may leave something
+                    graph = self._capture(partial(self._bodies.accumulate, form))
+                    self._warm.add(form._replace(size=0))
         except RuntimeError as error:
             with suppress(RuntimeError):
                 torch.cuda.synchronize(self._device)
@@ -106,6 +113,19 @@ class Graphed(Pieces):
             )
         return graph
 
+    def _captured_cold(self, form: Form) -> Graph | None:
+        """The graph of a form that differs from others in its size alone, without a pass before; None if it needs one.
+
+        A pass takes as long as a capture. It is needed where a kernel chosen by size cannot be loaded meanwhile.
+        """
+        if form._replace(size=0) not in self._warm:
+            return None
+        try:
+            return self._capture(partial(self._bodies.accumulate, form))
+        except RuntimeError:
+            torch.cuda.synchronize(self._device)
+            return None
+
     def _warm_up(self, form: Form) -> None:
         """Call the body as it will be captured: kernels are chosen, and what cannot be captured is refused."""
         generator = torch.cuda.default_generators[self._device.index]
@@ -115,6 +135,7 @@ class Graphed(Pieces):
             if not self._graphs:
                 with _as_if_capturing():
                     self._bodies.accumulate(form, dry=True)
+        torch.cuda.empty_cache()
         self._draws = self._draws or generator.get_offset() != drawn
         if _host_randomness() != on_host:
             raise CannotCaptureError(
