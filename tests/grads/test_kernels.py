@@ -73,8 +73,9 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("items", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_convolutions(shape: tuple[Any, ...]) -> None:
+def test_convolutions(shape: tuple[Any, ...], items: int) -> None:
     from dpgrad.grads.kernels.convolution import formed
     from dpgrad.grads.kernels.products import ghost, swapped
 
@@ -83,17 +84,18 @@ def test_convolutions(shape: tuple[Any, ...]) -> None:
     weight = random(outs, ins, *kernel).requires_grad_()
     g = cut(torch.randn_like(F.conv2d(x, weight, None, stride, padding, dilation)))
     wanted = []
-    for i in range(4):
-        out = F.conv2d(x[i : i + 1].double(), weight.double(), None, stride, padding, dilation)
-        wanted.append(torch.autograd.grad(out, weight, g[i : i + 1].double())[0].double())
+    for of_one, of_g in zip(x.double().split(items), g.double().split(items), strict=True):
+        out = F.conv2d(of_one, weight.double(), None, stride, padding, dilation)
+        wanted.append(torch.autograd.grad(out, weight, of_g)[0].double())
     matrices = torch.stack(wanted).flatten(2)
     norms = matrices.flatten(1).norm(dim=1)
-    found, parts = formed(x, g, kernel, stride, padding, dilation)
+    found, parts = formed(x, g, kernel, stride, padding, dilation, items)
     assert ((found - matrices).flatten(1).norm(dim=1) < 1e-5 * norms).all()
     assert ((parts.sum(1).sqrt() / norms - 1).abs() < 1e-5).all()
     turned = swapped(x.flatten(2)).view(4, *size, ins)
     sizes = (*size, g.shape[3], *kernel, *stride, *padding, *dilation)
-    measured = ghost(turned, swapped(g.flatten(2)), 0.0, 0.0, 0.0, sizes)
+    of_examples = swapped(g.flatten(2)).view(4 // items, -1, outs)
+    measured = ghost(turned, of_examples, 0.0, 0.0, 0.0, sizes, items)
     assert ((measured / norms - 1).abs() < 1e-4).all()
 
 

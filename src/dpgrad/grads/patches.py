@@ -105,10 +105,10 @@ class Patches:
 
     @property
     def _in_tf32(self) -> bool:
-        """Whether there are kernels for this: they know two dimensions, one group and one item an example."""
+        """Whether there are kernels for this: they know two dimensions and one group."""
         if self.tf32 is not None:
             return self.tf32
-        plain = len(self.kernel) == 2 and self.groups == 1 and self._items == 1
+        plain = len(self.kernel) == 2 and self.groups == 1
         return plain and allows_tf32(self.inputs, self.gradients, convolution=True)
 
     def settled(self) -> Use:
@@ -118,7 +118,7 @@ class Patches:
             forming = worth_forming(*self._sizes, self.inputs.device)
             return Dense(self.per_example()).settled() if forming else self
         # Kept, a matrix is summed as it is; it may take no more memory than what it is made of, or little.
-        most = max(self.inputs.shape[1:].numel() + self.gradients.shape[1:].numel(), _LITTLE)
+        most = max(self._items * (self.inputs.shape[1:].numel() + self.gradients.shape[1:].numel()), _LITTLE)
         return self._formed() if self.shape.numel() <= most else self._measured_in_tf32()
 
     def measured(self) -> tuple[Tensor, Use]:
@@ -144,7 +144,7 @@ class Patches:
         from dpgrad.grads.kernels.convolution import formed
 
         x, g = wide(self.inputs).contiguous(), wide(self.gradients).contiguous()
-        found, parts = formed(x, g, self.kernel, self.stride, self.padding, self.dilation)
+        found, parts = formed(x, g, self.kernel, self.stride, self.padding, self.dilation, self._items)
         squares = parts.sum(1) if parts.shape[1] > 1 else parts[:, 0]
         return Dense(found.view(self.examples, *self.shape), squares.sqrt())
 
@@ -157,10 +157,11 @@ class Patches:
         added = math.prod(self.kernel) * -(-self.shape[1] // 8) * 8  # eight channels at a time
         margins = tf32_margins(added, p, positions, exact=self.inputs.dtype != torch.float32)
         x, g = (swapped(each.contiguous().flatten(2)) for each in (self.inputs, self.gradients))
-        x = x.view(self.examples, height, width, -1)
+        x = x.view(len(x), height, width, -1)
         shape = height, width, self.gradients.shape[3], *self.kernel, *self.stride, *self.padding, *self.dilation
-        norms = ghost(x, g, *margins, lost(d, p), shape) + self._blurred()
-        g = g.view(self.examples, *self.gradients.shape[2:], -1)
+        norms = ghost(x, g.view(self.examples, positions, p), *margins, lost(d, p), shape, self._items)
+        norms = norms + self._blurred()
+        g = g.view(len(x), *self.gradients.shape[2:], -1)
         return replace(self, inputs=x.permute(0, 3, 1, 2), gradients=g.permute(0, 3, 1, 2), tf32=True, norms=norms)
 
     def _weighted(self, factors: Tensor) -> Tensor:
@@ -170,6 +171,7 @@ class Patches:
             return g * factors.repeat_interleave(self._items).view(-1, *[1] * (g.ndim - 1))
         from dpgrad.grads.kernels.products import scaled
 
+        factors = factors.repeat_interleave(self._items) if self._items > 1 else factors
         last = self.gradients.permute(0, 2, 3, 1)
         if last.is_contiguous():
             return scaled(last, factors).permute(0, 3, 1, 2)

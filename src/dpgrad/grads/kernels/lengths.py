@@ -45,7 +45,8 @@ def of_layer(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     a, g = (each if each.stride(1) == 1 else each.contiguous() for each in (a, g))
     (examples, d), p = a.shape, g.shape[1]
-    weight, bias = torch.empty(2, examples, device=a.device).unbind()
+    # Each in memory of its own, which is aligned whatever the number: a kernel is compiled anew for other alignments.
+    weight, bias = (torch.empty(examples, device=a.device) for _ in range(2))
     of_a, of_g = (min(_AT_ONCE, max(16, triton.next_power_of_2(width))) for width in (d, p))
     tiny = torch.finfo(torch.float32).tiny
     _of_layer[(examples,)](

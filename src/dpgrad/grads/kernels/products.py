@@ -95,26 +95,34 @@ def _gram(
 def _gram_of_patches(
     x, one, other, positions, channels: tl.constexpr, height: tl.constexpr, width: tl.constexpr, columns: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, EACH: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """⟨patch_t, patch_s⟩ for the positions of two blocks; x is stored as (height, width, channels)."""
+    """⟨patch_t, patch_s⟩ for the positions of two blocks; x is stored as (items, height, width, channels).
+
+    ``EACH`` of the positions are in one item; 0 where there is one item.
+    """
     ts, ss, ks = one * BT + tl.arange(0, BT), other * BT + tl.arange(0, BT), tl.arange(0, BK)
+    at_t, at_s = ts, ss
+    of_t, of_s = x + (ts * 0)[:, None], x + (ss * 0)[None, :]  # where the item of a position begins
+    if EACH > 0:
+        at_t, of_t = ts % EACH, x + (ts // EACH)[:, None] * (height * width * channels)
+        at_s, of_s = ss % EACH, x + (ss // EACH)[None, :] * (height * width * channels)
     found = tl.zeros((BT, BT), dtype=tl.float32)
     steps: tl.constexpr = (channels + BK - 1) // BK
     for at in range(0, KH * KW * steps):
         tap = at // steps
         channel = (at % steps) * BK + ks
         down, right = (tap // KW) * DH - PH, (tap % KW) * DW - PW
-        y, z = (ts // columns) * SH + down, (ts % columns) * SW + right
+        y, z = (at_t // columns) * SH + down, (at_t % columns) * SW + right
         seen = (ts < positions) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
         a = tl.load(
-            x + (y * width + z)[:, None] * channels + channel[None, :],
+            of_t + (y * width + z)[:, None] * channels + channel[None, :],
             mask=seen[:, None] & (channel[None, :] < channels), other=0.0,
         )  # fmt: skip
-        y, z = (ss // columns) * SH + down, (ss % columns) * SW + right
+        y, z = (at_s // columns) * SH + down, (at_s % columns) * SW + right
         seen = (ss < positions) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
         b = tl.load(
-            x + (y * width + z)[None, :] * channels + channel[:, None],
+            of_s + (y * width + z)[None, :] * channels + channel[:, None],
             mask=seen[None, :] & (channel[:, None] < channels), other=0.0,
         )  # fmt: skip
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -132,8 +140,8 @@ def _diagonal(gram, BT: tl.constexpr):
 
 @triton.jit
 def _ghost(
-    found, masses, a, g, positions, lost, each_a, tiles, blocks, d, p, SHAPE: tl.constexpr, BT: tl.constexpr,
-    BK: tl.constexpr, CUT: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_P: tl.constexpr,
+    found, masses, a, g, positions, lost, each_a, tiles, blocks, d, p, SHAPE: tl.constexpr, EACH: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_P: tl.constexpr,
 ):  # fmt: skip
     """Σ ⟨a_t, a_s⟩⟨g_t, g_s⟩ over the positions of two blocks, those off the diagonal counted twice; its mass there.
 
@@ -149,7 +157,7 @@ def _ghost(
     else:
         of_a = _gram_of_patches(
             a + example * each_a, one, other, positions, SHAPE[11], SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4],
-            SHAPE[5], SHAPE[6], SHAPE[7], SHAPE[8], SHAPE[9], SHAPE[10], BT, BK, CUT,
+            SHAPE[5], SHAPE[6], SHAPE[7], SHAPE[8], SHAPE[9], SHAPE[10], EACH, BT, BK, CUT,
         )  # fmt: skip
     of_g = _gram(g + example * positions * p, one, other, positions, p, BT, BK, CUT, WHOLE_P)
     total = tl.sum(of_a * of_g)
@@ -174,15 +182,16 @@ def _finished(norms, found, masses, tiles, blocks, gamma, sigma, TILES: tl.const
 
 @on_its_device
 def ghost(
-    a: Tensor, g: Tensor, gamma: float, sigma: float, lost: float, shape: tuple[int, ...] | None = None
+    a: Tensor, g: Tensor, gamma: float, sigma: float, lost: float, shape: tuple[int, ...] | None = None, items: int = 1
 ) -> Tensor:
     """‖Σ_t g_t a_tᵀ‖ of each example in TF32, operands cut towards zero, with what rounding may hide added.
 
     a (examples, T, d) and g (examples, T, p) are contiguous. With mass = Σ_t ‖a_t‖‖g_t‖, where ``lost`` is added to
     each squared length, the result is √(Σ_ts ⟨a_t, a_s⟩⟨g_t, g_s⟩ + γ·mass²) + σ·mass.
 
-    With ``shape``, a is the input of a convolution stored as (examples, height, width, channels), a_t is a patch of
-    it, and ``shape`` is (height, width, columns of the output, kernel, stride, padding, dilation), two numbers each.
+    With ``shape``, a is the input of a convolution stored as (examples·items, height, width, channels), a_t is a patch
+    of it, the T positions are those of all items of an example, and ``shape`` is (height, width, columns of the output,
+    kernel, stride, padding, dilation), two numbers each.
     """
     examples, positions, p = g.shape
     d = a.shape[-1]
@@ -191,8 +200,9 @@ def ghost(
     tiles = blocks * (blocks + 1) // 2
     found, masses = torch.empty(examples, tiles, device=a.device), torch.empty(examples, blocks, device=a.device)
     _ghost[(examples, tiles)](
-        found, masses, a, g, positions, lost, a[0].numel(), tiles, blocks, d, p, None if shape is None else (*shape, d),
-        BT=block, BK=_BK, CUT=not _cuts(block, a.device), WHOLE_D=d % _BK == 0, WHOLE_P=p % _BK == 0,
+        found, masses, a, g, positions, lost, items * a[0].numel(), tiles, blocks, d, p,
+        None if shape is None else (*shape, d), EACH=positions // items if items > 1 else 0, BT=block, BK=_BK,
+        CUT=not _cuts(block, a.device), WHOLE_D=d % _BK == 0, WHOLE_P=p % _BK == 0,
         num_warps={128: 8, 64: 4}.get(block, 1), num_stages=4,
     )  # fmt: skip
     norms = torch.empty(examples, device=a.device)
