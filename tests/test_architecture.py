@@ -30,6 +30,8 @@ WITH_TORCH = {room for place, (room, _) in enumerate(_LISTED) if any(line for _,
 
 # Triton comes with torch where there is a CUDA device, and is not looked for elsewhere.
 RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch", "triton"}
+# Optional, and large: each is imported by the module of its name alone, which nothing else imports.
+PEERS = {"integrations.lightning": "lightning", "integrations.transformers": "transformers"}
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
 DEFERRED = ("matplotlib", "rich", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
 SKLEARN_HOMES = {"convex.estimators", "data.digits"}
@@ -151,6 +153,12 @@ def test_module_imports_only_rooms_above_its_own(name: str) -> None:
             assert place(inner) <= place(name), f"dpgrad.{name} imports {imported}, a room below its own"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_other_room_imports_an_integration(name: str) -> None:
+    found = {imported for imported, _ in imports(running(FILES[name].read_text("utf-8")), set(FILES), name)}
+    assert room(name) == "integrations" or not any(each.startswith("dpgrad.integrations") for each in found)
+
+
 def test_no_modules_import_each_other() -> None:
     above: dict[str, set[str]] = {}
     for name, path in FILES.items():
@@ -192,7 +200,9 @@ def test_no_room_reads_names_with_an_underscore_of_another(path: Path) -> None:
 def test_module_imports_what_it_may(name: str) -> None:
     for imported, top in imports(FILES[name].read_text("utf-8"), set(FILES), name):
         package = imported.partition(".")[0]
-        assert package in sys.stdlib_module_names | RUNTIME, f"dpgrad.{name} imports {imported}: not a dependency"
+        assert package in sys.stdlib_module_names | RUNTIME | {PEERS.get(name)}, (
+            f"dpgrad.{name} imports {imported}: not a dependency"
+        )
         if package == "torch":
             allowed = room(name) in WITH_TORCH and room(name) != "cli"
             assert allowed or name == "_triton" or not top, f"dpgrad.{name} imports torch at module level"
@@ -218,8 +228,8 @@ def test_functions_are_short(name: str) -> None:
 
 
 def test_import_of_the_package_is_light() -> None:
-    loaded = loaded_after("import dpgrad; dpgrad.__version__; dir(dpgrad)")
-    assert not loaded & {"numpy", "scipy", "torch", "sklearn", "matplotlib", "rich"}
+    loaded = loaded_after("import dpgrad; dpgrad.__version__; dir(dpgrad); dpgrad.integrations")
+    assert not loaded & {"numpy", "scipy", "torch", "sklearn", "matplotlib", "rich", *PEERS.values()}
 
 
 ABOVE = [
