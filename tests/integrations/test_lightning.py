@@ -120,13 +120,16 @@ def test_a_module_is_trained_as_by_a_loop_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_lora_by_peft_in_bfloat16_trains_the_adapters_alone(tmp_path: Path) -> None:
+    import lightning
+
     peft = pytest.importorskip("peft")
     own = module()
     own.net = peft.get_peft_model(own.net, peft.LoraConfig(r=2, target_modules=["0", "2"]))
     before = {name: value.clone() for name, value in own.state_dict().items()}
-    callback = private()
+    callback, rows = private(), lightning.LightningDataModule()
+    rows.train_dataloader = lambda: loader(num_workers=1)  # type: ignore[method-assign]
     with pytest.warns(UserWarning, match="is dropped"):
-        trainer(tmp_path, callback, max_steps=2, precision="bf16-mixed").fit(own, loader())
+        trainer(tmp_path, callback, max_steps=2, precision="bf16-mixed").fit(own, datamodule=rows)
     changed = {name for name, value in own.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if "lora" in name}
     assert callback.plan.steps == 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dpgrad
 from dpgrad.accounting import account
-from dpgrad.errors import BudgetSpentError, OptionError, ResumeError, RunError
+from dpgrad.errors import BudgetSpentError, OptionError, ResumeError, RunError, UnsupportedModelError
 from dpgrad.integrations.run import PrivateRun, Terms
 from dpgrad.training.fit import ResumeWarning
 from dpgrad.training.options import Computing, Privacy
@@ -40,7 +40,7 @@ def begun(run: PrivateRun, steps: int) -> PrivateRun:
 
 def epsilon(run: PrivateRun) -> float:
     """The ε of everything that all processes of the run released, by the events alone."""
-    return account(run.event(), run.plan.mechanism.relation, "pld").epsilon(run.plan.delta)
+    return account(run.event(), run.plan.mechanism.relation, run.plan.guarantee.accountant).epsilon(run.plan.delta)
 
 
 def test_a_whole_run_costs_its_plan(tmp_path: Path) -> None:
@@ -64,6 +64,18 @@ def test_a_run_that_stops_early_costs_its_plan(tmp_path: Path) -> None:
     assert run.report(nn.Linear(2, 1), None, 0.1, held_out=False)["stopped"] == "interrupted"
 
 
+def test_a_run_that_failed_before_its_first_step_can_be_opened_again(tmp_path: Path) -> None:
+    run = made(ledger=dpgrad.Ledger())
+    run.open(tmp_path)
+    with pytest.raises(UnsupportedModelError):
+        run.begin(nn.Linear(2, 1), lambda model, batch: losses(model, batch).mean(), DATA, microbatch=None)
+    run.close()
+    assert run.event() == run.terms.ledger.event() == dpgrad.events.NOTHING  # type: ignore[union-attr]
+    run.open(tmp_path)
+    begun(run, 6).close()
+    assert run.guarantee() == run.plan.guarantee
+
+
 def test_a_resume_from_the_last_step_takes_all_steps(tmp_path: Path) -> None:
     first = made()
     first.open(tmp_path)
@@ -78,7 +90,8 @@ def test_a_resume_from_the_last_step_takes_all_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
 def test_steps_after_the_checkpoint_are_charged_twice(tmp_path: Path, crashed: bool) -> None:
-    first = made(steps=60)
+    full: Any = {"steps": 60, "method": "dpgd", "privacy": Privacy(noise_multiplier=20.0, accountant="exact")}
+    first = made(**full)
     first.open(tmp_path)
     state = begun(first, 20).state()
     for _ in range(10):
@@ -88,7 +101,7 @@ def test_steps_after_the_checkpoint_are_charged_twice(tmp_path: Path, crashed: b
         dpgrad._files.unlock(first._lock)
     else:
         first.close()
-    second = made(steps=60)
+    second = made(**full)
     with pytest.warns(ResumeWarning, match="ends after"):
         second.open(tmp_path, state, 20)
     assert second.start == 20
@@ -100,7 +113,7 @@ def test_steps_after_the_checkpoint_are_charged_twice(tmp_path: Path, crashed: b
     assert epsilon(second) <= second.plan.guarantee.epsilon
     assert second.guarantee().epsilon == pytest.approx(epsilon(second))
     longer = dpgrad.accounting.events.Compose((lost, second.plan.mechanism.with_steps(second.last - 20 + 1).event()))
-    assert account(longer, second.plan.mechanism.relation, "pld").epsilon(1e-3) > second.plan.guarantee.epsilon
+    assert account(longer, second.plan.mechanism.relation, "exact").epsilon(1e-3) > second.plan.guarantee.epsilon
     assert second.report(nn.Linear(2, 1), None, 0.1, held_out=False)["stopped"] == "budget"
 
 
@@ -163,7 +176,7 @@ def test_a_ledger_adds_up_runs(tmp_path: Path) -> None:
     assert ledger.guarantee(1e-3).epsilon == pytest.approx(first.plan.guarantee.epsilon)  # the plan, though it stopped
     second = made(ledger=ledger)
     second.open(tmp_path, first.state(), 3)
-    second.close()
+    begun(second, 1).close()
     assert ledger.guarantee(1e-3).epsilon == pytest.approx(first.plan.guarantee.epsilon, rel=1e-6)  # the same run
 
 

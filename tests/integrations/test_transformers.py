@@ -188,7 +188,7 @@ def test_a_language_model_of_a_hugging_face_dataset(tmp_path: Path) -> None:
         return -(picked * counts).sum(1) / counts.sum(1)
 
     ledger = dpgrad.Ledger()
-    made = trainer(tmp_path, gpt2(), rows, bf16=False, max_steps=-1, num_train_epochs=0.5, ledger=ledger)
+    made = trainer(tmp_path, gpt2(), rows, max_steps=-1, num_train_epochs=0.5, ledger=ledger, dataloader_num_workers=1)
     assert made.plan.steps == 3  # half of the five steps of an epoch, rounded up
     made.train()
     same(made.model, plain(made, gpt2(), next_word, table))
@@ -205,13 +205,13 @@ def test_a_resumed_run_pays_for_the_steps_it_lost(tmp_path: Path) -> None:
 
     class Ends(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            if state.global_step == 12:
+            if state.global_step == 6:
                 raise StopError
 
     def made(**given: Any) -> Any:
         return trainer(
-            tmp_path, classifier(), Examples(columns()), save_strategy="steps", save_steps=6, max_steps=16, seed=None,
-            bf16=True, gradient_accumulation_steps=1, **given,
+            tmp_path, classifier(), Examples(columns()), save_strategy="steps", save_steps=3, max_steps=8, seed=None,
+            gradient_accumulation_steps=1, **given,
         )  # fmt: skip
 
     first = made(callbacks=[Ends()])
@@ -219,19 +219,19 @@ def test_a_resumed_run_pays_for_the_steps_it_lost(tmp_path: Path) -> None:
         first.train()
     assert first.guarantee() == first.plan.guarantee
     second = made()
-    with pytest.warns(ResumeWarning, match="resumes at step 6"):
-        output = second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    with pytest.warns(ResumeWarning, match="resumes at step 3"):
+        output = second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     run = second._run
-    assert run._before == run.plan.mechanism.with_steps(12).event()  # all that the first process took
-    assert output.global_step == run.last < 16
+    assert run._before == run.plan.mechanism.with_steps(6).event()  # all that the first process took
+    assert output.global_step == run.last < 8
     assert second.guarantee().epsilon <= second.plan.guarantee.epsilon
     assert second.report()["stopped"] == "budget"
 
     with pytest.raises(ResumeError, match="another mechanism"):
         made(privacy=Privacy(noise_multiplier=0.7)).train(resume_from_checkpoint=True)
-    (tmp_path / "checkpoint-6" / "privacy.json").unlink()
+    (tmp_path / "checkpoint-3" / "privacy.json").unlink()
     with pytest.raises(ResumeError, match="what was spent is not known"):
-        made().train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+        made().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     with pytest.raises(ResumeError, match="there is no checkpoint"):
         trainer(tmp_path / "none", classifier(), Examples(columns())).train(resume_from_checkpoint=True)
 
@@ -312,10 +312,12 @@ def test_a_loss_of_ones_own(tmp_path: Path) -> None:
     table = columns()
     # Normalized gradients are the same of any multiple, so clip the usual way.
     method = dpgrad.recipes.dpsgd(clip=100.0)
-    made = trainer(tmp_path, classifier(), Examples(table), compute_loss_func=twice, method=method, max_steps=1)
+    made = trainer(
+        tmp_path, classifier(), Examples(table), compute_loss_func=twice, method=method, max_steps=1, bf16=True
+    )
     made.train()
     other = trainer(
-        tmp_path, classifier(), Examples(table), method=method, max_steps=1,
+        tmp_path, classifier(), Examples(table), method=method, max_steps=1, bf16=True,
         compute_per_example_loss=lambda model, batch: 2 * of_class(model, batch),
     )  # fmt: skip
     other.train()
@@ -416,8 +418,18 @@ def mixed(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {**batch, "input_ids": batch["input_ids"].flip(0)}
 
 
+def ragged(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    raise ValueError("expected sequence of length 3 at dim 1 (got 5)")  # as transformers says it
+
+
 @pytest.mark.parametrize(
-    ("collator", "told"), [(to_longest, "max_length"), (at_random, "draws random numbers"), (mixed, "'input_ids'")]
+    ("collator", "told"),
+    [
+        (to_longest, "longest example of a batch.*max_length"),
+        (at_random, "draws random numbers"),
+        (mixed, "'input_ids'"),
+        (ragged, "cannot put the examples into one batch: .*max_length"),
+    ],
 )
 def test_a_collator_by_which_examples_meet_is_refused(tmp_path: Path, collator: Any, told: str) -> None:
     made = trainer(tmp_path, classifier(), Examples(columns()), data_collator=collator)

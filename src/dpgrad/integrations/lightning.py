@@ -106,7 +106,7 @@ class DifferentialPrivacy(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan the run, and put steps in place of the loader's batches."""
-        if self._run is not None:
+        if self._run is not None and self._run.taken > self._run.start:
             raise RunError(
                 "this callback has trained a model, and its budget is for one: make another one for further training, "
                 "and add both up in a dpgrad.Ledger"

@@ -131,11 +131,12 @@ class PrivateRun:
 
         ``folder`` holds the records of runs that can be resumed; without it this one cannot.
         """
-        if self.identifier:
+        if self.taken > self.start:
             raise RunError(
                 "this run was begun already, and its budget is for one: make another one for further training, and add "
                 "both up in a dpgrad.Ledger"
             )
+        self.private = None  # of an attempt that ended before its first step
         if resumed is not None:
             self._resume(folder, resumed, step)
         elif folder is not None:
@@ -150,10 +151,6 @@ class PrivateRun:
             self.identifier = path.stem
         else:
             self.identifier = secrets.token_hex(8)
-        if self.terms.ledger is not None:  # the whole plan: a run that is stopped costs no less
-            event = self._until(self.last)
-            label = self.plan.recipe.name
-            self.terms.ledger.add(event, self.plan.mechanism.relation, label, run=self.identifier)
 
     def _resume(self, folder: Path | None, state: Mapping[str, Any], step: int) -> None:
         name = str(state.get("run"))
@@ -235,6 +232,10 @@ class PrivateRun:
             raise RunError("a run begins with a model: call begin before step")
         if self.done:
             raise BudgetSpentError(f"all {self.last:,} steps of the run are taken: a further one is not accounted for")
+        if self.terms.ledger is not None and self.taken == self.start:
+            # The whole plan: a run that is stopped costs no less.
+            event, relation = self._until(self.last), self.plan.mechanism.relation
+            self.terms.ledger.add(event, relation, self.plan.recipe.name, run=self.identifier)
         self.private.step(self._data)
 
     @property

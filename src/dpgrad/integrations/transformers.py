@@ -46,6 +46,7 @@ except ImportError as missing:
 __all__ = ["DPTrainer"]
 
 _STATE = "privacy.json"  # in a checkpoint: which record says what was spent
+_PAD = "pad all to one length, e.g. with DataCollatorWithPadding(tokenizer, padding='max_length', max_length=128)"
 _PROBED = 4  # examples on which the collator and the loss are tried
 _PRIVACY, _COMPUTING = Privacy(), Computing()
 
@@ -311,7 +312,10 @@ class _Collate:
     collator: Callable[[list[Any]], Any]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        return dict(self.collator(list(examples)))
+        try:
+            return dict(self.collator(list(examples)))
+        except ValueError as error:  # of transformers, where lengths differ
+            raise DataError(f"data_collator cannot put the examples into one batch: {_PAD}") from error
 
 
 def _of_datasets(dataset: Any) -> bool:
@@ -332,8 +336,7 @@ def _refuse_collator(collate: _Collate, few: Sequence[Any]) -> None:
         for name, value in together.items():
             if alone[name].shape[1:] != value.shape[1:]:
                 raise DataError(
-                    "data_collator pads to the longest example of a batch, and so one example changes all others: pad "
-                    "to one length, e.g. DataCollatorWithPadding(tokenizer, padding='max_length', max_length=128)"
+                    f"data_collator pads to the longest example of a batch, so one example changes all others: {_PAD}"
                 )
             if not torch.equal(alone[name][0], value[place]):
                 raise DataError(
