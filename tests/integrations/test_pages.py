@@ -9,7 +9,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "most"), [("hugging_face.md", 5), ("lightning.md", 4)])
+@pytest.mark.parametrize(("page", "most"), [("hugging_face.md", 6), ("lightning.md", 4)])
 def test_as_many_lines_change_as_the_page_says(page: str, most: int) -> None:
     text = (DOCS / page).read_text("utf-8")
     ordinary, private = (

@@ -304,6 +304,14 @@ def test_label_smoothing_is_that_of_the_trainer(shift: bool) -> None:
     torch.testing.assert_close(ours, torch.stack(theirs))
 
 
+@pytest.mark.parametrize(("shape", "shift"), [((), False), ((LENGTH,), False), ((LENGTH,), True)])
+def test_a_label_that_is_no_class_is_refused_without_naming_it(shape: tuple[int, ...], shift: bool) -> None:
+    with pytest.raises(DataError, match="none of the model's 5 classes") as raised:
+        PerExample(shift).of(torch.zeros(3, *shape, 5), torch.full((3, *shape), 77))
+    assert "77" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
 def test_a_loss_of_ones_own(tmp_path: Path) -> None:
     def twice(outputs: Any, labels: Tensor, num_items_in_batch: object = None) -> Tensor:
         return 2 * F.cross_entropy(outputs.logits, labels, reduction="none")
@@ -360,6 +368,12 @@ def test_arguments_of_other_machines_are_refused(tmp_path: Path, name: str, valu
     setattr(args, name, value)
     with pytest.raises(OptionError, match=told):
         DPTrainer(classifier(), args, train_dataset=Examples(columns()), epsilon=1.0, delta=1e-3)
+
+
+def test_a_clip_bound_of_the_whole_batch_is_not_applied(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"max_grad_norm = 0.3 is not applied: .*dpsgd\(clip=0.3\)"):
+        made = trainer(tmp_path, classifier(), None, max_grad_norm=0.3)
+    assert made.args.max_grad_norm == 0
 
 
 def test_a_trainer_that_computes_its_own_loss_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpgrad.errors import UnsupportedModelError
+from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.training.curves import judging
 
 __all__ = ["IGNORED", "OwnLoss", "PerExample", "inner", "refuse_other"]
@@ -64,15 +64,24 @@ class PerExample:
             return F.mse_loss(logits, labels.reshape(logits.shape).float(), reduction="none").mean(1)
         if self.problem == "multi_label_classification" or labels.is_floating_point():
             return F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(1)
-        return F.cross_entropy(logits, labels.reshape(-1), reduction="none", label_smoothing=self.smoothing)
+        return self._cross_entropy(logits, labels.reshape(-1))
 
     def _of_tokens(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.shift:
             logits, labels = logits[:, :-1], labels[:, 1:]
-        each = F.cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none", label_smoothing=self.smoothing
-        )
+        each = self._cross_entropy(logits.transpose(1, 2), labels)
         return each.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        try:
+            return F.cross_entropy(
+                logits, labels, ignore_index=IGNORED, reduction="none", label_smoothing=self.smoothing
+            )
+        except IndexError:  # torch names the label, which is private
+            raise DataError(
+                f"a label is none of the model's {logits.shape[1]:,} classes: labels count from 0, {IGNORED} is for "
+                "tokens that do not count; give the model as many labels (num_labels) as the data have"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -104,9 +113,9 @@ def _shifted_right(model: nn.Module) -> Callable[..., Tensor] | None:
 def refuse_other(loss: PerExample, model: nn.Module, batch: Mapping[str, Any]) -> None:
     """Refuse a model whose own loss for the one example of ``batch`` is not ``loss``, without label smoothing."""
     with judging(model):
+        ours = replace(loss, smoothing=0.0)(model, batch)  # first: it names no label in an error
         found = model(**batch)
         own = found.get("loss") if isinstance(found, Mapping) else found[0]
-        ours = replace(loss, smoothing=0.0)(model, batch)
     if not isinstance(own, Tensor) or own.numel() != 1:
         raise UnsupportedModelError(f"{type(model).__name__} returns no loss for inputs with labels: {_REMEDY}")
     counts = bool((batch["labels"] != IGNORED).any())

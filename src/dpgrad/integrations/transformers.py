@@ -88,7 +88,12 @@ class DPTrainer(Trainer):
         self.terms = Terms(epsilon, delta, method, privacy, computing, ledger, seed)
         args = copy.copy(args) if args is not None else TrainingArguments("tmp_trainer")
         _refuse_arguments(args)
-        args.max_grad_norm = 0.0  # examples are clipped one by one
+        if args.max_grad_norm not in (None, 0.0, TrainingArguments.max_grad_norm):
+            _validate.warn(
+                f"max_grad_norm = {args.max_grad_norm:g} is not applied: each example is clipped instead; for a clip "
+                f"bound give method=dpgrad.recipes.dpsgd(clip={args.max_grad_norm:g})"
+            )
+        args.max_grad_norm = 0.0
         super().__init__(model, args, *more, **given)
         if type(self).compute_loss is not Trainer.compute_loss:
             raise OptionError(
