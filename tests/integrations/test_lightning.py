@@ -213,7 +213,7 @@ class Stream(IterableDataset[Any]):
         (lambda: loader(shuffle=False, sampler=WeightedRandomSampler([1.0] * 40, 40)), None, "leave out its sampler"),
         (lambda: [torch.zeros(8, 4)], None, "one torch DataLoader"),
         (loader, lambda: DataLoader(Subset(ROWS, [5, 50])), "held_out are rows of the training data"),
-        (loader, lambda: DataLoader(TRAIN), "the validation rows are the training rows"),
+        (loader, lambda: {"all": DataLoader(TRAIN)}, "the validation rows are the training rows"),
     ],
 )
 def test_loaders_that_break_the_guarantee_are_refused(tmp_path: Path, rows: Any, held_out: Any, told: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from dpgrad import _validate
@@ -129,8 +130,7 @@ class DifferentialPrivacy(Callback):
         """Begin the run, or continue that of the checkpoint."""
         run, loader = self._training(), self._loader
         assert loader is not None
-        held_out: Any = trainer.val_dataloaders
-        for each in held_out if isinstance(held_out, list | tuple) else [held_out]:
+        for each in pytree.tree_leaves(trainer.val_dataloaders):  # one, or several in a list or dict
             if (judged := getattr(each, "dataset", None)) is not None:
                 self._judged = True
                 _refuse_training_rows(judged, loader.dataset)
