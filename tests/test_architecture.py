@@ -29,11 +29,13 @@ ROOMS = [room for room, _ in _LISTED if room]
 WITH_TORCH = {room for place, (room, _) in enumerate(_LISTED) if any(line for _, line in _LISTED[:place])}
 
 # Triton comes with torch where there is a CUDA device, and is not looked for elsewhere.
-RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch", "triton"}
+RUNTIME = {
+    "dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "shtab", "sklearn", "threadpoolctl", "torch", "triton",
+}  # fmt: skip
 # Optional, and large: each is imported by the module of its name alone, which nothing else imports.
 PEERS = {"integrations.lightning": "lightning", "integrations.transformers": "transformers"}
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
-DEFERRED = ("matplotlib", "rich", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
+DEFERRED = ("matplotlib", "rich", "shtab", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
 SKLEARN_HOMES = {"convex.estimators", "data.digits"}
 
 

@@ -123,8 +123,8 @@ def answer(command: str, folder: Path) -> str:
 
 @cache
 def options_of(command: str) -> set[str]:
-    """The options that ``dpgrad COMMAND --help`` names."""
-    return set(re.findall(r"--[a-z][a-z-]*", answer(f"dpgrad {command} --help", ROOT)))
+    """The options that ``dpgrad COMMAND --help-all`` names."""
+    return set(re.findall(r"--[a-z][a-z-]*", answer(f"dpgrad {command} --help-all", ROOT)))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)])

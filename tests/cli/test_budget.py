@@ -336,7 +336,7 @@ REFUSED = {
         f"{CASE_A} --sampler lottery",
         "--sampler must be one of poisson",
     ),
-    "option": (f"{CASE_A} --epsylon 3", "unknown option '--epsylon': dpgrad epsilon --help lists the options"),
+    "option": (f"{CASE_A} --epsylon 3", "unknown option '--epsylon': dpgrad epsilon --help-all lists the options"),
     "abbreviated option": (f"{CASE_A} --acc rdp", "unknown option '--acc'"),
     "option without value": ("epsilon --delta", "expected one argument"),
     "schedule": (
@@ -369,7 +369,7 @@ REFUSED = {
     ),
     "steps given to steps": (
         "steps --epsilon 1 --delta 1e-5 --sampling-rate .1 --noise-multiplier 1 --steps 5",
-        "unknown option '--steps': dpgrad steps --help lists the options",
+        "unknown option '--steps': dpgrad steps --help-all lists the options",
     ),
 }
 

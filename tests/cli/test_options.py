@@ -12,9 +12,9 @@ import pytest
 
 from dpgrad import cli
 
-COMMANDS = ("epsilon", "calibrate", "steps", "train", "predict", "report", "curvature")
 Refused = Callable[..., str]
 PARSERS = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+COMMANDS = tuple(PARSERS)
 OPTIONS = [
     (name, action)
     for name, parser in PARSERS.items()
@@ -65,7 +65,7 @@ class TestMisspelt:
             ("train --learning_rate=3", "unknown option '--learning_rate': did you mean --learning-rate?"),
             ("train -epsilon 3", "unknown option '-epsilon': did you mean --epsilon?"),
             ("calibrate --epsilom 3", "did you mean --epsilon?"),  # though the right one is missing
-            ("train --zzz", "unknown option '--zzz': dpgrad train --help lists the options"),
+            ("train --zzz", "unknown option '--zzz': dpgrad train --help-all lists the options"),
             ("predict run --inputs rows.npy", "did you mean --input?"),
             ("train --check", "unknown option '--check'"),
         ],

@@ -5,7 +5,6 @@ Heavy modules are imported when first used: questions about a budget do not load
 any of it is written, so a refusal leaves standard output empty.
 """
 
-import argparse
 import codecs
 import contextlib
 import io
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from dpgrad import __version__
 from dpgrad._submodules import attribute
-from dpgrad.cli import budget, curvature, predict, report, train
+from dpgrad.cli import budget, completion, curvature, predict, report, train
 from dpgrad.cli._options import Parser, Printed
 
 # a new command is a file with `add(commands)` and an entry here, in the order of the help
-COMMANDS = (budget, train, predict, report, curvature)
+COMMANDS = (budget, train, predict, report, curvature, completion)
 
 _LONGEST = 1500  # characters of a refusal
 
@@ -32,15 +31,16 @@ _PYTHON = re.compile(r"\w+=(?:Privacy|Computing|HeldOut|RunFolder)\((?:\w+, )?(\
 _SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
+    """The parser of the whole command line."""
     main = Parser(
         prog="dpgrad",
         description="Plan and account for training with differential privacy.",
-        epilog="`dpgrad COMMAND --help` explains the options of a command.",
+        epilog="`dpgrad COMMAND --help` explains the usual options of a command, and `--help-all` every option.",
         allow_abbrev=False,
     )
-    main.add_argument("--version", action="version", version=f"dpgrad {__version__}")
-    commands = main.add_subparsers(dest="command", metavar="COMMAND")
+    main.add_argument("--version", action="version", version=f"dpgrad {__version__}", help="Show the version.")
+    commands = main.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for file in COMMANDS:
         file.add(commands)
     return main

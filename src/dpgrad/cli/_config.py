@@ -49,7 +49,9 @@ def _parsed(settings: dict[str, Any], parser: Parser, path: Path) -> argparse.Na
         option.removeprefix("--"): action
         for action in parser._actions
         for option in action.option_strings
-        if option.startswith("--") and not option.startswith("--no-") and action.dest not in ("help", "config")
+        if option.startswith("--")
+        and not option.startswith("--no-")
+        and action.dest not in ("help", "help_all", "config")
     }
     words_of: dict[str, list[str]] = {}
     for key, value in settings.items():

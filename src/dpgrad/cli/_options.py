@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_SHOWN = 12  # options in the `--help` of a command
 _MOST_ROWS = 10**15
 _PLOTS = (".svg", ".png")
 
@@ -33,8 +34,53 @@ class Printed(Exception):  # noqa: N818  # an answer, not an error
     """Text that argparse would print by itself, ignoring write errors and ending the process."""
 
 
+class First(str):
+    """The help of an option that `--help` shows even if the command has too many to show all of them."""
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, Parser)
+        raise Printed(parser.help_text(parser._actions))
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser that raises an error of one line; `main` ends the process."""
+    """A parser that raises an error of one line; `main` ends the process. Every parser has --help and --help-all."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(add_help=False, **settings)
+        self.add_argument("-h", "--help", action="help", help=First("Show the usual options."))
+        self.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=First("Show every option.")
+        )
+
+    def usual(self) -> list[argparse.Action]:
+        """What `--help` shows: all options of a command that has few, else the required and those marked `First`."""
+        if sum(bool(action.option_strings) for action in self._actions) <= MOST_SHOWN + 2:  # and the two of help
+            return self._actions
+        return [
+            action
+            for action in self._actions
+            if not action.option_strings or action.required or isinstance(action.help, First)
+        ]
+
+    def format_help(self) -> str:
+        return self.help_text(self.usual())
+
+    def help_text(self, shown: list[argparse.Action]) -> str:
+        """The help of these actions, in their groups."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, shown, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in sorted(self._action_groups, key=lambda group: group is self._optionals):  # those of help last
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments([action for action in group._group_actions if action in shown])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        if left_out := len(self._actions) - len(shown):
+            formatter.add_text(f"{left_out} more options: {self.prog} --help-all")
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(re.sub(r"^argument (\S+): (?=must |cannot )", r"\1 ", message))
@@ -54,7 +100,7 @@ class Parser(argparse.ArgumentParser):
             if leads and not word.startswith("-"):
                 return  # the words after the command are for its own parser
             if re.match(r"-{1,2}[^\W\d]", name) and name not in known:
-                remedy = _validate.meant(name, known) or f": {self.prog} --help lists the options"
+                remedy = _validate.meant(name, known) or f": {self.prog} --help-all lists the options"
                 if leads:
                     remedy = ": the options of a command follow it, as in dpgrad train --epsilon 3; see dpgrad --help"
                 self.error(f"unknown option {name!r:.60}{remedy}")
@@ -62,7 +108,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not among the choices, with the one that was probably meant."""
         if action.choices is not None:
-            name = "command" if isinstance(action, argparse._SubParsersAction) else action.option_strings[0]
+            named = "command" if isinstance(action, argparse._SubParsersAction) else action.metavar or action.dest
+            name = action.option_strings[0] if action.option_strings else str(named)
             _validate.one_of(list(action.choices), **{name: value})
 
 
@@ -164,7 +211,8 @@ def declared(record: type, *names: str) -> Iterator[tuple[str, dict[str, Any]]]:
         told = field.metadata
         if told.get("kind") is None or (names and field.name not in names):
             continue
-        settings: dict[str, Any] = {"dest": field.name, "help": told["help"]}
+        shown = First(told["help"]) if told["first"] else told["help"]
+        settings: dict[str, Any] = {"dest": field.name, "help": shown}
         if told["kind"] == "flag":
             settings |= {"action": "store_true", "default": None}
         elif told["choices"]:

@@ -11,6 +11,7 @@ from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import up
 from dpgrad.cli import _options
+from dpgrad.cli._options import First
 from dpgrad.errors import OptionError
 from dpgrad.training.options import Budget, Privacy
 
@@ -29,113 +30,126 @@ def add(commands: "Commands") -> None:
     epsilon = _options.command(
         commands,
         "epsilon",
-        "what a run costs: the privacy loss ε",
-        "Says how much a training run can reveal about one row: its ε, by one accountant (--json) or by all of them.",
+        "compute the privacy loss ε of a run",
+        "Computes how much a training run can reveal about one row: its ε, by one accountant (--json) or by all.",
         _answer,
     )
     _required(epsilon, "noise-multiplier", "delta")
-    _length(epsilon)
+    _length(_common(epsilon))
     calibrate = _options.command(
         commands,
         "calibrate",
-        "how much noise a budget needs",
+        "find the noise that a budget needs",
         "Finds the least noise with which a run of a given length stays within a privacy budget. With a clip schedule "
-        "this is the reading `less-noise` of Yu et al. (2018): a shrinking clip bound buys less noise.",
+        "this is the reading `less-noise` of Yu et al. (2018): a shrinking clip bound needs less noise.",
         _answer,
     )
     _required(calibrate, "epsilon", "delta")
-    _length(calibrate)
-    calibrate.add_argument(
+    run = _common(calibrate)
+    _length(run)
+    run.add_argument(
         "--precision",
         metavar="P",
         type=_options.positive,
-        help="Give the least multiple of P, for example 0.01, that stays within the budget.",
+        help="Round the noise multiplier up to a multiple of P, such as 0.01.",
     )
     steps = _options.command(
         commands,
         "steps",
-        "how long a budget lasts",
-        "Finds the most steps that stay within a privacy budget at given noise. With a clip schedule this is the "
-        "reading `more-steps` of Yu et al. (2018): a shrinking clip bound buys more steps.",
+        "find how many steps a budget allows",
+        "Finds the most steps that stay within a privacy budget at a given noise multiplier. With a clip schedule this "
+        "is the reading `more-steps` of Yu et al. (2018): a shrinking clip bound allows more steps.",
         _answer,
     )
     _required(steps, "epsilon", "noise-multiplier", "delta")
-    for parser in (epsilon, calibrate, steps):
-        _common(parser)
+    _common(steps)
 
 
 def _required(parser: argparse.ArgumentParser, *names: str) -> None:
+    group = parser.add_argument_group("required")
     for option, settings in (*_options.declared(Budget), *_options.declared(Privacy)):
         if option.removeprefix("--") in names:
-            parser.add_argument(option, required=True, **settings)
+            group.add_argument(option, required=True, **settings)
 
 
-def _length(parser: argparse.ArgumentParser) -> None:
-    either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument(
-        "--steps", metavar="T", type=_options.steps, help="The number of noisy updates, for example 10000."
-    )
+def _length(run: argparse._ArgumentGroup) -> None:
+    either = run.add_mutually_exclusive_group(required=True)
+    either.add_argument("--steps", metavar="T", type=_options.steps, help=First("The number of steps, such as 10000."))
     either.add_argument(
         "--epochs",
         metavar="E",
         type=_options.epochs,
-        help="The number of passes over the data instead of steps: E / Q steps rounded down, whole epochs when "
-        "shuffled, E steps with full batches.",
+        help=First(
+            "The number of passes over the data, instead of steps: E / Q steps, rounded down; whole epochs with "
+            "shuffle, E steps with full-batch."
+        ),
     )
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options of all three commands; return the group of those that describe the run."""
+    run = parser.add_argument_group("the run")
+    add = run.add_argument
     add(
         "--sampling-rate",
         metavar="Q",
         type=_options.rate,
-        help="The chance that one row takes part in one step: batch size over number of rows, as 0.01 or 512/60000.",
+        help=First("The probability that a row is in a batch: batch size over number of rows, as 0.01 or 512/60000."),
     )
     add(
         "--sampler",
         choices=_SAMPLERS,
         default="poisson",
-        help="How batches are drawn: each row by its own coin (poisson, the default), a fixed number without "
-        "replacement, every row at every step, or shuffled epochs.",
-    )
-    add(
-        "--relation",
-        choices=[relation.value for relation in Relation],
-        default=Relation.ADD_REMOVE.value,
-        help="Which change of one row must stay hidden: that it is there (add-remove, the default), that it counts "
-        "(zero-out), or what it says (replace-one).",
-    )
-    add(
-        "--accountant",
-        choices=list(ACCOUNTANTS),
-        default="pld",
-        help="Who computes ε: pld, the default, is the tightest; the others are there to compare with papers.",
+        help=First(
+            "How batches are drawn. poisson, the default: each row independently; fixed-size: a fixed number without "
+            "replacement; full-batch: every row in every step; shuffle: shuffled epochs."
+        ),
     )
     add(
         "--clip-schedule",
         metavar="NAME",
         help="How the clip bound shrinks to one half while the noise keeps its size: linear, affine, geometric:R or "
-        "arithmetic:R with R a step, for example geometric:0.001.",
+        "arithmetic:R with R per step, such as geometric:0.001.",
     )
     add(
         "--schedule-steps",
         metavar="H",
         type=_options.steps,
-        help="The step at which a linear or affine clip schedule has reached one half; without it, the last one.",
+        help="The step at which a linear or affine clip schedule reaches one half; by default the last step.",
     )
     add(
         "--dataset-size",
         metavar="N",
         type=_options.count,
-        help="The number of rows, a public number; a fixed-size sampler needs it.",
+        help="The number of rows, which is then public; the fixed-size sampler requires it.",
     )
-    add("--json", action="store_true", help="Print one JSON object, by the chosen accountant alone.")
+    _guarantee(parser)
+    answer = parser.add_argument_group("the answer")
+    answer.add_argument(
+        "--json", action="store_true", help=First("Print one JSON object, by the chosen accountant only.")
+    )
+    answer.add_argument(
+        "--plot", metavar="FILE", type=_options.plot_file, help=First("Plot ε against steps to a .svg or .png file.")
+    )
+    return run
+
+
+def _guarantee(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the guarantee").add_argument
     add(
-        "--plot",
-        metavar="FILE",
-        type=_options.plot_file,
-        help="Also draw ε against steps, to a file named .svg or .png.",
+        "--relation",
+        choices=[relation.value for relation in Relation],
+        default=Relation.ADD_REMOVE.value,
+        help=First(
+            "How neighbouring datasets differ: one row added or removed (add-remove, the default), the contribution "
+            "of one row set to zero (zero-out), or one row replaced (replace-one)."
+        ),
+    )
+    add(
+        "--accountant",
+        choices=list(ACCOUNTANTS),
+        default="pld",
+        help=First("The accountant that computes ε: pld, the default, is the tightest; compare papers with others."),
     )
 
 

@@ -26,42 +26,50 @@ def add(commands: "Commands") -> None:
     parser = _options.command(
         commands,
         "curvature",
-        "how curved a dataset's loss is, and what that means for T, learning rate and solver",
+        "measure the curvature of a dataset's loss, and what it means for steps, learning rate and solver",
         "Measures the minimum, average and expected curvature of a loss on a dataset's training rows (Table 2 and "
         "Figure 1 of Yu et al. 2020) and says what they mean for the number of steps, the learning rate and the "
-        "solver. The figures are read from the rows without noise: they are outside any guarantee.",
+        "solver. It reads the rows without adding noise: the figures are outside every guarantee.",
         _answer,
     )
-    parser.add_argument("dataset", metavar="DATASET", help="A dataset by name, such as sonar or adult.")
-    _data.add(parser)
-    parser.add_argument(
-        "--preprocessing", metavar="NAME", help="The recipe of the columns; default: yu2020 where there is one."
+    parser.add_argument("dataset", metavar="DATASET", help="The name of a dataset, such as sonar or adult.")
+    rows = parser.add_argument_group("the data")
+    _data.add(rows)
+    rows.add_argument(
+        "--preprocessing", metavar="NAME", help="How the columns are prepared; default: yu2020 if the dataset has it."
     )
-    parser.add_argument(
-        "--loss",
-        choices=LOSSES,
-        help="Default: squared for numbers and the datasets of Table 2, else logistic for two classes and softmax.",
-    )
-    for option, settings in _options.declared(Budget, "epsilon"):
-        parser.add_argument(option, default=1.0, **settings)
-    parser.add_argument("--clip", metavar="C", type=_options.positive, default=1.0, help="The clip bound; default: 1.")
-    parser.add_argument(
-        "--l2",
-        metavar="L",
-        type=_options.option(_options.real, _validate.non_negative),
-        help="The weight of half the squared norm; default: 0 for the squared loss, else 1e-4.",
-    )
-    parser.add_argument(
+    rows.add_argument(
         "--rows",
         metavar="N",
         type=_options.count,
-        help=f"Measure the first N rows where there are more, in the order of the loader; default: {MOST_ROWS:,}, and "
-        "fewer where a row has many columns and classes.",
+        help=f"Measure at most the first N rows; default: {MOST_ROWS:,}, and fewer if rows have many columns and "
+        "classes.",
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", type=_options.plot_file, help="Draw Figure 1, curvature against noise: .svg or .png."
+    _problem(parser)
+    answer = parser.add_argument_group("the answer")
+    answer.add_argument(
+        "--plot", metavar="FILE", type=_options.plot_file, help="Plot curvature against noise (Figure 1): .svg or .png."
     )
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    answer.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def _problem(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the problem")
+    group.add_argument(
+        "--loss",
+        choices=LOSSES,
+        help="Default: squared for numbers and the datasets of Table 2; otherwise logistic for two classes and softmax "
+        "for more.",
+    )
+    for option, settings in _options.declared(Budget, "epsilon"):
+        group.add_argument(option, default=1.0, **settings)
+    group.add_argument("--clip", metavar="C", type=_options.positive, default=1.0, help="The clip bound; default: 1.")
+    group.add_argument(
+        "--l2",
+        metavar="L",
+        type=_options.option(_options.real, _validate.non_negative),
+        help="The weight of half the squared norm of the coefficients; default: 0 for the squared loss, else 1e-4.",
+    )
 
 
 def _answer(args: argparse.Namespace) -> str:

@@ -51,11 +51,15 @@ def add(commands: "Commands") -> None:
 def _job(parser: "Parser") -> None:
     group = parser.add_argument_group("what is trained")
     add = group.add_argument
-    add("--data", metavar="NAME", help="The dataset; digits, the default, comes with the package.")
+    add("--data", metavar="NAME", help=_options.First("The dataset; digits, the default, comes with the package."))
     _data.add(group)
     add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
-    add("--model", metavar="NAME", help="linear, mlp, cnn or oriented-gradients; the default depends on the data.")
-    add("--method", metavar="NAME", nargs="+", help="One or more methods, such as dpsgd or psasc.")
+    add(
+        "--model",
+        metavar="NAME",
+        help=_options.First("linear, mlp, cnn or oriented-gradients; the default depends on the data."),
+    )
+    add("--method", metavar="NAME", nargs="+", help=_options.First("One or more methods, such as dpsgd or psasc."))
     add(
         "--baseline",
         action=argparse.BooleanOptionalAction,
@@ -92,8 +96,13 @@ def _constants(parser: "Parser") -> None:
 def _running(parser: "Parser") -> None:
     add = parser.add_argument_group("the run").add_argument
     add("--config", metavar="FILE.toml", help="Options by name in a file; the command line takes precedence.")
-    add("--plan", action="store_true", default=None, help="Print the plan and its cost without training.")
-    add("--out", metavar="DIR", help="The run folder; without it, a new one under dpgrad-runs/.")
+    add(
+        "--plan",
+        action="store_true",
+        default=None,
+        help=_options.First("Print the plan and its cost without training."),
+    )
+    add("--out", metavar="DIR", help=_options.First("The run folder; without it, a new one under dpgrad-runs/."))
     for option, settings in _options.declared(RunFolder):
         add(option, **settings)
     add("--ledger", metavar="FILE", help="A file that adds up the cost of all runs on the same data.")
@@ -114,7 +123,12 @@ def _running(parser: "Parser") -> None:
     add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
     for option, settings in _options.declared(Computing):
         add(option, **settings)
-    add("--json", action="store_true", default=None, help="Print one JSON object; progress stays on standard error.")
+    add(
+        "--json",
+        action="store_true",
+        default=None,
+        help=_options.First("Print one JSON object; progress stays on standard error."),
+    )
 
 
 def _seed(value: int) -> None:

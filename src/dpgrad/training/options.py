@@ -45,10 +45,14 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 
 def option(
-    default: Any, help: str = "", *, kind: str = "", metavar: str | None = None, choices: tuple[str, ...] = ()
-) -> Any:
-    """A field of a record of options; without ``kind`` it is not on the command line."""
-    metadata = {"help": help, "kind": kind or None, "metavar": metavar, "choices": choices}
+    default: Any, help: str = "", *, kind: str = "", metavar: str | None = None, choices: tuple[str, ...] = (),
+    first: bool = False,
+) -> Any:  # fmt: skip
+    """A field of a record of options; without ``kind`` it is not on the command line.
+
+    ``first``: `--help` shows it where a command has too many options to show all; `--help-all` shows the others.
+    """
+    metadata = {"help": help, "kind": kind or None, "metavar": metavar, "choices": choices, "first": first}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -131,15 +135,16 @@ class Budget:
 
     epsilon: float | None = option(
         None, "The privacy budget ε: 1 is strong protection of one row, 10 is weak.",
-        kind="positive", metavar="E",
+        kind="positive", metavar="E", first=True,
     )  # fmt: skip
     delta: float | None = option(
         None, "The probability that the ε bound fails; choose it well below one over the number of rows.",
-        kind="delta", metavar="D",
+        kind="delta", metavar="D", first=True,
     )  # fmt: skip
     epochs: float | None = option(
-        None, "The number of passes over the data: int(E·N/B) steps for batches of B.", kind="epochs", metavar="E"
-    )
+        None, "The number of passes over the data: int(E·N/B) steps for batches of B.",
+        kind="epochs", metavar="E", first=True,
+    )  # fmt: skip
     steps: int | None = option(None, "The number of steps, instead of epochs.", kind="steps", metavar="T")
     batch_size: float | None = option(
         None, "The expected number of rows per step, which divides the noisy sum (Abadi's lot).",
@@ -275,7 +280,7 @@ class RunFolder:
     """
 
     path: str | PathLike[str]
-    resume: bool = option(False, "Resume the run in this folder.", kind="flag")
+    resume: bool = option(False, "Resume the run in this folder.", kind="flag", first=True)
     keep_private: bool = option(False, "Keep private/ (key and checkpoints) after the run.", kind="flag")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.", kind="steps", metavar="T")
     release: Callable[[Path, Any], None] | None = None
