@@ -12,7 +12,12 @@ from dpgrad.errors import OptionError
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
 
-_SHELLS = ("bash", "zsh", "fish")
+# where each shell looks for the script, when a line is completed for the first time
+_PLACES = {
+    "bash": "~/.local/share/bash-completion/completions/dpgrad",
+    "zsh": '"${fpath[1]}/_dpgrad"',
+    "fish": "~/.config/fish/completions/dpgrad.fish",
+}
 
 
 def add(commands: "Commands") -> None:
@@ -21,12 +26,11 @@ def add(commands: "Commands") -> None:
         commands,
         "completion",
         "print a script for completion with the Tab key",
-        "Prints a script that completes commands, options, names and files. For bash, add this line to ~/.bashrc: "
-        'eval "$(dpgrad completion bash)". For zsh, the same with zsh in ~/.zshrc, after compinit. For fish: dpgrad '
-        "completion fish > ~/.config/fish/completions/dpgrad.fish",
+        "Prints a script that completes commands, options, names and files. Write it where the shell looks for such "
+        f"scripts, once: {'; '.join(f'dpgrad completion {shell} > {place}' for shell, place in _PLACES.items())}",
         _answer,
     )
-    parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=f"One of {', '.join(_SHELLS)}.")
+    parser.add_argument("shell", metavar="SHELL", choices=tuple(_PLACES), help=f"One of {', '.join(_PLACES)}.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object that holds the script.")
 
 
