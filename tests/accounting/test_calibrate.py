@@ -103,6 +103,11 @@ class TestLeast:
         with pytest.raises(ValueError, match="target of noise_multiplier must be"):
             least(lambda x: 1 / x, target, low=0.01, high=100)
 
+    @pytest.mark.parametrize("grid", [1e-320, 1e-15, 1e-9])
+    def test_a_grid_that_is_too_fine_to_search(self, grid: float) -> None:
+        with pytest.raises(ValueError, match=r"grid .* must be at least 1e-06 for a noise_multiplier of about 1,"):
+            least(lambda x: 1 / x, 1.0, low=0.01, high=100, grid=grid)
+
     @pytest.mark.parametrize("grid", [0, -0.01, math.nan, True])
     def test_bad_grids(self, grid: Any) -> None:
         with pytest.raises(ValueError, match="grid must be"):

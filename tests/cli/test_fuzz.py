@@ -4,8 +4,6 @@ Cases are drawn from seeds. The short test is for every change; the long one, ma
 """
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import random
@@ -20,8 +18,7 @@ import pytest
 from dpgrad import cli
 from dpgrad.reports.chart import Chart
 from dpgrad.training import prepare
-
-Words = list[str]
+from hostile import GOOD, Words, check
 
 VALUES = (
     "", " ", "-", "--", "=", "0", "-0", "1", "-1", "2", "0.5", "1e-9", "1e-320", "1e308", "1e309", "-1e308", "nan",
@@ -39,17 +36,6 @@ VALUES = (
     "meta",
     "vmap", "comma", "|",
 )  # fmt: skip
-
-# For each command a line that is answered; its options and others are then spoilt.
-GOOD = {
-    "epsilon": "--sampling-rate 0.01 --noise-multiplier 4 --steps 30 --delta 1e-5 --accountant rdp --json",
-    "calibrate": "--sampling-rate 0.01 --epsilon 2 --steps 30 --delta 1e-5 --accountant rdp --json",
-    "steps": "--sampling-rate 0.01 --epsilon 2 --noise-multiplier 2 --delta 1e-5 --accountant rdp --json",
-    "train": "--plan --method dpsgd --steps 5 --model linear --accountant rdp --json",
-    "predict": "{small} --input {rows} --json",
-    "report": "{small} --out {out}.html --json",
-    "curvature": "digits --rows 20 --loss softmax --json",
-}
 
 
 @pytest.fixture(scope="module")
@@ -131,32 +117,12 @@ def spoilt(draw: random.Random, command: str, places: dict[str, str], files: lis
             words[draw.randrange(1, len(words))] = value
         else:
             del words[draw.randrange(1, len(words))]
-    return [word for word in words if word not in ("--help", "-h", "--resume")]
+    return [word for word in words if word not in ("--help", "--help-all", "-h", "--resume")]
 
 
 def expensive(words: Words) -> bool:
     """Whether an honest answer takes long: a run that is not only planned."""
     return words[0] == "train" and "--plan" not in words
-
-
-def check(words: Words) -> tuple[int, str]:
-    """Run a command; 0 with one JSON object, or 2 with one line."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(words)
-    said = [line for line in err.getvalue().splitlines() if not line.endswith(" ...") and ": step " not in line]
-    assert code in (0, 2), (words, err.getvalue())
-    if code == 2:
-        assert out.getvalue() == "", words
-        assert len(said) == 1, (words, err.getvalue())
-        assert said[0].startswith("dpgrad: error: ")
-        assert len(said[0]) <= 1000, words
-    else:
-        assert said == [], (words, err.getvalue())
-        if "--json" in words:
-            assert out.getvalue().count("\n") == 1, words
-            json.loads(out.getvalue(), parse_constant=lambda text: pytest.fail(f"{text}: {words}"))
-    return code, err.getvalue()
 
 
 def rounds(

@@ -29,6 +29,7 @@ LEAST_NOISE, MOST_NOISE = 0.01, 1e7
 # how far, relative to ε, a certified price is expected to lie above a quick estimate: aimed at, then measured
 _SLACK = 2.5e-5
 _TOLERANCE = 1e-7
+_FINEST = 1e-6  # grid over answer
 
 
 def least(
@@ -128,6 +129,11 @@ class _Falling:
 
     def on_grid(self, x: float, grid: float) -> float:
         """The least multiple of the grid whose price is within the target."""
+        if grid < _FINEST * x:  # x is not known more exactly: many multiples would have to be tried
+            raise OptionError(
+                f"grid (--precision) must be at least {_FINEST * x:.2g} for a {self.name} of about {x:.2g}, got "
+                f"{grid:g}: choose a coarser one, or leave it out"
+            )
         unit = Decimal(repr(float(grid)))
 
         def fits(k: int) -> bool:

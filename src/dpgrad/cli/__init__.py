@@ -22,7 +22,7 @@ from dpgrad.cli._options import Parser, Printed
 # a new command is a file with `add(commands)` and an entry here, in the order of the help
 COMMANDS = (budget, train, predict, report, curvature, completion)
 
-_LONGEST = 1500  # characters of a refusal
+_LONGEST, _LONGEST_WORD = 1000, 200  # characters of a refusal, and of a word in it
 
 # how messages write an option of a record in Python; here it is an option of the command
 _PYTHON = re.compile(r"\w+=(?:Privacy|Computing|HeldOut|RunFolder)\((?:\w+, )?(\w+)=\.\.\.\)")
@@ -77,11 +77,16 @@ def _write(text: str) -> int:
     return 0
 
 
+def _shortened(text: str, most: int) -> str:
+    """The text, or its start and its end, where the remedy of a refusal is."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 3 :]}"
+
+
 def _refused(message: str, code: int) -> int:
     """Write one line to standard error; return the exit status."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    if len(line) > _LONGEST:  # keep the start, and the remedy at the end
-        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
+    words = "".join(c if c.isprintable() else " " for c in message).split()
+    line = " ".join(_shortened(word, _LONGEST_WORD) for word in words)  # a path or a value of any length
+    line = _shortened(line, _LONGEST)
     with contextlib.suppress(OSError, AttributeError, ValueError):
         print(f"dpgrad: error: {line}", file=sys.stderr, flush=True)
     return code

@@ -96,7 +96,9 @@ class Parser(argparse.ArgumentParser):
     def _refuse_unknown(self, words: list[str]) -> None:
         known, leads = self._option_string_actions, self._subparsers is not None
         for word in itertools.takewhile(lambda word: word != "--", words):
-            name = word.partition("=")[0]
+            name, _, value = word.partition("=")
+            if value == "--" and name in known:  # argparse drops it
+                self.error(f"{name} must be given a value, got '--'")
             if leads and not word.startswith("-"):
                 return  # the words after the command are for its own parser
             if re.match(r"-{1,2}[^\W\d]", name) and name not in known:
@@ -191,6 +193,7 @@ def plot_file(text: str) -> str:
     return text
 
 
+number = option(real, _validate.number)
 positive = option(real, _validate.positive)
 open_unit = option(real, _validate.open_unit)
 steps = option(whole, _validate.step_count)
@@ -201,7 +204,7 @@ rate = option(exact, _validate.unit_interval)
 # How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
 _READ: dict[str, Callable[[str], object] | None] = {
     "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "size": count,
-    "number": real, "text": None, "name": None,
+    "number": number, "text": None, "name": None,
 }  # fmt: skip
 
 

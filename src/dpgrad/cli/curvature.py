@@ -73,7 +73,9 @@ def _problem(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-    with _options.patience("measuring curvatures"):
+    import numpy as np
+
+    with _options.patience("measuring curvatures"), np.errstate(over="raise", invalid="raise", divide="raise"):
         try:
             return _found(args)
         except ArithmeticError:
