@@ -4,6 +4,7 @@
 # make test-exhaustive many more seeds and cases of some tests (hours)
 # make test-portable the tests as an old processor, other thread counts, locales and time zones, and a loaded machine run them
 # make test-gpu    the tests of the engines on a CUDA device, results committed (no installation; some minutes)
+# make browser     find Chromium for the tests of the report page, or install it where root and apt-get are
 # make check       ruff, ruff format, strict mypy
 # make bench       speed of the accountants against their peers
 # make bench-engines time of one private step beside Opacus, one thread, results committed (about half an hour)
@@ -33,7 +34,7 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex mutants conformance soak stale clean
+.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex mutants conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -56,16 +57,20 @@ demo: install
 	rm -rf $(DEMO)/digits
 	$(BIN)/dpgrad train --out $(DEMO)/digits
 
+# The tests of the report page look at it in Chromium.
+browser:
+	@sh tests/browser.sh install
+
 # One after another, so that a failed check stops before the long tests.
-test: install
+test: install browser
 	$(MAKE) check
 	$(MAKE) pytest
 	$(MAKE) wheel-test
 
-pytest: install
+pytest: install browser
 	$(PYTEST)
 
-test-fast: install
+test-fast: install browser
 	$(PYTEST) -m "not slow"
 
 # ARGS are for pytest, such as a folder; ONLY names one variation.

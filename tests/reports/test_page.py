@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from dpgrad.reports import report
-from dpgrad.reports.chart import Chart
+from dpgrad.reports.chart import _COLOURS, Chart
 from dpgrad.reports.page import Beside, page
+from dpgrad.reports.style import STYLE
 from dpgrad.training.fit import Fitted
 
 
@@ -117,3 +118,25 @@ def test_charts_are_the_same_every_time() -> None:
     chart = Chart("accuracy", {"a": ([1, 2], [0.5, 0.9]), "b": ([1], [0.4])}, ("non-private", 0.98))
     assert chart.svg() == chart.svg()
     assert "non-private" in chart.svg()
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_every_line_can_be_seen_on_light_and_on_dark_paper() -> None:
+    papers = re.findall(r"--paper: (#\w+)", STYLE)
+    assert len(papers) == 2
+    for paper in papers:
+        behind = luminance(paper if len(paper) == 7 else "#" + "".join(2 * digit for digit in paper[1:]))
+        for colour in _COLOURS:
+            low, high = sorted((luminance(colour), behind))
+            assert (high + 0.05) / (low + 0.05) >= 3, (colour, paper)
+
+
+def test_a_long_name_fits_into_the_legend() -> None:
+    drawn = Chart("accuracy", {"a": ([1, 2], [0.5, 0.9]), "folder/" * 20 + "mine": ([1, 2], [0.4, 0.5])}).svg()
+    assert "/mine<" in drawn
+    assert "folder/" * 5 not in drawn

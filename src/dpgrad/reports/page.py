@@ -12,23 +12,11 @@ from dpgrad.errors import OptionError, ReportError
 from dpgrad.reports import strict_json
 from dpgrad.reports.chart import Chart, Line
 from dpgrad.reports.report import Report, facts, shown
+from dpgrad.reports.style import STYLE
 
 __all__ = ["FILE", "NOT_COVERED", "Beside", "page"]
 
 NOT_COVERED = "not private: computed from the training rows without noise, outside every guarantee and not for release"
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
-table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .35rem .8rem .35rem 0 }
-th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd; vertical-align: top }
-td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1rem }
-.charts svg { width: 100%; height: auto }
-.warning { background: #fff1e0; border-left: 4px solid #d55e00; padding: .5rem 1rem }
-.facts td:first-child { white-space: nowrap; font-weight: 600; width: 9rem }
-.note { color: #555; font-size: .9rem }
-"""
 
 
 @dataclass(frozen=True)
@@ -56,19 +44,26 @@ def page(runs: Mapping[str, Report], beside: Beside | None = None, together: str
     if not runs:
         raise OptionError("a page needs at least one run")
     charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in _charts(runs, beside))
-    sections = "".join(_section(name, report) for name, report in runs.items())
+    sections = "".join(_section(number, *run) for number, run in enumerate(runs.items(), 1))
     embedded = json.dumps(dict(runs), allow_nan=False).replace("<", "\\u003c")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>dpgrad report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>\n<h1>Training with differential privacy</h1>\n"
-        f"{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
-        '<h2>Curves</h2><p class="note">ε over steps is what a run would have cost whose end had been fixed there. '
+        f"<style>{STYLE}</style></head><body>\n<h1>Training with differential privacy</h1>\n"
+        f"{_contents(runs)}{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
+        '<h2 id="curves">Curves</h2>\n<p class="note">ε at a step is the cost of a run that was planned to end there. '
         "The metric is on held-out rows, which are not protected.</p>\n"
         f'<div class="charts">{charts}</div>\n{sections}\n'
         f'<p class="note">Written by dpgrad {__version__}.</p>\n'
         f'<script type="application/json" id="reports">{embedded}</script>\n</body></html>\n'
     )
+
+
+def _contents(runs: Mapping[str, Report]) -> str:
+    """Links to the parts of the page, in their order."""
+    places = {"#curves": "Curves", **{f"#report-{n}": f"Privacy report: {name}" for n, name in enumerate(runs, 1)}}
+    listed = "".join(f'<li><a href="{place}">{html.escape(name)}</a></li>' for place, name in places.items())
+    return f'<nav aria-label="Contents"><ul>{listed}</ul></nav>\n'
 
 
 def _paragraph(said: str | None) -> str:
@@ -102,7 +97,7 @@ def _table(runs: Mapping[str, Report], beside: Beside | None) -> str:
     if beside is not None:
         figures = _figures("∞", "–", shown(beside.held_out, beside.metric), "–", "–")
         rows.append(f"<tr><td>non-private</td><td>the same model</td>{figures}<td>{NOT_COVERED}</td></tr>")
-    return f"<table>{''.join(rows)}</table>\n"
+    return f'<table class="runs">{"".join(rows)}</table>\n'
 
 
 def _figures(*values: str, tag: str = "td") -> str:
@@ -130,9 +125,10 @@ def _lines(runs: Mapping[str, Report], field: str) -> dict[str, Line]:
     return found
 
 
-def _section(name: str, report: Report) -> str:
+def _section(number: int, name: str, report: Report) -> str:
     rows, before = [], ""
     for label, fact in facts(report):
         rows.append(f"<tr><td>{'' if label == before else html.escape(label)}</td><td>{html.escape(fact)}</td></tr>")
         before = label
-    return f'<h2>Privacy report: {html.escape(name)}</h2>\n<table class="facts">{"".join(rows)}</table>\n'
+    head = f'<h2 id="report-{number}">Privacy report: {html.escape(name)}</h2>'
+    return f'{head}\n<table class="facts">{"".join(rows)}</table>\n'
