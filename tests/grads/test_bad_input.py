@@ -32,7 +32,10 @@ def refused(message: str, engine: str, model: nn.Module, loss: Loss, batch: Batc
 
 
 LOSSES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a mean": (lambda y: y.mean(), r"one value per example, shape \(\d+,\), got shape \(\): use reduction='none'"),
+    "a mean": (
+        lambda y: y.mean(),
+        r"one value per example, shape \(\d+,\), got shape \(\): use reduction='none', e.g. F\.",
+    ),
     "a value for each output": (
         lambda y: y,
         r"got shape \(\d+, 2\): sum or average over every dimension but the first",

@@ -16,6 +16,8 @@ _TYPES = re.compile(
     r"dtype|datatype|scalar type|[Ii]nput type|output type|not implemented for '"
 )  # in torch's messages
 
+_PER_EXAMPLE = "use reduction='none', e.g. F.cross_entropy(model(inputs), targets, reduction='none')"
+
 
 class LossShapeError(UnsupportedModelError):
     """A loss that does not return one value per row."""
@@ -94,7 +96,7 @@ def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     if not isinstance(found, Tensor):
         raise UnsupportedModelError(f"loss must return a tensor with one value per example, got {shown(found)}")
     if tuple(found.shape) != (rows,):
-        hint = "use reduction='none'" if not found.ndim else "sum or average over every dimension but the first"
+        hint = _PER_EXAMPLE if not found.ndim else "sum or average over every dimension but the first"
         raise LossShapeError(
             f"loss must return one value per example, shape ({rows},), got shape {tuple(found.shape)}: {hint}"
         )

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpgrad._validate import warn
-from dpgrad.errors import DataError, OptionError, UnsupportedModelError
+from dpgrad._validate import one_of, warn
+from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.grads.accumulate import ENGINES, Engine, row_weights
 from dpgrad.grads.batch import LossShapeError, as_rows, leaves, on_device_of, part, row_losses, size
 from dpgrad.grads.following import own_functions
@@ -83,8 +83,7 @@ def prepared(
 ) -> tuple[Engine, Way]:
     """The engine to use for a model that passes `check`, and the way that it takes; ``most`` examples at a time."""
     model = unwrapped(model)
-    if engine not in ENGINES:
-        raise OptionError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    one_of(ENGINES, engine=engine)
     refuse_modules(model)
     on_device_of(model, batch)
     if not size(batch):
