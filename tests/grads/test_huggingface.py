@@ -1,12 +1,13 @@
 """Models of the library transformers, tiny and with random weights: exact in the way they go, or refused with a remedy.
 
-Nothing is downloaded. A model that this version of transformers cannot import, build or differentiate by itself is
-skipped with the reason. Each test prints the way that its model goes (`pytest -rP`).
+The usual run has one model of each kind of network; its relatives, and attention computed in plain operations, are
+exhaustive. Nothing is downloaded. A model that this version of transformers cannot import, build or differentiate by
+itself is skipped with the reason. Each test prints the way that its model goes (`pytest -rP`).
 """
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,14 +265,26 @@ def of_its_own(case: Case) -> tuple[nn.Module, Loss, Any]:
     return made(case, 0)
 
 
-@pytest.mark.parametrize(
-    ("case", "exact"),
-    [
-        pytest.param(case_of(shape, attention), shape.exact, id=f"{shape.name}-{attention}")
-        for shape in SHAPES
-        for attention in shape.attentions
-    ],
-)
+# of each kind one: encoders, decoders, both, experts, images, sound, pairs
+USUAL = {
+    "BERT-sdpa", "BERT-eager", "DeBERTa-v2-eager", "GPT-2-sdpa", "GPT-Neo-eager", "BLOOM-eager", "Llama-sdpa",
+    "Mixtral-sdpa", "T5-eager", "BART-sdpa", "ViT-sdpa", "Swin-eager", "CLIP-sdpa", "Wav2Vec2-sdpa",
+}  # fmt: skip
+
+
+def cases() -> Iterator[Any]:
+    for shape in SHAPES:
+        for attention in shape.attentions:
+            name = f"{shape.name}-{attention}"
+            marks = [] if name in USUAL else [pytest.mark.exhaustive]
+            yield pytest.param(case_of(shape, attention), shape.exact, id=name, marks=marks)
+
+
+def test_the_usual_ones_are_there() -> None:
+    assert {str(case.id) for case in cases()} >= USUAL
+
+
+@pytest.mark.parametrize(("case", "exact"), cases())
 def test_the_sum_is_that_of_one_row_at_a_time_or_refused(case: Case, exact: bool) -> None:
     found = outcome(case, of_its_own(case), FLOAT32)
     print(f"{case.name}: {found.way or found.detail}")
