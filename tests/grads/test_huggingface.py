@@ -284,7 +284,7 @@ def test_the_usual_ones_are_there() -> None:
     assert {str(case.id) for case in cases()} >= USUAL
 
 
-@pytest.mark.parametrize(("case", "exact"), cases())
+@pytest.mark.parametrize(("case", "exact"), list(cases()))
 def test_the_sum_is_that_of_one_row_at_a_time_or_refused(case: Case, exact: bool) -> None:
     found = outcome(case, of_its_own(case), FLOAT32)
     print(f"{case.name}: {found.way or found.detail}")

@@ -110,7 +110,9 @@ class TestReferenceValues:
         assert noise <= found <= noise * (1 + 1e-4)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("steps", "truth"), [(1000, 1.073270850), (10_000, 3.609786679)])
+    @pytest.mark.parametrize(
+        ("steps", "truth"), [(1000, 1.073270850), pytest.param(10_000, 3.609786679, marks=pytest.mark.exhaustive)]
+    )
     def test_case_g_of_distinct_noise(self, steps: int, truth: float) -> None:
         profile = pld.account(linear_schedule(steps))
         interval = profile.interval(1e-5)
