@@ -95,18 +95,19 @@ def data_digest(key: Key, data: Any) -> str:
 
     What a Dataset gives depends on code and state that cannot be seen: any but a `TensorDataset` itself, and any array
     of a class of its own, has a word never given twice in place of a digest. Give tensors or arrays where a run is to
-    be replayed with the same key.
+    be replayed with the same key. Contents that are read from files come batch by batch, as an iterator.
 
     >>> data_digest(Key.from_seed(7), torch.zeros(3, 2)) == data_digest(Key.from_seed(7), torch.zeros(3, 2))
     True
     """
     held = data.tensors if type(data) is TensorDataset else data
-    leaves = pytree.tree_flatten_with_path(held)[0]
-    if any(type(leaf) not in _ARRAYS or leaf.dtype == object for _, leaf in leaves):
-        return _never_again()
     digest = hashlib.blake2b(key=key.derive("data digest"))
-    for path, leaf in leaves:
-        _add_array(digest, pytree.keystr(path), leaf)
+    for part in held if isinstance(held, Iterator) else (held,):
+        leaves = pytree.tree_flatten_with_path(part)[0]
+        if any(type(leaf) not in _ARRAYS or leaf.dtype == object for _, leaf in leaves):
+            return _never_again()
+        for path, leaf in leaves:
+            _add_array(digest, pytree.keystr(path), leaf)
     return digest.hexdigest()
 
 

@@ -24,7 +24,7 @@ from dpgrad.grads.batch import row_losses
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.sampling import Indices
 from dpgrad.runs.writeahead import charges
-from dpgrad.training import source
+from dpgrad.training import forms, source
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 
@@ -157,23 +157,24 @@ def evaluate(model: nn.Module, metric: Metric, held_out: Any, collate: source.Co
 def refuse_held_out(held_out: Any, data: Any) -> None:
     """Refuse held-out rows that are none, that are not numbers, or that are rows of the training ``data``.
 
-    Rows are the same where they lie in the same memory, also as parts of it, or have the same index in one Dataset.
-    Copies, and what other Datasets hold, cannot be seen.
+    Either may be in any form. Rows are the same where they lie in the same memory, also as parts of it, or have the
+    same index in one Dataset. Copies, and what other Datasets hold, cannot be seen.
 
     >>> rows = torch.zeros(3, 2), torch.zeros(3)
     >>> refuse_held_out(rows, rows)
     Traceback (most recent call last):
     dpgrad.errors.DataError: held_out are rows of the training data: a figure on them would be shown without ...
     """
-    if not source.rows(held_out):
+    rows = forms.taken(held_out, "held_out")
+    if not source.rows(rows):
         raise DataError("held_out must hold at least one row, got none: leave it out to train without evaluation")
     if _share_rows(held_out, data):
         raise DataError(
             "held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart"
         )
-    if isinstance(held_out, Dataset):
+    if isinstance(rows, Dataset):
         return
-    for path, leaf in pytree.tree_flatten_with_path(held_out)[0]:
+    for path, leaf in pytree.tree_flatten_with_path(rows)[0]:
         for few in source.blocks(leaf, 1 << 16):
             if few.is_floating_point() and not bool(few.isfinite().all()):
                 raise DataError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
@@ -187,12 +188,26 @@ def _share_rows(one: Any, other: Any) -> bool:
     if isinstance(mine, Dataset) or isinstance(yours, Dataset):
         return False
     pairs = product(pytree.tree_leaves(mine), pytree.tree_leaves(yours))
-    return any(_overlap(_places(leaf, own), _places(far, others)) for leaf, far in pairs)
+    return any(
+        _overlap(_places(leaf, own), _places(far, others)) if _lies(leaf) and _lies(far) else leaf is far
+        for leaf, far in pairs
+    )
+
+
+def _lies(leaf: Any) -> bool:
+    """Whether the values of a leaf are in memory here."""
+    return isinstance(leaf, Tensor | np.ndarray)
+
+
+def _length(leaf: Any) -> int:
+    return len(leaf) if _lies(leaf) else 1
 
 
 def _unwrapped(data: Any) -> tuple[Any, Indices]:
     """The data that a Subset or a TensorDataset takes its rows from, and which rows of them."""
-    rows: Indices = np.arange(source.rows(data))
+    data = forms.places(data)
+    count = source.rows(data) if isinstance(data, Dataset) else max(map(_length, pytree.tree_leaves(data)), default=0)
+    rows: Indices = np.arange(count)
     while isinstance(data, Subset):
         rows = np.asarray(data.indices, dtype=np.int64)[rows] % source.rows(data.dataset)  # they may count from the end
         data = data.dataset

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -43,7 +43,7 @@ from dpgrad.runs import replay
 from dpgrad.runs.checkpoint import Run, interruptible
 from dpgrad.runs.weights import Weights
 from dpgrad.runs.writeahead import charges
-from dpgrad.training import source
+from dpgrad.training import forms, source
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.curves import Point, Progress, Watch, evaluate, judging, refuse_held_out
 from dpgrad.training.diagnostics import Diagnostics, Recorder
@@ -228,9 +228,12 @@ class _Task:
         if dataset is not None:
             rows = Rows.of(dataset)
             data, held_out = rows.train, rows.held_out if held_out is None else held_out
+        judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
+        if judged is not None and judged.rows is not None:
+            judged = _judged(judged, data)
+        data = forms.taken(data)
         if not source.rows(data):
             raise DataError("data must hold at least one row, got none")
-        judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
         every = callbacks if isinstance(callbacks, Sequence) else (callbacks,)
         recorders = [callback for callback in every if isinstance(callback, Diagnostics)]
         if len(recorders) > 1:
@@ -239,8 +242,6 @@ class _Task:
         for callback in watching:
             if not callable(callback):
                 raise OptionError(f"callbacks must be functions of a Progress, got {_validate.shown(callback)}")
-        if judged is not None and judged.rows is not None:
-            refuse_held_out(judged.rows, data)
         goal = loss_named(loss)
         metric = metric_named(None if judged is None else judged.metric, goal)
         return cls(
@@ -291,6 +292,12 @@ class _Task:
             "capture": self.computing.capture,
         }  # fmt: skip
         return behaviours(settings, self.core)
+
+
+def _judged(held_out: HeldOut, data: Any) -> HeldOut:
+    """The held-out rows in a form that can be read, if none of them is a row of the training ``data``."""
+    refuse_held_out(held_out.rows, data)
+    return replace(held_out, rows=forms.taken(held_out.rows, "held_out"))
 
 
 def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> bool:

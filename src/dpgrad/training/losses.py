@@ -9,20 +9,22 @@ tensor([1.3863, 1.3863])
 torch.Size([2])
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgrad import _validate
-from dpgrad.errors import DataError, OptionError
+from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
 
 __all__ = [
     "LOSSES", "METRICS", "Metric", "NamedLoss", "PerRow", "accuracy", "bce", "cross_entropy", "huber", "loss_named",
-    "metric_named", "pair", "refuse_targets", "squared",
+    "metric_named", "outputs_and_targets", "pair", "refuse_targets", "squared", "targets_of",
 ]  # fmt: skip
 
 PerRow = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per row
@@ -37,9 +39,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     classes = outputs.shape[-1]
     if outputs.ndim != 2 or targets.shape != outputs.shape[:1]:
+        of_tokens = _OF_TOKENS if outputs.ndim == 3 else ""
         raise DataError(
             f"cross-entropy needs outputs (rows, classes) and targets (rows,), got outputs {_shape(outputs)} and "
-            f"targets {_shape(targets)}: use a loss of your own for other shapes"
+            f"targets {_shape(targets)}: use a loss of your own for other shapes{of_tokens}"
         )
     if targets.is_floating_point():
         raise DataError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
@@ -51,6 +54,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 _NO_CLASS = -(1 << 40)
+_OF_TOKENS = (
+    ', for one label per token such as loss=lambda model, batch: F.cross_entropy(model(batch["input_ids"]).logits'
+    '.transpose(1, 2), batch["labels"], reduction="none").mean(1)'
+)
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -118,8 +125,55 @@ class NamedLoss:
     name: str
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = pair(batch)
-        return LOSSES[self.name](model(inputs), targets)
+        return LOSSES[self.name](*outputs_and_targets(model, batch))
+
+
+_TARGETS = ("labels", "label")  # of a dict, as Hugging Face names them
+
+
+def outputs_and_targets(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The outputs of a model for a batch, and its targets, which a loss by name compares.
+
+    A batch is a pair (inputs, targets), or a dict with ``labels`` whose other entries are keyword arguments of the
+    model; a single one that the model does not know by name is its input. Of outputs with ``logits`` these are taken.
+
+    >>> outputs_and_targets(nn.Identity(), {"image": torch.ones(1, 2), "label": torch.tensor([1])})
+    (tensor([[1., 1.]]), tensor([1]))
+    """
+    targets = targets_of(batch)
+    if not isinstance(batch, dict):
+        outputs = model(batch[0])
+    else:
+        inputs = {name: value for name, value in batch.items() if name not in _TARGETS}
+        known = inspect.signature(model.forward).parameters
+        alone = len(inputs) == 1 and not inputs.keys() & known.keys()
+        outputs = model(*inputs.values()) if alone else model(**inputs)
+    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor):
+        raise UnsupportedModelError(
+            "a loss by name needs a model that returns a tensor, or an object with logits, got a "
+            f"{type(outputs).__name__}: give a loss of your own, a function of (model, batch) that returns one value "
+            "per example"
+        )
+    return found, targets
+
+
+def targets_of(batch: Batch) -> Any:
+    """The second of a pair, or the labels of a dict.
+
+    >>> targets_of({"input_ids": torch.zeros(1, 4), "labels": torch.tensor([1])})
+    tensor([1])
+    """
+    if not isinstance(batch, dict):
+        return pair(batch)[1]
+    named = [name for name in _TARGETS if name in batch]
+    if len(named) != 1 or len(batch) < 2:
+        raise DataError(
+            f"a loss by name needs one column labels or label, and inputs, got {', '.join(map(str, batch))}: rename "
+            "the column of targets, or give a loss of your own, a function of (model, batch) that returns one value "
+            "per example"
+        )
+    return batch[named[0]]
 
 
 def pair(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -227,8 +281,7 @@ def metric_named(metric: str | PerRow | None, loss: Loss) -> Metric:
         name, values = getattr(metric, "__name__", type(metric).__name__), metric
 
     def of_rows(model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = pair(batch)
-        return values(model(inputs), targets)
+        return values(*outputs_and_targets(model, batch))
 
     return Metric(name, of_rows)
 

@@ -16,9 +16,9 @@ from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.memory import available
 from dpgrad.grads.sums import Loss, trainable
-from dpgrad.training import source
+from dpgrad.training import forms, source
 from dpgrad.training.curves import judging
-from dpgrad.training.losses import NamedLoss, pair, refuse_targets
+from dpgrad.training.losses import NamedLoss, outputs_and_targets, refuse_targets, targets_of
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import OptimizerChoice, optimizers, refuse_optimizer
@@ -104,9 +104,9 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
     batch = source.gathered(data, torch.arange(1), device, collate)
     with judging(model):
         row_losses(loss, model, batch, 1)  # refuses model, loss and data that do not fit together
-        outputs = model(pair(batch)[0])
+        outputs, _ = outputs_and_targets(model, batch)
     if not isinstance(data, Dataset):
-        for few in source.blocks(data[1], 1 << 20):
+        for few in source.blocks(targets_of(data), 1 << 20):
             refuse_targets(loss, outputs, few)
     return int(outputs.shape[1])
 
@@ -136,7 +136,7 @@ def expected_seconds(
     """
     trial = copy.deepcopy(model)
     device = device_of(trial)
-    shape = source.gathered(data, torch.arange(1), torch.device("cpu"), collate)
+    shape = source.gathered(forms.taken(data), torch.arange(1), torch.device("cpu"), collate)
 
     def made_up(leaf: Tensor) -> Tensor:
         row = torch.randn(leaf.shape) if leaf.is_floating_point() else torch.zeros(leaf.shape)

@@ -52,7 +52,7 @@ from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import draw
-from dpgrad.training import source
+from dpgrad.training import forms, source
 from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
 from dpgrad.training.augment import Augment, probed
 from dpgrad.training.step.graphed import Graphed
@@ -154,6 +154,7 @@ class PrivateGradient:
         self.not_captured = ""  # why steps are not captured, where they might have been
         self._rows: int | None = None
         self._data: source.Remembered | None = None
+        self._form: tuple[Any, Any] | None = None  # the data as they were given, and as a step reads them
         self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
         self.way: Way | None = None  # how gradients are computed; known from the first step on
         self._again = Again()
@@ -218,8 +219,10 @@ class PrivateGradient:
     def step(self, data: Any) -> None:
         """Draw this step's batch from ``data`` and write the noisy mean of its clipped gradients to ``.grad``.
 
-        ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), or a
-        map-style Dataset. The batch is moved to the model's device. An empty batch gives pure noise.
+        ``data`` is the whole dataset: tensors or arrays with a common first dimension (in tuples or dicts), data
+        frames, Arrow tables, a map-style Dataset, a ``datasets.Dataset``, or a DataLoader over a map-style dataset,
+        whose batches are not used (docs/data.md). The batch is moved to the model's device. An empty batch gives pure
+        noise.
         """
         step = self.charged(data)
         self.compute(data, step)
@@ -230,6 +233,7 @@ class PrivateGradient:
         For callers that have to do something between the two. All others call `step`.
         """
         _processes.refuse_several()
+        data = self._read(data)
         rows = self._same_rows(data)
         if torch.is_inference_mode_enabled():
             raise RunError("a step needs gradients: call it outside torch.inference_mode")
@@ -258,6 +262,7 @@ class PrivateGradient:
     def compute(self, data: Any, step: int) -> None:
         """Compute a charged step and write ``.grad``; refuse a step that was not charged or was already computed."""
         _processes.refuse_several()
+        data = self._read(data)
         rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
         if step not in self._owed:
             raise RunError(
@@ -283,6 +288,7 @@ class PrivateGradient:
 
         Nothing is released, and nothing charged.
         """
+        data = self._read(data)
         rows = self._same_rows(data)
         self._try_rule()
         self._prepare(data, rows)
@@ -380,6 +386,18 @@ class PrivateGradient:
         if self.rule is not self._tried:
             self._fault = rule_fault(self.rule, self.work.clips, self.mechanism.steps, self.work.device)
             self._tried = self.rule
+
+    def _read(self, data: Any) -> Any:
+        """The data in a form that a step reads. What was given before, also in a new tuple, is not converted again."""
+        if self._form is not None:
+            given, found = self._form
+            pairs = (
+                zip(given, data, strict=True) if type(given) is type(data) is tuple and len(given) == len(data) else ()
+            )
+            if given is data or (pairs and all(one is other for one, other in pairs)):
+                return found
+        self._form = data, forms.taken(data)
+        return self._form[1]
 
     def _same_rows(self, data: Any) -> int:
         """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted."""

@@ -166,7 +166,7 @@ def identity(
     """All that the bits of a step depend on, apart from what a checkpoint holds."""
     return replay.Identity(
         mechanism=plan.mechanism.to_dict(),
-        data=replay.data_digest(key, data),
+        data=replay.data_digest(key, source.comparable(data)),
         code=replay.code_version(),
         device=replay.device_kind(device),
         ranks=1,

@@ -1,11 +1,12 @@
 """The data of a run, from which examples are taken by their index.
 
 Data are tensors or arrays with a common first dimension, alone or in tuples, lists and dicts (a list holds columns, not
-examples), or a map-style `torch.utils.data.Dataset`.
+examples), or a map-style `torch.utils.data.Dataset`. `dpgrad.training.forms` brings other forms into one of these.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
+    "ByIndex",
     "Collate",
     "Column",
     "Remembered",
     "Values",
     "blocks",
     "columns",
+    "comparable",
     "gathered",
+    "read",
     "refuse_type",
     "rows",
     "together",
@@ -35,6 +39,29 @@ __all__ = [
 Collate = Callable[[list[Any]], Batch]
 Values = Tensor | np.ndarray[Any, Any]
 
+_BLOCK = 4096  # rows of files that are compared at a time
+
+
+class ByIndex(Dataset[Any], ABC):
+    """Rows that are read by index, a batch at a time: from files, or through another library.
+
+    ``loading`` are options of torch's DataLoader, for the workers that read the rows. ``steady`` says that the same
+    contents are always read as the same numbers; a run can then be replayed.
+    """
+
+    loading: Mapping[str, Any] = {}
+    steady: bool = False
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, indices: list[int], collate: Collate) -> Batch:
+        """The rows at ``indices`` as one batch on the CPU, made by ``collate`` unless it is `default_collate`."""
+
+    def __getitem__(self, index: int) -> Any:
+        return pytree.tree_map(lambda leaf: leaf[0], self.batch([index], default_collate))
+
 
 def rows(data: Any) -> int:
     """How many examples the data have; what examples cannot be taken from by index is refused.
@@ -42,12 +69,6 @@ def rows(data: Any) -> int:
     >>> rows({"x": torch.zeros(3, 2), "y": np.zeros(3)})
     3
     """
-    passed_by = isinstance(data, IterableDataset | DataLoader | Iterator)
-    if passed_by or (isinstance(data, Dataset) and not isinstance(data, Sized)):
-        raise DataError(
-            f"data must be tensors or a map-style Dataset with a length, got {type(data).__name__}: the mechanism "
-            "draws the batches, so it needs every example by its index; give the whole dataset itself"
-        )
     if isinstance(data, Dataset):
         return len(data)  # type: ignore[arg-type]
     named = pytree.tree_flatten_with_path(data)[0]
@@ -92,8 +113,30 @@ def gathered(data: Any, indices: Tensor, device: torch.device, collate: Collate 
     """
     if not isinstance(data, Dataset):
         return pytree.tree_map(lambda leaf: _taken(leaf, indices).to(device), data)
-    batch = together([data[int(index)] for index in indices], collate)
-    return pytree.tree_map(lambda leaf: leaf.to(device), batch)
+    return pytree.tree_map(lambda leaf: leaf.to(device), read(data, indices.tolist(), collate))
+
+
+def read(data: Dataset[Any], indices: list[int], collate: Collate) -> Batch:
+    """The examples of a Dataset at ``indices`` as one batch on the CPU.
+
+    >>> read(TensorDataset(torch.arange(3)), [2, 0], default_collate)
+    [tensor([2, 0])]
+    """
+    if isinstance(data, ByIndex):
+        return data.batch(indices, collate)
+    return together([data[index] for index in indices], collate)
+
+
+def comparable(data: Any) -> Any:
+    """What `dpgrad.runs.replay.data_digest` takes: the data, or an iterator over the contents of steady files.
+
+    >>> comparable(torch.zeros(3))
+    tensor([0., 0., 0.])
+    """
+    if not isinstance(data, ByIndex) or not data.steady:
+        return data
+    starts, count = range(0, len(data), _BLOCK), len(data)
+    return (data.batch([*range(start, min(start + _BLOCK, count))], default_collate) for start in starts)
 
 
 def together(examples: list[Any], collate: Collate = default_collate) -> Batch:

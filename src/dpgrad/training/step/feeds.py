@@ -5,7 +5,7 @@ nothing; what is computed from the rows is charged before it is computed.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -133,9 +133,9 @@ class _Fetched(Feed):
 class _Loaded(_Fetched):
     """Rows of a Dataset, read by the worker processes of torch's own DataLoader."""
 
-    def __init__(self, *args: Any, workers: int) -> None:
+    def __init__(self, *args: Any, loading: Mapping[str, Any]) -> None:
         super().__init__(*args)
-        self._workers = workers
+        self._loading = loading
         self._order: deque[Piece] = deque()
         self._loaded: Iterator[Batch] = iter(())
 
@@ -164,8 +164,8 @@ class _Loaded(_Fetched):
                 yield own.tolist()
 
         loader = DataLoader(
-            self._data, batch_sampler=_Once(indices), num_workers=self._workers, collate_fn=_Checked(self._collate),
-            pin_memory=self._device.type == "cuda",
+            _Read(self._data, self._collate), batch_sampler=_Once(indices), collate_fn=_as_it_is,
+            pin_memory=self._device.type == "cuda", **self._loading,
         )  # fmt: skip
         with torch.random.fork_rng([]):  # the seed of the workers is drawn, and dropout must not draw another number
             self._loaded = iter(loader)
@@ -182,14 +182,18 @@ class _Once:
         return self._indices()
 
 
-class _Checked:
-    """`source.together` with a collate function, for worker processes."""
+class _Read(Dataset[Batch]):
+    """A Dataset that a worker process reads a batch at a time."""
 
-    def __init__(self, collate: source.Collate) -> None:
-        self._collate = collate
+    def __init__(self, data: Dataset[Any], collate: source.Collate) -> None:
+        self._data, self._collate = data, collate
 
-    def __call__(self, examples: list[Any]) -> Batch:
-        return source.together(examples, self._collate)
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return source.read(self._data, indices, self._collate)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 def feed(
@@ -201,6 +205,8 @@ def feed(
     )
     if here:
         return Feed(data, device)
-    if workers and isinstance(data, Dataset):
-        return _Loaded(data, device, collate, lots, sizes, last, workers=workers)
+    loading = {**data.loading} if isinstance(data, source.ByIndex) else {}
+    loading["num_workers"] = workers or loading.get("num_workers", 0)
+    if isinstance(data, Dataset) and loading["num_workers"]:
+        return _Loaded(data, device, collate, lots, sizes, last, loading=loading)
     return _Fetched(data, device, collate, lots, sizes, last)
