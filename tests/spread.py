@@ -12,7 +12,8 @@ OWN = {"ledger", "seed"}
 def fit(model: Any, data: Any, loss: Any = "cross-entropy", *, method: Any = "dpsgd", **options: Any) -> dpgrad.Fitted:
     """The options sorted into the records that `dpgrad.fit` takes; unknown ones are given to the recipe."""
     options = {name: value for name, value in options.items() if value is not None}
-    callbacks = [options.pop(name) for name in ("progress", "diagnostics") if name in options]
+    callbacks = [*options.pop("callbacks", ())]
+    callbacks += [options.pop(name) for name in ("progress", "diagnostics") if name in options]
     held_out, folder = options.pop("held_out", None), options.pop("folder", None)
     held_out = HeldOut(held_out, options.pop("metric", None), options.pop("evaluate_every", None))
     kinds = {kind: given(kind, options) for kind in (Budget, Privacy, Computing, RunFolder)}

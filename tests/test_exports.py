@@ -13,6 +13,7 @@ import pytest
 import dpgrad
 
 PUBLIC = {
+    "CSVLog": "dpgrad.training.callbacks",
     "DpgradError": "dpgrad.errors",
     "Group": "dpgrad.mechanism.mechanism",
     "Guarantee": "dpgrad.accounting.guarantee",

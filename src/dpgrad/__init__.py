@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dpgrad.mechanism.mechanism import Group, Mechanism
     from dpgrad.runs import checkpoint
     from dpgrad.training import augment, features, pca, plan, recipes
+    from dpgrad.training.callbacks import CSVLog
     from dpgrad.training.fit import Fitted, fit
     from dpgrad.training.options import Computing, HeldOut, Privacy, RunFolder
     from dpgrad.training.private import PrivateGradient
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CSVLog",
     "Computing",
     "DpgradError",
     "Fitted",
@@ -96,6 +98,7 @@ _HOMES = {
     **dict.fromkeys(("augment", "features", "pca", "plan", "recipes"), "training"),
     **dict.fromkeys(("Computing", "HeldOut", "Privacy", "RunFolder"), "training.options"),
     **dict.fromkeys(("Fitted", "fit"), "training.fit"),
+    "CSVLog": "training.callbacks",
     "DpgradError": "errors",
     "Guarantee": "accounting.guarantee",
     "Ledger": "accounting.ledger",

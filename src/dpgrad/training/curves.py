@@ -3,6 +3,7 @@
 Nothing here is read from the training rows without noise: the loss or the accuracy on them is never shown.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +61,9 @@ class Point:
 class Progress:
     """What a progress bar shows: steps taken and in all, a bound on ε so far, the last metric, and time.
 
-    ``epsilon`` is that of the `Point` of this step, or else of one of the next steps: see `Spent`.
+    ``epsilon``, at ``delta``, is that of the `Point` of this step, or else of one of the next steps: see `Spent`. The
+    last values are those of this step's learning rate, clip bound and noise multiplier. ``resumed`` marks a run that
+    goes on in its folder.
 
     >>> Progress(5, 100, 0.4, None, seconds=1.0, seconds_left=19.0).step
     5
@@ -72,6 +75,11 @@ class Progress:
     held_out: float | None
     seconds: float
     seconds_left: float
+    delta: float = math.nan
+    learning_rate: float = math.nan
+    clip: float = math.nan
+    noise_multiplier: float = math.nan
+    resumed: bool = False
 
 
 class Spent:
@@ -251,9 +259,12 @@ class Watch:
         every: int,
         score: Callable[[], float] | None,
         progress: Callable[[Progress], object] | None,
+        evaluated: Callable[[Point], object] = lambda point: None,
     ) -> None:
         self.points: list[Point] = []
-        self._plan, self._every, self._score, self._progress = plan, every, score, progress
+        self._plan, self._every, self._score = plan, every, score
+        self._progress, self._evaluated = progress, evaluated
+        self._resumed = False
         self._spent = Spent(plan)
         self._began, self._first, self._last = time.perf_counter(), 0, plan.steps
 
@@ -261,7 +272,7 @@ class Watch:
         self, step: int, points: Sequence[Sequence[Any]], last: int, before: Event = NOTHING, began: int = 0
     ) -> None:
         """Go on after ``step`` steps of ``last``, with the points there were; the rest is as in `Spent`."""
-        self._first, self._last = step, last
+        self._first, self._last, self._resumed = step, last, True
         self._spent = Spent(self._plan, before, began)
         self.points = [Point(*values) for values in points if values[0] <= step]
 
@@ -270,27 +281,41 @@ class Watch:
         return [list(astuple(point)) for point in self.points]
 
     def after(self, step: int, rate: float) -> bool:
-        """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped."""
+        """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped.
+
+        A step that is looked at again, since it could not be shown to all, is not evaluated again.
+        """
+        enough = False
         if step % self._every == 0 or step == self._last:
             each = self._plan.steps <= _FEW * self._every or step == self._last
-            self.points.append(self._point(step, rate, self._spent.at(step) if each else self._spent(step)))
+            if not self.points or self.points[-1].step < step:
+                self.points.append(self._point(step, rate, self._spent.at(step) if each else self._spent(step)))
+            enough = self._evaluated(self.points[-1]) is True
         if self._progress is None:
-            return False
+            return enough
+        return self._progress(self.now(step, rate)) is True or enough
+
+    def now(self, step: int, rate: float) -> Progress:
+        """What may be shown after ``step`` steps."""
         seconds = time.perf_counter() - self._began
-        left = seconds / (step - self._first) * (self._last - step)
+        left = seconds / max(1, step - self._first) * (self._last - step)
         held_out = self.points[-1].held_out if self.points else None
-        return self._progress(Progress(step, self._last, self._spent(step), held_out, seconds, left)) is True
+        return Progress(
+            step, self._last, self._spent(step), held_out, seconds, left, self._plan.delta, rate, *self._noise(step),
+            self._resumed,
+        )  # fmt: skip
 
     def finish(self, step: int, rate: float) -> None:
         """Add the last point of a run that ends before its plan does."""
         if step and (not self.points or self.points[-1].step < step):
             self.points.append(self._point(step, rate, self._spent.at(step)))
+            self._evaluated(self.points[-1])
+
+    def _noise(self, step: int) -> tuple[float, float]:
+        """The clip bound and the noise multiplier of the last of ``step`` steps."""
+        mechanism, last = self._plan.mechanism, max(0, step - 1)
+        return schedules.as_schedule(mechanism.clip)(last), mechanism.multiplier_at(last)
 
     def _point(self, step: int, rate: float, epsilon: float) -> Point:
-        mechanism = self._plan.mechanism
-        clip = schedules.as_schedule(mechanism.clip)(step - 1)
         held_out = None if self._score is None else self._score()
-        return Point(
-            step, step / self._plan.steps_per_epoch, epsilon, rate, clip,
-            mechanism.multiplier_at(step - 1), held_out,
-        )  # fmt: skip
+        return Point(step, step / self._plan.steps_per_epoch, epsilon, rate, *self._noise(step), held_out)

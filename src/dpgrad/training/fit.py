@@ -12,6 +12,7 @@
 """
 
 import inspect
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -45,8 +46,9 @@ from dpgrad.runs.weights import Weights
 from dpgrad.runs.writeahead import charges
 from dpgrad.training import forms, source
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.curves import Point, Progress, Watch, evaluate, judging, refuse_held_out
-from dpgrad.training.diagnostics import Diagnostics, Recorder
+from dpgrad.training.callbacks import Callback, Callbacks
+from dpgrad.training.curves import Point, Watch, evaluate, judging, refuse_held_out
+from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
 from dpgrad.training.models import MODELS, OWN_MODEL
@@ -58,12 +60,11 @@ from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, behaviours, identity
 from dpgrad.training.step.graphed import elsewhere
 
-__all__ = ["WEIGHTS", "Callback", "Fitted", "ResumeWarning", "fit"]
+__all__ = ["WEIGHTS", "Fitted", "ResumeWarning", "fit"]
 
 WEIGHTS = "weights.pt"  # in release/: the state dict of the model
 _POINTS = 20  # points of a curve, and checkpoints of a run, by default
 _PRIVACY, _COMPUTING = Privacy(), Computing()
-Callback = Callable[[Progress], object] | Diagnostics
 
 
 class ResumeWarning(UserWarning):
@@ -163,17 +164,20 @@ def fit(
 ) -> Fitted:
     """Train ``model`` in place on ``data`` with differential privacy, within a budget.
 
-    ``data`` are tensors, arrays (memory maps are read row by row), a map-style Dataset, or a dataset of `dpgrad.data`,
-    whose test rows are then held out. A loss by name takes (inputs, targets): cross-entropy, bce (summed over labels),
-    squared, huber. A loss of your own is a function of (model, batch) that returns one value per example.
+    ``data`` are tensors, arrays (memory maps are read row by row), data frames, Arrow tables and files, a map-style
+    Dataset, a ``datasets.Dataset``, a DataLoader over a map-style dataset (its batches are not used), or a dataset of
+    `dpgrad.data`, whose test rows are then held out. A loss by name takes (inputs, targets), or a dict with labels:
+    cross-entropy, bce (summed over labels), squared, huber. A loss of your own is a function of (model, batch) that
+    returns one value per example.
 
     ``epsilon``, ``delta`` and ``epochs`` (or ``steps``) set the noise; `dpgrad.plan` explains the other ways to give a
     budget. ``method`` is the name of a paper's method or a `Recipe`, such as ``recipes.psasc(clip=0.1)``. ``held_out``
     rows (or a `HeldOut`) are for the curves; they cost the training rows nothing and are not protected. With ``folder``
     (a path or a `RunFolder`) the run can be resumed after a crash, and a release folder with weights and report is
     written at its end. ``ledger`` adds up several runs on the same data. A callback is called after each step with a
-    `Progress`; where it returns True, or at Ctrl-C, the run stops and costs what the plan costs. A `Diagnostics` among
-    the callbacks records the papers' diagnostics, which are private. ``seed`` repeats a run and makes it unfit for
+    `Progress`, or has methods for steps, evaluations and the end (`dpgrad.training.callbacks`), such as `CSVLog`; where
+    it returns True, or at Ctrl-C, the run stops and costs what the plan costs. A `Diagnostics` among the callbacks
+    records the papers' diagnostics, which are private. ``seed`` repeats a run and makes it unfit for
     release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
@@ -186,21 +190,35 @@ def fit(
     _refuse_kinds(model, data, ledger, privacy, computing)
     task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
     plan = task.plan(recipe(method), budget, run_folder)
+    fitted = _trained(task, plan, run_folder, ledger, seed, began)
+    task.callbacks.at_end(fitted)
+    return fitted
+
+
+def _trained(
+    task: "_Task", plan: Plan, folder: RunFolder | None, ledger: Ledger | None, seed: int | None, began: float
+) -> Fitted:
+    """Take the steps of a plan, in a run folder where there is one."""
+    resumed = folder is not None and folder.resume
+    if not resumed:  # before anything is written or spent
+        task.callbacks.at_start(Watch(plan, 1, None, None).now(0, _rate(plan)))
     with ExitStack() as stack:
-        run = None if run_folder is None else stack.enter_context(_opened(task, plan, run_folder, seed, stack))
-        session = _session(task, plan, run, run_folder, seed)
+        run = None if folder is None else stack.enter_context(_opened(task, plan, folder, seed, stack))
+        session = _session(task, plan, run, folder, seed)
         last = plan.steps if run is None else run.last
+        if resumed:
+            task.callbacks.at_start(session.seen())
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
             ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, run=name)
         with interruptible() as interruption:
             session.train(last, interruption)
         fitted = _fitted(task, session, last, began)
-        if run is not None and run_folder is not None:
+        if run is not None and folder is not None:
             if session.weights is not None and session.private.steps_taken == last:
-                run.finish(partial(_write, fitted, run_folder.release, session.weights))
+                run.finish(partial(_write, fitted, folder.release, session.weights))
             if session.recorder is not None:
-                session.recorder.write(Path(run_folder.path))  # after the run's secrets are gone: they need not stay
+                session.recorder.write(Path(folder.path))  # after the run's secrets are gone: they need not stay
     return fitted
 
 
@@ -213,8 +231,7 @@ class _Task:
     loss: Loss
     metric: Metric
     held_out: HeldOut | None
-    progress: Callable[[Progress], bool] | None
-    diagnostics: Diagnostics | None
+    callbacks: Callbacks
     privacy: Privacy
     computing: Computing
     dataset: Dataset | None
@@ -234,20 +251,11 @@ class _Task:
         data = forms.taken(data)
         if not source.rows(data):
             raise DataError("data must hold at least one row, got none")
-        every = callbacks if isinstance(callbacks, Sequence) else (callbacks,)
-        recorders = [callback for callback in every if isinstance(callback, Diagnostics)]
-        if len(recorders) > 1:
-            raise OptionError(f"callbacks must hold at most one Diagnostics, got {len(recorders)}")
-        watching = [callback for callback in every if not isinstance(callback, Diagnostics)]
-        for callback in watching:
-            if not callable(callback):
-                raise OptionError(f"callbacks must be functions of a Progress, got {_validate.shown(callback)}")
+        called = Callbacks.of(callbacks)
         goal = loss_named(loss)
         metric = metric_named(None if judged is None else judged.metric, goal)
         return cls(
-            model, within_reach(data, device_of(model)), goal, metric, judged,
-            partial(_told, watching) if watching else None, recorders[0] if recorders else None, privacy, computing,
-            dataset,
+            model, within_reach(data, device_of(model)), goal, metric, judged, called, privacy, computing, dataset
         )  # fmt: skip
 
     @property
@@ -288,7 +296,7 @@ class _Task:
         settings = {
             "recipe": plan.recipe, "learning_rate": plan.learning_rate, "loss": self.loss, "model": self.core,
             "several_rows": self.privacy.several_rows, "engine": self.computing.engine, "collate": self.collate,
-            "memory_limit": self.computing.memory_limit, "diagnostics": self.diagnostics,
+            "memory_limit": self.computing.memory_limit, "diagnostics": self.callbacks.diagnostics,
             "capture": self.computing.capture,
         }  # fmt: skip
         return behaviours(settings, self.core)
@@ -298,12 +306,6 @@ def _judged(held_out: HeldOut, data: Any) -> HeldOut:
     """The held-out rows in a form that can be read, if none of them is a row of the training ``data``."""
     refuse_held_out(held_out.rows, data)
     return replace(held_out, rows=forms.taken(held_out.rows, "held_out"))
-
-
-def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> bool:
-    """Call every callback; return whether one of them asks to stop."""
-    wanted = [callback(seen) is True for callback in callbacks]
-    return any(wanted)
 
 
 def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, computing: object) -> None:
@@ -365,14 +367,16 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     session = Session(private, stepper, plan, task.data, run, save_every, partial(task.behaviours, plan))
     if method.averaging is not None:
         session.averaging = parse_averaging(method.averaging, plan.steps)
-    if task.diagnostics is not None:
+    if task.callbacks.diagnostics is not None:
         session.recorder = Recorder(
-            task.diagnostics, private.model, task.loss, task.data, engine=computing.engine, several_rows=several,
-            collate=task.collate,
+            task.callbacks.diagnostics, private.model, task.loss, task.data, engine=computing.engine,
+            several_rows=several, collate=task.collate,
         )  # fmt: skip
     held_out = task.held_out or HeldOut()
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
-    session.watch = Watch(plan, _every(held_out.evaluate_every, plan), score, task.progress)
+    called = task.callbacks
+    shown = called.after_step if called.watches_steps else None
+    session.watch = Watch(plan, _every(held_out.evaluate_every, plan), score, shown, called.after_evaluation)
     session.resume()
     session.begin(computing.capture)
     with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
@@ -405,7 +409,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         outside=not_covered(
             plan.mechanism.relation,
             held_out=task.held_out is not None and task.held_out.rows is not None,
-            diagnostics=task.diagnostics is not None,
+            diagnostics=task.callbacks.diagnostics is not None,
             tried=way is not None and way.name in ("lifted", "certified"),
         ),
         seconds=time.perf_counter() - began,
@@ -428,6 +432,12 @@ def _described(task: _Task) -> dict[str, Any] | None:
     if not isinstance(found, Tensor) or found.ndim > 2:
         return None
     return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": found.shape[1] if found.ndim == 2 else 1}
+
+
+def _rate(plan: Plan) -> float:
+    """The first learning rate; an optimizer of the user's own has one that is not known yet."""
+    rate = plan.learning_rate_at(0)
+    return math.nan if rate is None else rate
 
 
 def _every(given: int | None, plan: Plan) -> int:

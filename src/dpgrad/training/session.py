@@ -1,7 +1,7 @@
 """A run under way: what changes during it, the loop over its steps, and what a checkpoint holds."""
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from dpgrad.runs.checkpoint import Interruption, Run
 from dpgrad.runs.weights import Weights
 from dpgrad.training import source
 from dpgrad.training.averaging import Averaged, Ema, Tail
-from dpgrad.training.curves import Watch, evaluate
+from dpgrad.training.curves import Progress, Watch, evaluate
 from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
@@ -41,27 +41,53 @@ class Session:
     average: Averaged | None = field(init=False, default=None)
     recorder: Recorder | None = None
     weights: Weights | None = None
+    unseen: bool = False  # whether the last step could not be shown to every callback
     watch: Watch = field(init=False)
 
     def train(self, last: int, interruption: Interruption) -> None:
         """Take the steps up to ``last``, or until someone has seen enough."""
-        while (step := self.private.steps_taken) < last:
+        enough = self.unseen and self.show(self.private.steps_taken)
+        while (step := self.private.steps_taken) < last and not enough:
             rate = _set_rate(self.optimizer, self.plan.learning_rate_at(step))
             self.observe(step, rate)
             self.step()
             if self.average is not None:
                 self.average.update(step)
-            enough = self.watch.after(step + 1, rate)
+            enough = self.show(step + 1)
             if self.run is not None and ((step + 1) % self.save_every == 0 or step + 1 == self.run.due):
                 self.save(self.run)
-            if enough or interruption:
+            if interruption:
                 break
-        taken = self.private.steps_taken
-        self.watch.finish(taken, _set_rate(self.optimizer, None))
+        with self.kept():
+            self.watch.finish(self.private.steps_taken, _set_rate(self.optimizer, None))
         if self.run is not None:
             self.save(self.run)
         if self.average is not None:
             self.average.finish()
+
+    def show(self, step: int) -> bool:
+        """Evaluate and call the callbacks after ``step`` steps; whether one of them wants the run stopped."""
+        rate = self.plan.learning_rate_at(step - 1) if step else None
+        with self.kept():
+            enough = self.watch.after(step, _set_rate(self.optimizer, rate))
+        self.unseen = False
+        return enough
+
+    def seen(self) -> Progress:
+        """Where callbacks have seen the run so far: a resumed run goes on from there."""
+        step = max(0, self.private.steps_taken - self.unseen)
+        return self.watch.now(step, _set_rate(self.optimizer, None))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Where a callback raises in the block, store the step that was taken: the run can be resumed after it."""
+        try:
+            yield
+        except Exception:
+            self.unseen = True
+            if self.run is not None:
+                self.save(self.run)
+            raise
 
     def step(self) -> None:
         """One step of the mechanism and one of the optimizer."""
@@ -96,6 +122,7 @@ class Session:
             "averaging": self.plan.recipe.averaging,
             "average": None if self.average is None else self.average.state(),
             "points": self.watch.plain_points(),
+            "unseen": self.unseen,
             "recorder": None if self.recorder is None else self.recorder.state(),
             "captured": self.private.form,
             "way": None if self.private.way is None else astuple(self.private.way.to_release()),
@@ -114,6 +141,7 @@ class Session:
             if state["kind"] == type(self.optimizer).__name__:  # another optimizer, under a new key, begins anew
                 self.optimizer.load_state_dict(state["optimizer"])
             self.private.restore(state["private"])
+            self.unseen = bool(state.get("unseen"))
             self.watch.begin(self.run.start, state["points"], self.run.last, self.run.before, self.run.began)
             if self.average is not None and state["averaging"] == self.plan.recipe.averaging:
                 self.average.restore(state["average"])
