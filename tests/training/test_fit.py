@@ -376,10 +376,14 @@ class TestLedger:
             assert account(event, Relation.ZERO_OUT).epsilon(1e-3) == pytest.approx(wanted, rel=1e-9)
 
 
+class Died(BaseException):
+    """The end of a process, after which nothing is stored; an error in a callback ends a run in order."""
+
+
 def killed_at(step: int) -> Callable[[Progress], None]:
     def progress(seen: Progress) -> None:
         if seen.step == step:
-            raise RuntimeError("the process died")
+            raise Died("the process died")
 
     return progress
 
@@ -534,14 +538,14 @@ class TestFolders:
         assert not (tmp_path / "run" / "private").exists()
 
     def test_steps_since_the_last_checkpoint_are_replayed(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(folder=tmp_path / "run", progress=killed_at(8), checkpoint_every=3)
         done = fitted(folder=tmp_path / "run", resume=True)
         assert torch.equal(weights(done.model), weights(fitted().model))
         assert done.event == done.plan.mechanism.event()
 
     def test_other_settings_mean_a_new_key_and_an_earlier_end(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(folder=tmp_path / "run", progress=killed_at(8), checkpoint_every=3, learning_rate=0.5)
         ledger = Ledger()
         done = fitted(folder=tmp_path / "run", resume=True, learning_rate=0.25, ledger=ledger)
@@ -557,7 +561,7 @@ class TestFolders:
         ("changed", "said"), [({"learning_rate": 0.25}, "recipe"), ({"data": (rows()[0] + 1, rows()[1])}, "data")]
     )
     def test_a_new_key_and_what_it_costs_are_said(self, tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(folder=tmp_path / "run", progress=killed_at(8), checkpoint_every=3)
         with pytest.warns(ResumeWarning, match=rf"resumes at step 6 with a new key \(not the same .*{said}") as warned:
             done = fitted(folder=tmp_path / "run", resume=True, **changed)
@@ -566,7 +570,7 @@ class TestFolders:
         assert "\n" not in line
 
     def test_nothing_is_said_where_nothing_changed(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(folder=tmp_path / "run", progress=killed_at(8), checkpoint_every=3)
         with warnings.catch_warnings():
             warnings.simplefilter("error", ResumeWarning)
@@ -628,7 +632,7 @@ class TestFolders:
     def test_what_is_released_beside_counts_under_a_new_key_too(self, tmp_path: Path) -> None:
         beside = Gaussian(1.5)
         options: dict[str, Any] = {"folder": tmp_path / "run", "also_released": beside, "checkpoint_every": 2}
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(progress=killed_at(7), **options)
         ledger = Ledger()
         done = fitted((rows()[0] + 1, rows()[1]), resume=True, ledger=ledger, **options)
@@ -643,7 +647,7 @@ class TestFolders:
     def test_curves_count_what_was_spent_before(self, tmp_path: Path) -> None:
         options: dict[str, Any] = {"folder": tmp_path / "run", "checkpoint_every": 2, "noise_multiplier": 2.0}
         seen: list[Progress] = []
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(progress=killed_at(7), **options)
         done = fitted((rows()[0] + 1, rows()[1]), resume=True, progress=seen.append, evaluate_every=1, **options)
         for progress in seen:
@@ -689,7 +693,7 @@ class TestFolders:
         """What a graph rounds otherwise than single kernels would show the same noise on another sum."""
         on_cpu(monkeypatch)
         for where in ("run", "other"):
-            with pytest.raises(RuntimeError, match="the process died"):
+            with pytest.raises(Died, match="the process died"):
                 fitted(folder=tmp_path / where, progress=killed_at(8), checkpoint_every=3)
         done = fitted(folder=tmp_path / "run", resume=True)
         assert torch.equal(weights(done.model), weights(fitted().model))
@@ -698,7 +702,7 @@ class TestFolders:
             fitted(folder=tmp_path / "other", resume=True)
         done = fitted(folder=tmp_path / "other", resume=True, capture=False)
         assert done.stopped == "budget"  # paid for a new key
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(folder=tmp_path / "third", progress=killed_at(8), checkpoint_every=3)
         on_cpu(monkeypatch)
         with pytest.raises(ValueError, match=r"taken as single kernels, .* graphs of .* give capture=True"):
@@ -710,7 +714,7 @@ class TestFolders:
         """What was found within the limit takes its place in a run that is resumed."""
         on_cpu(monkeypatch)
         options: dict[str, Any] = {"folder": tmp_path / "run", "memory_limit": 60_000}
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(progress=killed_at(8), checkpoint_every=3, **options)
         done = fitted(resume=True, **options)
         assert done.stopped == "plan"
@@ -779,7 +783,7 @@ class TestTheSameKey:
 
     def attempts(self, folder: Path, first: dict[str, Any], second: dict[str, Any]) -> int:
         options: dict[str, Any] = {"folder": folder, "checkpoint_every": 3, "seed": None}
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(progress=killed_at(5), **options, **first)
         fitted(resume=True, **options, **second)
         return (folder / "ledger.jsonl").read_text("utf-8").count('"attempt"')
@@ -797,7 +801,7 @@ class TestTheSameKey:
             killed_at(5)(seen)
 
         options: dict[str, Any] = {"folder": tmp_path / "run", "checkpoint_every": 3}
-        with pytest.raises(RuntimeError, match="the process died"):
+        with pytest.raises(Died, match="the process died"):
             fitted(model=model, progress=freezing, **options)
         done = fitted(resume=True, **options)
         assert done.stopped == "budget"

@@ -136,7 +136,7 @@ def _number(value: Any) -> float | int | None:
 
 
 def _refuse(which: str, kind: str) -> NoReturn:
-    remedy = "describe its categories in a schema and read the file with dpgrad.data.read(path, schema=...), or encode"
+    remedy = "describe its categories in a schema and read the file with dpgrad.data.read, or encode"
     if kind in ("dates", "time spans"):
         remedy = "convert it to a number, such as days since a fixed date, or encode"
     raise DataError(
