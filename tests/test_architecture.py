@@ -30,8 +30,9 @@ WITH_TORCH = {room for place, (room, _) in enumerate(_LISTED) if any(line for _,
 
 # Triton comes with torch where there is a CUDA device, and is not looked for elsewhere.
 RUNTIME = {"dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "sklearn", "threadpoolctl", "torch", "triton"}
+RUNTIME |= {"datasets", "pyarrow"}  # optional: imported where first used
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
-DEFERRED = ("matplotlib", "rich", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
+DEFERRED = ("matplotlib", "rich", "PIL", "datasets", "pyarrow", "scipy.integrate", "scipy.optimize", "scipy.stats")
 SKLEARN_HOMES = {"convex.estimators", "data.digits"}
 
 

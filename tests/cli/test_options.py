@@ -12,7 +12,7 @@ import pytest
 
 from dpgrad import cli
 
-COMMANDS = ("epsilon", "calibrate", "steps", "train", "predict", "report", "curvature")
+COMMANDS = ("epsilon", "calibrate", "steps", "data", "train", "predict", "report", "curvature")
 Refused = Callable[..., str]
 PARSERS = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
 OPTIONS = [

@@ -285,7 +285,7 @@ REFUSED = {
         f"{SHORT} --model zzzz --plan",
         "model must be one of linear, mlp, ",
     ),
-    "data of one's own": ("train --data mine.csv", "to train on data of your own, use dpgrad.fit in Python"),
+    "data of one's own": ("train --data mine.csv", "mine.csv: there is no such file or folder"),
     "option": ("train --epsylon 3", "unknown option '--epsylon': did you mean --epsilon?"),
     "averaging": (f"{SHORT} --averaging mean --plan", "averaging must be ema:DECAY or tail:SHARE, got 'mean'"),
     "rate schedule": (f"{SHORT} --learning-rate-schedule falling --plan", "learning_rate_schedule must be constant, "),

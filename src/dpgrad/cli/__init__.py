@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from dpgrad import __version__
 from dpgrad._submodules import attribute
-from dpgrad.cli import budget, curvature, predict, report, train
+from dpgrad.cli import budget, curvature, data, predict, report, train
 from dpgrad.cli._options import Parser, Printed
 
 # a new command is a file with `add(commands)` and an entry here, in the order of the help
-COMMANDS = (budget, train, predict, report, curvature)
+COMMANDS = (budget, data, train, predict, report, curvature)
 
 _LONGEST = 1500  # characters of a refusal
 

@@ -51,7 +51,12 @@ def add(commands: "Commands") -> None:
 def _job(parser: "Parser") -> None:
     group = parser.add_argument_group("what is trained")
     add = group.add_argument
-    add("--data", metavar="NAME", help="The dataset; digits, the default, comes with the package.")
+    add(
+        "--data",
+        metavar="NAME|FILE|FOLDER",
+        help="A dataset by name, or a file or folder of your own; default: digits.",
+    )
+    _data.add_own(group)
     _data.add(group)
     add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
     add("--model", metavar="NAME", help="linear, mlp, cnn or oriented-gradients; the default depends on the data.")
@@ -154,15 +159,7 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
 
 def _dataset(args: argparse.Namespace) -> "Dataset":
     """The dataset that was asked for."""
-    from dpgrad import data
-
-    name = args.data or "digits"
-    if name not in data.names() and (os.sep in name or "." in name or os.path.exists(name)):
-        raise OptionError(
-            f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: to train on "
-            "data of your own, use dpgrad.fit in Python"
-        )
-    return _data.load(name, args, args.preprocessing)
+    return _data.load(args.data or "digits", args, args.preprocessing)
 
 
 class _Training:
