@@ -15,6 +15,7 @@ SCALES = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0)}
 UNKNOWN = ("other", "zeros", "drop", "refuse")
 RESIZE = ("refuse", "stretch", "crop")
 LARGEST = 3.4028234663852886e38  # of float32
+LONGEST_NAME = 500  # characters
 MOST_WIDE = 10_000_000  # numbers in one encoded row
 
 
@@ -69,8 +70,10 @@ def check_flags(where: str, **named: object) -> None:
 
 
 def check_name(where: str, value: object) -> None:
-    if not isinstance(value, str) or not value or len(value) > 500 or not value.isprintable():
-        raise DataError(f"{where} must be a text of 1 to 500 printable characters, got {_validate.shown(value)}")
+    if not isinstance(value, str) or not value or len(value) > LONGEST_NAME or not value.isprintable():
+        raise DataError(
+            f"{where} must be a text of 1 to {LONGEST_NAME} printable characters, got {_validate.shown(value)}"
+        )
 
 
 def _set(record: object, **values: object) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -201,10 +202,9 @@ def separator_of(lines: Sequence[str], quote: str = '"', wanted: Sequence[str] =
     """
     known, ranks = set(wanted), {}
     for sign in SEPARATORS.values():
-        try:
-            found = [[cell.strip() for cell in row] for row in _reader(lines, sign, quote) if row]
-        except csv.Error:  # a quote that goes on beyond these lines, or that another sign ends
-            found = []
+        found: list[list[str]] = []
+        with suppress(csv.Error):  # a quote that goes on beyond these lines, or that another sign ends
+            found.extend([cell.strip() for cell in row] for row in _reader(lines, sign, quote) if row)
         first = found[0] if found else []
         alike = len({len(row) for row in found}) == 1 and len(first) > 1
         exact = bool(known) and len(known) - len(first) in (0, 1)

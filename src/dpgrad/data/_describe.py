@@ -12,7 +12,7 @@ import numpy as np
 
 from dpgrad import _validate
 from dpgrad.data import _csv, _folders, _hf
-from dpgrad.data._columns import Column, Target
+from dpgrad.data._columns import LONGEST_NAME, Column, Target
 from dpgrad.data._encode import real, written_as
 from dpgrad.data._opened import Table
 from dpgrad.data._read import format_of, table_of
@@ -30,6 +30,7 @@ _MOST_CATEGORIES = 50
 _OFTEN = 3  # a category that occurs less often is not listed: it may be one person's
 _MOST_CLASSES = 20  # of a target of whole numbers
 _LONG_TEXT = 30  # characters on average
+_NO_SHAPE = (0,)  # of lists that are not arrays of numbers of one shape
 _TARGETS = ("target", "label", "labels", "class", "y", _folders.FOLDER)
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
@@ -58,7 +59,7 @@ class _Seen:
             return
         for cell in cells.tolist() if isinstance(cells, np.ndarray) else cells:
             if isinstance(cell, list):
-                self._arrays(np.asarray([cell], np.float64))
+                self._arrays(_array(cell))
                 continue
             if isinstance(cell, Path | bytes | dict):
                 self.images.add(_folders.size(cell))
@@ -69,6 +70,7 @@ class _Seen:
         if text is None or text in MARKERS:
             self.missing.add("" if text is None else text)
             return
+        text = text.encode("utf-8", "replace").decode()  # half a character, as JSON can hold, is in no TOML
         self.rows += 1
         self.letters += len(text)
         if not self.crowded:
@@ -84,7 +86,10 @@ class _Seen:
 
     def _arrays(self, cells: Any) -> None:
         self.rows += len(cells)
-        self.shape = cells.shape[1:]
+        usable = cells.dtype.kind in "fiub" and self.shape in ((), cells.shape[1:])
+        self.shape = cells.shape[1:] if usable else _NO_SHAPE
+        if not usable:
+            return
         values = cells[np.isfinite(cells)]
         if values.size:
             self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
@@ -92,6 +97,14 @@ class _Seen:
     @property
     def all_numbers(self) -> bool:
         return self.rows > 0 and self.numbers == self.rows
+
+
+def _array(cell: list[Any]) -> Any:
+    """A list as an array of one row; of texts where it is not of numbers alone, all of one shape."""
+    try:
+        return np.asarray([cell], np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([[""]])
 
 
 def describe(
@@ -107,6 +120,9 @@ def describe(
         file = replace(file, separator=file.separator or _csv.separator_at(found, file))
         file = file if file.header is not None else replace(file, header=_csv.has_header(found, file))
     table = table_of(path, file, (), target)
+    for place, name in enumerate(table.names, 1):  # by their places: they may be a row
+        if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+            raise DataError(f"{path}: the name of column {place:,} must be 1 to {LONGEST_NAME} printable characters")
     seen = {name: _Seen() for name in table.names}
     rows = 0
     for chunk in table.chunks:
@@ -155,7 +171,7 @@ def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
     missing: dict[str, Any] = {"missing": tuple(sorted({"", *seen.missing}))} if seen.missing else {}
     if seen.images:
         return _image(name, seen)
-    if seen.all_numbers or seen.shape:
+    if seen.all_numbers or (seen.shape and seen.shape != _NO_SHAPE and not seen.counts):
         low, high = rounded(seen.low, seen.high)
         if missing:
             missing["fill"] = (low + high) / 2

@@ -9,6 +9,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -234,6 +235,8 @@ class Encoder:
             try:
                 found[index] = pixels(cell, column.shape, column.resize)
             except DataError as error:
+                if isinstance(cell, Path):
+                    raise DataError(f"{cell} {str(error).removeprefix(f'{cell} ')}") from None
                 raise self.table.fault(chunk, index, column.name, str(error)) from None
         return found
 

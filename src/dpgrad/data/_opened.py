@@ -24,8 +24,8 @@ def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
     except FileNotFoundError:
         raise MissingFileError(f"{named}: there is no such file or folder") from None
     except OSError as error:
-        reason = error.strerror or "the system gives no reason, or the file is damaged"
-        raise DataError(f"{named} cannot be read: {reason}") from None
+        damaged = f"as {kind}: it is damaged or of another format"
+        raise DataError(f"{named} cannot be read{f': {error.strerror}' if error.strerror else f' {damaged}'}") from None
     except UnicodeDecodeError as error:
         remedy = 'write encoding = "latin-1", or the one it has, under [file], or save it as UTF-8'
         raise DataError(f"{named} is not text in {error.encoding}: {remedy}") from None

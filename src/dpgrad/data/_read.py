@@ -190,7 +190,7 @@ def matched(table: Table, schema: Schema, *, training: bool) -> None:
         )
     remedy = ""
     if unexpected:
-        name = key(unexpected[0]) if sure else "NAME"
+        name = key(unexpected[0]) if sure and len(unexpected[0]) <= 80 else "NAME"
         remedy = f': to leave a column out, write [columns.{name}] with kind = "ignored"'
     if not sure:
         remedy = ": is the first line a header, and the separator right? See header and separator under [file]"
