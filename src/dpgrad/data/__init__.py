@@ -18,6 +18,7 @@ from dpgrad.data._columns import Column, Target
 from dpgrad.data._csv import SEPARATORS
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.data._describe import NOTICE, describe
+from dpgrad.data._numbers import Array, fits, numbers
 from dpgrad.data._read import encode, read
 from dpgrad.data._schema import FileFormat, Schema, Split
 from dpgrad.data._source import Source, data_folder, read_all
@@ -29,6 +30,7 @@ __all__ = [
     "OUTSIDE",
     "ROW_COUNTS",
     "SEPARATORS",
+    "Array",
     "Column",
     "DataError",
     "Dataset",
@@ -41,9 +43,11 @@ __all__ = [
     "data_folder",
     "describe",
     "encode",
+    "fits",
     "is_file",
     "load",
     "names",
+    "numbers",
     "preprocessings",
     "read",
     "read_all",

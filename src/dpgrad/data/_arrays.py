@@ -29,22 +29,26 @@ def npy(path: Path, target: str | None) -> Table:
 def npz(path: Path) -> Table:
     """The arrays of an .npz file, a column each."""
     columns = {}
-    with regular(path) as file:
-        if file.read(6) == b"\x93NUMPY":
-            raise DataError(f"{path} holds one array, as .npy files do: rename it to .npy")
-        file.seek(0)
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-            _refuse_size(path, sum(member.file_size for member in members))
-            for member in members:
-                with archive.open(member) as stream:
-                    name = member.filename.removesuffix(".npy")
-                    if name in columns:
-                        raise DataError(f"{path} holds two arrays of one name: save it again")
-                    columns[name] = _loaded(path, stream, member.file_size)
+    with regular(path) as file, archive(path, file) as opened:
+        members = opened.infolist()
+        _refuse_size(path, sum(member.file_size for member in members))
+        for member in members:
+            with opened.open(member) as stream:
+                name = member.filename.removesuffix(".npy")
+                if name in columns:
+                    raise DataError(f"{path} holds two arrays of one name: save it again")
+                columns[name] = _loaded(path, stream, member.file_size)
     if not columns:
         raise DataError(f"{path} holds no arrays: save it with numpy.savez(x=..., y=...)")
     return _table(path, columns)
+
+
+def archive(path: Path, file: IO[bytes]) -> zipfile.ZipFile:
+    """The archive that an .npz file is."""
+    if file.read(6) == b"\x93NUMPY":
+        raise DataError(f"{path} holds one array, as .npy files do: rename it to .npy")
+    file.seek(0)
+    return zipfile.ZipFile(file)
 
 
 def _refuse_size(path: Path, size: int) -> None:
@@ -65,9 +69,7 @@ def header(path: object, stream: IO[bytes], size: int) -> tuple[tuple[int, ...],
     read = written.read_array_header_1_0 if version == (1, 0) else written.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     if dtype.kind not in "fiubUS":
-        raise DataError(
-            f"{path} must hold arrays of numbers or texts, got objects or records: they are never unpickled"
-        )
+        raise DataError(f"{path} must hold numbers, got objects or records, which are never unpickled")
     if not shape or min(shape) < 0:
         raise DataError(f"{path} must hold an array with one entry a row, got one of shape {shape}")
     declared, held = math.prod(shape) * dtype.itemsize, size - stream.tell()

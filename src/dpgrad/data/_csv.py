@@ -194,6 +194,30 @@ def counts(values: Sequence[float]) -> bool:
     return rising and (len(values) >= _MANY or start in (0, 1))
 
 
+def first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
+    """The first line, and all lines with it."""
+    first = next(lines, "")
+    return first, chain([first] if first else [], lines)
+
+
+def separator_for(line: str, width: int) -> str:
+    """The first separator that splits a line into ``width`` cells; else the one that splits it most, to be refused.
+
+    A wrong choice leaves another separator within a cell, which is then no number.
+
+    >>> separator_for("1;2;3", 3), separator_for("1 2,3", 2)
+    (';', ',')
+    """
+    found: dict[str, int] = {}
+    for sign in SEPARATORS.values():
+        try:
+            found[sign] = len(next(_reader([line], sign, '"'), []))
+        except csv.Error:  # a quote that this separator does not end, or that goes on in the next line
+            found[sign] = 1
+    fitting = [sign for sign, count in found.items() if count == width]
+    return fitting[0] if fitting else max(found, key=lambda sign: found[sign])
+
+
 def separator_of(lines: Sequence[str], quote: str = '"', wanted: Sequence[str] = ()) -> str:
     """The separator that finds most of the ``wanted`` names in the first line, or splits all lines alike and most.
 

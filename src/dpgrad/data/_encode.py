@@ -25,6 +25,8 @@ Tokens: TypeAlias = Callable[[list[str]], Any]
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?inf(inity)?", re.ASCII | re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 
+MARKERS = ("na", "n/a", "null", "none", "nil", "?", "-", ".")  # of missing values, as files often write them
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -163,9 +165,8 @@ class Encoder:
 
     def _why(self, cell: object) -> str:
         """Why a cell is not a number, without its content."""
-        words = {"nan": "is not a number (NaN)", "na": "is not a number", "null": "is not a number"}
         text = cell.lower() if isinstance(cell, str) else ""
-        if text.lstrip("+-") in words or text in ("n/a", "none", "nil", "?", "-", "."):
+        if text.lstrip("+-") == "nan" or text in MARKERS:
             return "looks like a missing value: list its marker in missing = [...] of that column, with fill = VALUE"
         if isinstance(cell, date | datetime) or re.match(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", text):
             return 'looks like a date, not a number: write kind = "ignored", or a column of years or days'

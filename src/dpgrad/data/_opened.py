@@ -49,7 +49,7 @@ def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
 @contextmanager
 def regular(path: Path, what: str = "") -> Iterator[IO[bytes]]:
     """A regular file, opened for reading; a pipe could block for ever."""
-    with guarded(path, path.suffix.removeprefix(".") or "a file", what):
+    with guarded(path, path.suffix or "a file", what):
         if not stat.S_ISREG(path.stat().st_mode):
             raise DataError(f"{what} {path}".strip() + " is not a regular file: name a file")
         with path.open("rb") as file:
