@@ -138,7 +138,7 @@ class TestDescribe:
             ("data", "required"),
             ("data explain a.csv", "must be describe, as in `dpgrad data describe FILE`, got 'explain'"),
             ("data describe none.csv", "none.csv: there is no such file"),
-            ("data describe a.csv --separator ab", "separator must be one character"),
+            ("data describe a.csv --separator abcdef", "separator must be 1 to 5 characters"),
             ("data describe a.csv --encoding utf-99", "encoding must be a text encoding"),
             ("data describe a.csv --target z", "target 'z' is no column of"),
         ],

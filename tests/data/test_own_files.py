@@ -65,6 +65,21 @@ def check(found: dpgrad.data.Dataset) -> None:
 
 
 class TestTables:
+    def test_other_quoting(self, tmp_path: Path) -> None:
+        rows = {
+            "escaped": ('job,y\n"a \\"b\\", c",a\n', FileFormat(escape="\\"), 'a "b", c'),
+            "doubled": ("job,y\n'it''s, so',a\n", FileFormat(quote="'"), "it's, so"),
+            "none": ('job;y\n"a;a\n', FileFormat(quote="", separator=";"), '"a'),
+            "long": ("job::y\nab:c::a\n", FileFormat(separator="::"), "ab:c"),
+            "long within quotes": ('job||y\n"a||b"||a\n', FileFormat(separator="||"), "a||b"),
+            "two lines": ('job,y\n"a\nb",a\n', FileFormat(), "a\nb"),
+        }
+        for text, file, cell in rows.values():
+            (tmp_path / "rows.csv").write_text(text, "utf-8")
+            column = Column("job", "category", categories=(cell,), unknown="refuse", public=True)
+            schema = Schema((column,), Target("y", classes=("a", "b"), public=True), file)
+            assert data.read(tmp_path / "rows.csv", schema=schema).x_train.tolist() == [[1]]
+
     @pytest.mark.parametrize("separator", [",", ";", "\t", "|", "^"])
     @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
     def test_csv(self, tmp_path: Path, separator: str, quoting: int) -> None:
@@ -130,8 +145,11 @@ class TestTables:
         pandas = pytest.importorskip("pandas")
         columns = {name: cells for name, cells in typed().items() if name != "income"}
         records = [{name: cells[row] for name, cells in columns.items()} for row in range(len(X))]
-        for rows in (columns, records, pandas.DataFrame(columns), typed()):
+        scalars = {**columns, "pay": list(np.array(columns["pay"]))}
+        for rows in (columns, records, pandas.DataFrame(columns), typed(), scalars):
             np.testing.assert_allclose(data.encode(rows, SCHEMA), X, atol=1e-7)
+        nullable = pandas.DataFrame(columns).convert_dtypes()
+        np.testing.assert_allclose(data.encode(nullable, SCHEMA), X, atol=1e-7)
 
     def test_order_of_columns_is_the_schemas(self, tmp_path: Path) -> None:
         text = "income,pay,age,job\nlow,5,30,cook\n"

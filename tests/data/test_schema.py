@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a column to split by": ({"split": {"rule": "column"}}, "needs column = "),
     "a split by an unknown column": ({"split": {"rule": "column", "column": "z", "values": ["t"]}}, "is not described"),
     "a file to split by": ({"split": {"rule": "file"}}, "needs file = "),
-    "a separator": ({"file": {"separator": ",,"}}, "separator must be one character"),
+    "a separator": ({"file": {"separator": "\n"}}, "separator must be 1 to 5 characters"),
     "an encoding": ({"file": {"encoding": "utf-99"}}, "encoding must be a text encoding"),
     "an encoding of no text": ({"file": {"encoding": "zlib"}}, "encoding must be a text encoding"),
     "a decimal sign": ({"file": {"decimal": ",", "separator": ","}}, "separator and decimal must differ"),

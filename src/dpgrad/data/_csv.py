@@ -21,6 +21,8 @@ _LOOKED_AT = 10  # lines, to find the separator
 _CHARACTERS = 1 << 22  # in a chunk, about
 _MANY = 5  # whole numbers that rise by one, from wherever
 _LONGEST = 1 << 24  # characters of a line
+_STAND_IN = "\x1f"  # for a separator of several characters; ASCII has it for this
+_PLAIN = FileFormat()
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\x1f\x8b", None), (b"PK\x03\x04", None))
 
 
@@ -32,8 +34,8 @@ def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str 
     lines = lines_of(path, file)
     with guarded(path, "csv"):
         first = list(islice(lines, _LOOKED_AT))
-    separator = file.separator or separator_of(first, file.quote, wanted)
-    rows = cells(path, chain(first, lines), separator, file.quote)
+    separator = file.separator or separator_of(first, file, wanted)
+    rows = cells(path, chain(first, lines), separator, file)
     with guarded(path, "csv"):
         line, head = next(rows, (0, []))
     if not head:
@@ -88,17 +90,22 @@ def lines_of(path: Path, file: FileFormat) -> Iterator[str]:
                 yield line
 
 
-def _reader(lines: Iterable[str], separator: str, quote: str) -> Any:
-    quoting: dict[str, Any] = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE, "quotechar": None}
+def _reader(lines: Iterable[str], separator: str, file: FileFormat) -> Any:
+    quoting = {"quotechar": file.quote or None, "quoting": csv.QUOTE_MINIMAL if file.quote else csv.QUOTE_NONE}
     if separator == " ":  # any white space, also before the first and after the last cell
         lines = (" ".join(line.split()) for line in lines)
-    return csv.reader(lines, delimiter=separator, skipinitialspace=separator != "\t", strict=True, **quoting)
+    if len(separator) > 1:
+        lines = (line.replace(separator, _STAND_IN) for line in lines)
+    sign = separator if len(separator) == 1 else _STAND_IN
+    found: dict[str, Any] = {**quoting, "escapechar": file.escape, "skipinitialspace": sign != "\t"}
+    return csv.reader(lines, delimiter=sign, strict=True, **found)
 
 
-def cells(path: Path, lines: Iterable[str], separator: str, quote: str) -> Iterator[tuple[int, list[str]]]:
+def cells(path: Path, lines: Iterable[str], separator: str, file: FileFormat) -> Iterator[tuple[int, list[str]]]:
     """The cells of each row, as many in all, with its line; empty lines are for the end of the file alone."""
     width = empty = 0
-    reader = _reader(lines, separator, quote)
+    reader = _reader(lines, separator, file)
+    long = len(separator) > 1
     try:
         for found in reader:
             line = reader.line_num
@@ -115,10 +122,10 @@ def cells(path: Path, lines: Iterable[str], separator: str, quote: str) -> Itera
                     f"{path}: line {line:,} has {len(found):,} cells, and the first line {width:,}: give each row as "
                     "many, and put a cell that holds the separator in quotes"
                 )
-            yield line, [cell.strip() for cell in found]
+            yield line, [(cell.replace(_STAND_IN, separator) if long else cell).strip() for cell in found]
     except csv.Error as error:
-        long = "field limit" in str(error)
-        reason = f"a cell has more than {csv.field_size_limit():,} characters" if long else "its quotes do not match"
+        wide = "field limit" in str(error)
+        reason = f"a cell has more than {csv.field_size_limit():,} characters" if wide else "its quotes do not match"
         raise DataError(f"{path}: line {reader.line_num:,} cannot be read: {reason}") from None
 
 
@@ -151,7 +158,7 @@ def separator_at(path: Path, file: FileFormat) -> str:
     if path.suffix.lower() == ".tsv":
         return "\t"
     with guarded(path, "csv"):
-        return separator_of(list(islice(lines_of(path, file), _LOOKED_AT)), file.quote)
+        return separator_of(list(islice(lines_of(path, file), _LOOKED_AT)), file)
 
 
 def has_header(path: Path, file: FileFormat) -> bool:
@@ -211,14 +218,14 @@ def separator_for(line: str, width: int) -> str:
     found: dict[str, int] = {}
     for sign in SEPARATORS.values():
         try:
-            found[sign] = len(next(_reader([line], sign, '"'), []))
+            found[sign] = len(next(_reader([line], sign, FileFormat()), []))
         except csv.Error:  # a quote that this separator does not end, or that goes on in the next line
             found[sign] = 1
     fitting = [sign for sign, count in found.items() if count == width]
     return fitting[0] if fitting else max(found, key=lambda sign: found[sign])
 
 
-def separator_of(lines: Sequence[str], quote: str = '"', wanted: Sequence[str] = ()) -> str:
+def separator_of(lines: Sequence[str], file: FileFormat = _PLAIN, wanted: Sequence[str] = ()) -> str:
     """The separator that finds most of the ``wanted`` names in the first line, or splits all lines alike and most.
 
     >>> separator_of(["age;income, gross", "1;2"]), separator_of(["a b,c d"], wanted=["a b", "c d"])
@@ -228,7 +235,7 @@ def separator_of(lines: Sequence[str], quote: str = '"', wanted: Sequence[str] =
     for sign in SEPARATORS.values():
         found: list[list[str]] = []
         with suppress(csv.Error):  # a quote that goes on beyond these lines, or that another sign ends
-            found.extend([cell.strip() for cell in row] for row in _reader(lines, sign, quote) if row)
+            found.extend([cell.strip() for cell in row] for row in _reader(lines, sign, file) if row)
         first = found[0] if found else []
         alike = len({len(row) for row in found}) == 1 and len(first) > 1
         exact = bool(known) and len(known) - len(first) in (0, 1)

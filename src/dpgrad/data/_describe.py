@@ -139,7 +139,7 @@ def describe(
             column, note = _column(name, seen[name])
             columns.append(column)
             notes[name] = note
-    described = _target(goal, seen[goal], declared.get(goal))
+    described = _target(table, goal, seen[goal], declared.get(goal))
     if target is None:
         notes["[target]"] = ["the target is guessed: correct column if it is another"]
     proposed = Schema(_alone(columns, notes), described, file, Split("fraction"), proposed_from_data=True)
@@ -223,7 +223,7 @@ def _alone(columns: list[Column], notes: dict[str, list[str]]) -> tuple[Column, 
     return tuple(columns)
 
 
-def _target(name: str, seen: _Seen, declared: Sequence[str] | None) -> Target:
+def _target(table: Table, name: str, seen: _Seen, declared: Sequence[str] | None) -> Target:
     missing = tuple(sorted(seen.missing))
     if declared:
         return Target(name, classes=tuple(declared), missing=missing)
@@ -231,7 +231,9 @@ def _target(name: str, seen: _Seen, declared: Sequence[str] | None) -> Target:
         return Target(name, bounds=rounded(seen.low, seen.high), missing=missing)
     if seen.crowded or len(seen.counts) < 2:
         count = "more than 1,000 values" if seen.crowded else "fewer than two values"
-        raise DataError(f"the target {name!r:.80} has {count}: name another with --target")
+        raise DataError(
+            f"{table.path}: the target, column {table.names.index(name) + 1}, has {count}: give --target NAME"
+        )
     order = sorted(seen.counts, key=lambda text: (float(text) if seen.all_numbers else 0.0, text))
     return Target(name, classes=tuple(order), missing=missing)
 

@@ -276,6 +276,7 @@ def _listed(cells: Any) -> Any:
 
 def written_as(cell: object) -> str | None:
     """A cell as a text file would hold it; None where it is null."""
+    cell = cell.item() if isinstance(cell, np.generic) else cell
     if isinstance(cell, str):
         return cell
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
@@ -301,6 +302,7 @@ def _quick(cells: Sequence[Any]) -> NDArray[np.float64] | None:
 
 def real(cell: object, comma: bool) -> float | None:
     """The number that a cell holds, also if infinite; None where it is none."""
+    cell = cell.item() if isinstance(cell, np.generic) else cell
     if isinstance(cell, str):
         if comma:
             cell = "x" if "." in cell else cell.replace(",", ".")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,25 @@ from dpgrad.data._opened import Chunk, Table, guarded
 from dpgrad.data._schema import FileFormat
 from dpgrad.errors import DataError
 
-_ROWS = 2048  # in a chunk
+_ROWS = 1024  # in a chunk, and that are looked at for names
 _CHARACTERS = 1 << 22  # in a chunk, about
 
 
 def table(path: Path, file: FileFormat, wanted: Sequence[str] = ()) -> Table:
     """The values of each key; the first object names the columns, together with ``wanted``.
 
-    A key that a later object lacks is a missing value there. A key that neither names is refused.
+    A key that an object lacks is a missing value there. A key that neither names is refused.
     """
     rows = _objects(path, file)
     with guarded(path, "jsonl"):
-        first = next(rows, None)
-    if first is None:
+        first = list(islice(rows, _ROWS))
+    if not first:
         raise DataError(f"{path} is empty: it holds no rows")
-    names = tuple(dict.fromkeys(chain((name for name in wanted if name in first[1]), first[1])))
-    return Table(str(path), names, _chunks(path, chain([first], rows), {*names, *wanted}, names), "line", certain=False)
+    every = dict.fromkeys(name for _, row, _ in first for name in row)
+    if wanted:  # a key of a single later row is somebody's, and is not shown
+        every = dict.fromkeys(chain(first[0][1], (name for name in wanted if name in every)))
+    names = tuple(every)
+    return Table(str(path), names, _chunks(path, chain(first, rows), {*names, *wanted}, names), "line", certain=False)
 
 
 class _RepeatedKey(Exception):  # noqa: N818  # says what was found; the caller says where

@@ -128,7 +128,7 @@ def _lines(path: Path, shape: tuple[int, ...], header: str, separator: str) -> I
     sign = _csv.separator_for(first, width) if separator == "auto" else separator
     block: list[list[float]] = []
     rows, headed = 0, False
-    for line, cells in _csv.cells(path, rest, sign, '"'):
+    for line, cells in _csv.cells(path, rest, sign, FileFormat()):
         if len(cells) != width:
             named = next((name for name, known in _csv.SEPARATORS.items() if known == sign), sign)
             raise DataError(

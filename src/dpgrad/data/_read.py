@@ -150,7 +150,10 @@ def _in_memory(rows: Any) -> Table:
     """Columns, records or a DataFrame as a table."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(rows, pandas.DataFrame):
-        rows = {str(name): rows[name].tolist() for name in rows.columns}
+        if not rows.columns.is_unique:
+            raise DataError("rows: two columns of the DataFrame have one name: rename one")
+        cells = rows.astype(object).where(rows.notna(), None)
+        rows = {str(name): cells[name].tolist() for name in rows.columns}
     if isinstance(rows, Mapping):
         columns = {str(name): list(cells) for name, cells in rows.items()}
     elif isinstance(rows, Sequence) and rows and all(isinstance(row, Mapping) for row in rows):

@@ -73,7 +73,7 @@ class Split:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """How a file is written: its format and, for CSV, the separator, quote, encoding, decimal sign and header.
+    """How a file is written: its format and, for CSV, the separator, quote, escape, encoding, decimal sign and header.
 
     Nothing here depends on a value. ``header`` None compares the first line with the columns of the schema.
     """
@@ -81,6 +81,7 @@ class FileFormat:
     format: str | None = None
     separator: str | None = None
     quote: str = '"'
+    escape: str | None = None
     encoding: str = "utf-8"
     decimal: str = "."
     header: bool | None = None
@@ -91,10 +92,12 @@ class FileFormat:
         if self.header is not None:
             check_flags("[file]", header=self.header)
         check_kind("[file]", (".", ","), decimal=self.decimal)
-        signs: list[tuple[str, object]] = [
-            ("quote", self.quote),
-            *([("separator", self.separator)] if self.separator is not None else []),
-        ]
+        separator: object = self.separator
+        good = isinstance(separator, str) and 1 <= len(separator) <= 5 and not set(separator) & set("\r\n\0")
+        if separator is not None and not good:
+            raise DataError(f"[file] separator must be 1 to 5 characters, got {_validate.shown(self.separator)}")
+        signs: list[tuple[str, object]] = [("quote", self.quote)]
+        signs += [] if self.escape is None else [("escape", self.escape)]
         for name, sign in signs:
             none = name == "quote" and sign == ""
             if not none and (not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n\0"):
