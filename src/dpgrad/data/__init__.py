@@ -98,7 +98,7 @@ def is_file(name: str) -> bool:
     >>> is_file("digits"), is_file("people.csv"), is_file("hf:reviews")
     (False, True, True)
     """
-    return name not in names() and (os.sep in name or "." in name or name.startswith("hf:") or Path(name).exists())
+    return name not in names() and (os.sep in name or "." in name or name.startswith("hf:") or os.path.exists(name))
 
 
 def preprocessings(name: str) -> tuple[str, ...]:

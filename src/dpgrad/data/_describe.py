@@ -180,6 +180,8 @@ def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
         ]
     if seen.dates * 2 > seen.rows:
         return Column(name, "ignored"), ["looks like dates: turn them into numbers, such as years, to use them"]
+    if seen.rows and seen.letters > _LONG_TEXT * seen.rows:
+        return Column(name, "text"), ["text, hashed word by word; buckets and length are constants"]
     often = [text for text, count in seen.counts.most_common() if count >= _OFTEN]
     if (
         not seen.crowded
@@ -190,8 +192,6 @@ def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
         return Column(name, "category", categories=tuple(sorted(often)), **missing), [
             f"categories that occur at least {_OFTEN} times; others become 'other'"
         ]
-    if seen.rows and seen.letters > _LONG_TEXT * seen.rows:
-        return Column(name, "text"), ["text, hashed word by word; buckets and length are constants"]
     if not seen.rows:
         return Column(name, "ignored"), ["all values are missing"]
     return Column(name, "ignored"), ['neither numbers nor few categories; if it names a person, write kind = "id"']

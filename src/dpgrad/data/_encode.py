@@ -88,7 +88,7 @@ class Encoder:
         found = self.texts(chunk, column)
         if "" in found:
             raise self.table.fault(chunk, found.index(""), column, "is empty: every row needs the id of its person")
-        return np.array([_hash(text, b"") for text in found], np.uint64)
+        return np.array([_hash(text) for text in found], np.uint64)
 
     def _number(self, column: Column, chunk: Chunk) -> NDArray[np.float32]:
         cells, width = chunk.columns[column.name], max(1, math.prod(column.shape))
@@ -248,16 +248,17 @@ def hashed(text: str, buckets: int, length: int) -> list[int]:
     >>> hashed("A word, a WORD!", 100, 5)
     [3, 35, 3, 35, 0]
     """
-    words = [1 + _hash(found[0], b"") % (buckets - 1) for found in islice(_WORD.finditer(text.lower()), length)]
+    words = [1 + _word(found[0]) % (buckets - 1) for found in islice(_WORD.finditer(text.lower()), length)]
     return words + [0] * (length - len(words))
 
 
-@lru_cache(maxsize=1 << 16)
-def _hash(text: str, salt: bytes) -> int:
+def _hash(text: str, salt: bytes = b"") -> int:
     """A fixed public hash of 64 bits."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=salt).digest(), "big"
-    )
+    content = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=salt).digest(), "big")
+
+
+_word = lru_cache(maxsize=1 << 16)(_hash)  # words come again
 
 
 def shares(keys: Sequence[str], key: str) -> NDArray[np.float64]:

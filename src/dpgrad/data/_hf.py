@@ -27,6 +27,8 @@ def table(path: Path) -> Table:
                 f"{named} holds several parts ({', '.join(parts):.200}): name one, such as {named}/train; "
                 'to hold out another, write rule = "file" and file = "NAME" under [split]'
             )
+        if not all((path / name).is_file() for name in ("dataset_info.json", "state.json")):
+            raise DataError(f"{named} is not a dataset that save_to_disk wrote: name the folder it was saved to")
         import datasets
 
         saved = datasets.load_from_disk(str(path))

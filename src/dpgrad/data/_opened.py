@@ -9,6 +9,8 @@ from typing import IO, Any
 
 from dpgrad.errors import DataError, MissingFileError
 
+_LONGEST = 400  # characters of a path in a message
+
 
 @contextmanager
 def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
@@ -17,6 +19,7 @@ def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
     Libraries quote what they read, so that nothing of their messages is passed on.
     """
     named = f"{what} {path}".strip()
+    named = named if len(named) <= _LONGEST else f"{named[:_LONGEST]}..."
     try:
         yield
     except DataError:
