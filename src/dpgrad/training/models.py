@@ -68,7 +68,7 @@ class Words(nn.Module):
     (True, tensor(True))
     """
 
-    def __init__(self, outputs: int, words: int = 1 << 13, width: int = 32) -> None:
+    def __init__(self, outputs: int, words: int = (1 << 13) - 1, width: int = 32) -> None:
         super().__init__()
         self.words = words
         self.embedding, self.head = nn.Embedding(words + 1, width), nn.Linear(width, outputs)
