@@ -80,6 +80,7 @@ class Checkpoint:
         self._fresh: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self._config = self._loaded("AutoConfig")
+        self._labels = self._config.num_labels
 
     @classmethod
     def read(cls, folder: str, kind: str, lora: int | None = None) -> "Checkpoint":
@@ -143,9 +144,8 @@ class Checkpoint:
     def build(self, shape: Sequence[int], outputs: int) -> nn.Module:
         """The classifier with as many outputs; from the checkpoint's weights, or from none for weights to be loaded."""
         _validate.whole(least=1, outputs=outputs)
-        before = self._config.num_labels
         self._config.num_labels = outputs
-        inner = self._weighted(before, outputs) if self._whole else self._bare()
+        inner = self._weighted(outputs) if self._whole else self._bare()
         if self._lora is not None:
             self._adapt(inner, self._lora)
         if self._kind == "text":
@@ -173,7 +173,7 @@ class Checkpoint:
     def _text(self) -> str:
         return f"{PREFIX}{self._folder}"
 
-    def _weighted(self, before: int, outputs: int) -> Any:
+    def _weighted(self, outputs: int) -> Any:
         """The model with the checkpoint's weights; what it lacks begins at random, and is noted."""
         inner, info = self._loaded(
             _CLASSES[self._kind], config=self._config, ignore_mismatched_sizes=True, output_loading_info=True
@@ -184,7 +184,7 @@ class Checkpoint:
         inside = [name for name, _ in inner.named_parameters() if name.startswith(base)]
         if inside and not set(inside) - set(self._fresh):
             raise OptionError(f"--model {self._text}: its weights are of another model than its config.json names")
-        self.notes = _notes(self._folder.name, before, outputs, resized, self._fresh)
+        self.notes = _notes(self._folder.name, self._labels, outputs, resized, self._fresh)
         return inner
 
     def _bare(self) -> Any:
@@ -244,6 +244,14 @@ class Checkpoint:
 
     def _tokenizer(self) -> Any:
         tokenizer = self._loaded("AutoTokenizer")
+        known, most = len(tokenizer), getattr(self._config, "vocab_size", None)
+        if known <= len(tokenizer.all_special_ids):  # where there are no files the library makes up an empty one
+            raise OptionError(f"--model {self._text} has no tokenizer: save it to the same folder with save_pretrained")
+        if most is not None and known > most:
+            raise OptionError(
+                f"--model {self._text}: its tokenizer has {known:,} tokens and its model takes {most:,}: save the two "
+                "that belong together"
+            )
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:
                 raise OptionError(f"--model {self._text}: its tokenizer has no token for padding: give it one")
