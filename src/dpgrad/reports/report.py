@@ -103,6 +103,7 @@ def privacy(
         "format": FORMAT,
         "dpgrad": __version__,
         "data": None if data is None else _data(data),
+        "schema": None if data is None or data.schema is None else data.schema.to_dict(),
         "model": None if model is None else {**model, "parameters": fitted.plan.parameters or 0},
         "method": {"name": named.name, "title": named.title, "citation": named.citation},
         "way": None if fitted.way is None else _way(fitted.way),
