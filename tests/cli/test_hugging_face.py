@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from dpgrad import cli
-from dpgrad.cli import _data
-from dpgrad.data import Dataset
 from dpgrad.training import hugging_face
 from dpgrad.training.blueprints import blueprint
 
@@ -65,30 +63,37 @@ def quiet() -> Iterator[None]:
         yield
 
 
-TEXTS = [f"the film was {word}" for word in ("good", "bad", "fine", "awful")] * 10
+SCHEMA = """
+[columns.text]
+kind = "text"
+length = 8
+public = true
+
+[target]
+column = "label"
+classes = [{}]
+public = true
+"""
 
 
-def reviews(folder: Path, classes: tuple[str, ...] = ("no", "yes")) -> Dataset:
-    """Texts as numbers of the folder's own tokenizer."""
-    tokens = hugging_face.Checkpoint.read(str(folder), "text").tokens(8)
-    y = np.array([word in ("good", "fine") for word in (text.split()[-1] for text in TEXTS)], np.int64)
-    others = [text.replace("the film", "the awful film") for text in TEXTS]
-    return Dataset("reviews", tokens(TEXTS), y, tokens(others), y.copy(), classes, "tokens", "none", ())
-
-
-def train(folder: Path, data: Dataset, options: str, capsys: Capture) -> tuple[Any, str]:
-    """The JSON object of a short run on these data, and what it wrote to standard error."""
-    command = f"train --data reviews --method dpsgd --steps 2 --batch-size 20 --delta 0.001 --no-baseline {options}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_data, "load", lambda *args, **options: data)
-        code = cli.main([*command.split(), "--model", f"hf:{folder}", "--json"])
+def train(bert: Path, folder: Path, options: str, capsys: Capture, classes: str = '"no", "yes"') -> tuple[Any, str]:
+    """The report of a short run on a few texts, and what it wrote to standard error."""
+    said = {"good": "yes", "bad": "no", "fine": "yes", "awful": "no"}
+    lines = [{"text": f"the film was {word}", "label": label} for word, label in said.items()] * 10
+    (folder / "reviews.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    (folder / "schema.toml").write_text(SCHEMA.format(classes), "utf-8")
+    command = (
+        f"train --data {folder / 'reviews.jsonl'} --schema {folder / 'schema.toml'} --model hf:{bert} --method dpsgd "
+        f"--steps 2 --batch-size 20 --delta 0.001 --no-baseline --out {folder / 'run'} {options} --json"
+    )
+    code = cli.main(command.split())
     out, err = capsys.readouterr()
     assert code == 0, err
     return json.loads(out)["methods"]["dpsgd"]["report"], err
 
 
 def test_adapters_and_head_alone_are_trained(bert: Path, tmp_path: Path, capsys: Capture) -> None:
-    found, err = train(bert, reviews(bert), f"--lora 2 --out {tmp_path / 'run'}", capsys)
+    found, err = train(bert, tmp_path, "--lora 2", capsys)
     assert all(": step " in line for line in err.splitlines()), err  # nothing of the library's own
     made = {name: found["model"][name] for name in ("name", "file", "kind", "lora", "shape", "outputs", "dtype")}
     assert made == {
@@ -111,23 +116,23 @@ def test_adapters_and_head_alone_are_trained(bert: Path, tmp_path: Path, capsys:
 def assert_predicted(release: Path, bert: Path, folder: Path, capsys: Capture) -> None:
     """Predictions need nothing but the release folder, and are those of the trained model."""
     shutil.copytree(release, folder / "shared")
-    rows = reviews(bert).x_train[:4]
-    np.save(folder / "rows.npy", rows)
+    (folder / "new.jsonl").write_text('{"text": "good film"}\n{"text": "the film was awful awful"}\n', "utf-8")
+    rows = torch.tensor([[4, 9, 0, 0, 0, 0, 0, 0], [8, 9, 10, 7, 7, 0, 0, 0]])  # by the places of WORDS
     model = blueprint(f"hf:{bert}", "text", 2).build((8,), 2)
     model.load_state_dict(torch.load(release / "weights.pt", weights_only=True))
     with torch.no_grad():
-        wanted = model(torch.from_numpy(rows)).softmax(1).numpy()
+        wanted = model(rows).softmax(1).numpy()
+    command = ["predict", str(folder / "shared"), "--input", str(folder / "new.jsonl")]
     for given in ([], ["--model", f"hf:{bert}"]):
-        command = ["predict", str(folder / "shared"), "--input", str(folder / "rows.npy"), *given, "--json"]
-        assert cli.main(command) == 0, capsys.readouterr().err
+        assert cli.main([*command, *given, "--json"]) == 0, capsys.readouterr().err
         np.testing.assert_allclose(json.loads(capsys.readouterr().out)["probabilities"], wanted, atol=1e-6)
     (folder / "shared" / "model" / "config.json").unlink()
-    assert cli.main(["predict", str(folder / "shared"), "--input", str(folder / "rows.npy")]) == 2
+    assert cli.main(command) == 2
     assert "the release is not complete; name the folder of the checkpoint" in capsys.readouterr().err
 
 
 def test_another_number_of_labels_replaces_the_head(bert: Path, tmp_path: Path, capsys: Capture) -> None:
-    found, err = train(bert, reviews(bert, ("no", "yes", "perhaps")), f"--out {tmp_path / 'run'}", capsys)
+    found, err = train(bert, tmp_path, "", capsys, '"no", "yes", "perhaps"')
     assert "tiny-bert has 2 labels and the data have 3: its head is replaced by one that begins at random" in err
     assert err.count("its head is replaced") == 1
     assert found["model"]["outputs"] == 3
@@ -241,7 +246,7 @@ def test_folders_that_cannot_be_used(bert: Path, tmp_path: Path, what: str, mess
     assert "\n" not in str(refused.value)
 
 
-def test_tables_are_refused(bert: Path, refused: Callable[..., str]) -> None:
+def test_tables_are_refused(bert: Path) -> None:
     with pytest.raises(ValueError, match="is for texts and images, and the data are of kind table"):
         blueprint(f"hf:{bert}", "table")
 

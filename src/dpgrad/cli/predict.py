@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpgrad.reports.report import Report
     from dpgrad.training.blueprints import Blueprint
 
+_BLOCK = 1024  # rows
 _WRITTEN = (".csv", ".json", ".jsonl")
 _PIXELS = "the pixel range 0.."  # begins the entry of a report that names the public range of pixels
 
@@ -89,7 +90,8 @@ def _answer(args: argparse.Namespace) -> str:
     _refuse_outputs(args.run, found)
     source = _blueprint(Path(args.run), found, args.model)
     model = _model(Path(args.run), found, source, args.model is not None)
-    outputs = _applied(model, _read(found, source, args), found, args)
+    with source.told("on the rows of --input", private=True):
+        outputs = _applied(model, _read(found, source, args), found, args)
     if args.output is None:
         return _json(found, outputs) if args.json else _csv(found, outputs)
     kind = Path(args.output).suffix.lower()
@@ -197,8 +199,19 @@ def _dtype(report: "Report") -> Any:
 
 def _read(report: "Report", source: "Blueprint", args: argparse.Namespace) -> "Iterator[Array]":
     """The rows of the input, block by block: through the schema of the training data, or as they are."""
-    shape = tuple(report["model"]["shape"])
-    return _rows.blocks(Path(args.input), shape, args.header, args.separator)
+    shape, schema = tuple(report["model"]["shape"]), report.get("schema")
+    if schema is None:
+        return _rows.blocks(Path(args.input), shape, args.header, args.separator)
+    from dpgrad import data
+    from dpgrad.training.hugging_face import Checkpoint
+
+    if (args.header, args.separator) != ("auto", "auto"):
+        raise OptionError("--header and --separator are for prepared rows: the schema says how this file is read")
+    tokens = source.tokens(shape[0]) if isinstance(source, Checkpoint) and report["model"]["kind"] == "text" else None
+    found = data.encode(args.input, schema, tokens)
+    if found.shape[1:] != shape:
+        raise ReportError(f"{args.run}: its schema makes rows of shape {found.shape[1:]}, and its model takes {shape}")
+    return iter([found[start : start + _BLOCK] for start in range(0, len(found), _BLOCK)])
 
 
 def _bytes_of(built: "Callable[[], Any]") -> float:
@@ -223,6 +236,19 @@ def _forward(model: Any, block: "Array", report: "Report") -> Any:
         raise DataError(f"model {named['name']} cannot take rows of shape {named['shape']}: {why:.200}") from None
 
 
+def _in_bounds(outputs: Any, report: "Report") -> Any:
+    """Predictions of a real target in its own units; a model trained through a schema gives shares of its bounds."""
+    if report.get("schema") is None:
+        return outputs
+    from dpgrad import data
+
+    target = data.schema_of(report["schema"]).target
+    if target is None or target.bounds is None:
+        return outputs
+    low, high = target.bounds
+    return low + (high - low) * outputs.clamp(0, 1)
+
+
 def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argparse.Namespace) -> "Array":
     """The model's output for each row: class probabilities, or a real value."""
     import numpy as np
@@ -233,7 +259,7 @@ def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argp
     with torch.no_grad():
         for block in blocks:
             found = _forward(model, block, report).reshape(len(block), outputs).float()
-            made.append((found if _classes(report) is None else found.softmax(1)).numpy())
+            made.append((_in_bounds(found, report) if _classes(report) is None else found.softmax(1)).numpy())
             if not np.isfinite(made[-1]).all():
                 number = rows + int(np.argmin(np.isfinite(made[-1]).all(1))) + 1
                 raise DataError(

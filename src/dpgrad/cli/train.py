@@ -18,6 +18,8 @@ from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFold
 from dpgrad.training.recipes import Recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from dpgrad.accounting.ledger import Ledger
     from dpgrad.cli._options import Commands, Parser
     from dpgrad.data import Dataset
@@ -171,8 +173,19 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
 
 
 def _dataset(args: argparse.Namespace) -> "Dataset":
-    """The dataset that was asked for."""
-    return _data.load(args.data or "digits", args, args.preprocessing)
+    """The dataset that was asked for; texts for a model of transformers are read by its own tokenizer."""
+    return _data.load(args.data or "digits", args, args.preprocessing, _tokens(args))
+
+
+def _tokens(args: argparse.Namespace) -> "Callable[[Sequence[str]], Any] | None":
+    """The tokenizer of the model's folder, with the length that the schema declares; None for other models and data."""
+    from dpgrad import data
+    from dpgrad.training.hugging_face import PREFIX, Checkpoint
+
+    if args.schema is None or not (args.model or "").startswith(PREFIX):
+        return None
+    lengths = [column.length for column in data.schema_of(args.schema).features if column.kind == "text"]
+    return Checkpoint.read(args.model.removeprefix(PREFIX), "text").tokens(lengths[0]) if lengths else None
 
 
 class _Training:

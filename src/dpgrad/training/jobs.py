@@ -48,7 +48,7 @@ _VECTORS = Job("linear", ("dpsgd",), batch_size=256, baseline_epochs=10, epochs=
 
 def job(data: Dataset) -> Job:
     """The job for a dataset: its own, or one for images or for vectors."""
-    if data.name == "digits":
+    if data.name == "digits" and data.schema is None:  # not a file of that name
         return _DIGITS
     return _IMAGES if len(data.x_train.shape) == 4 else _VECTORS
 
@@ -93,19 +93,11 @@ class Rows:
     def of(cls, data: Dataset) -> "Rows":
         """The rows of ``data``: classes by cross-entropy, real targets by the squared loss."""
         classes = data.classes
-        kind = _kind(data)
-        train = _tensors(data.x_train, data.y_train, classes is not None, kind)
-        held_out = _tensors(data.x_test, data.y_test, classes is not None, kind) if len(data.y_test) else None
+        train = _tensors(data.x_train, data.y_train, classes is not None, data.kind)
+        held_out = _tensors(data.x_test, data.y_test, classes is not None, data.kind) if len(data.y_test) else None
         shape = tuple(int(size) for size in data.x_train.shape[1:])
         loss = "squared" if classes is None else "cross-entropy"
-        return cls(train, held_out, shape, 1 if classes is None else len(classes), loss, kind)
-
-
-def _kind(data: Dataset) -> str:
-    """What the rows are: images have channels, height and width, and texts are the numbers of their words."""
-    if len(data.x_train.shape) == 4:
-        return "image"
-    return "text" if data.x_train.dtype == np.int64 else "table"
+        return cls(train, held_out, shape, 1 if classes is None else len(classes), loss, data.kind)
 
 
 def _tensors(x: Any, y: Any, classes: bool, kind: str) -> tuple[Tensor, Tensor]:
