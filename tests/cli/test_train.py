@@ -283,7 +283,7 @@ REFUSED = {
     "ledger that is a folder": (f"{SHORT} --ledger .", "--ledger . is not a regular file: name a file"),
     "far-off model": (
         f"{SHORT} --model zzzz --plan",
-        "model must be one of linear, mlp, ",
+        "model must be FILE.py:FUNCTION, hf:FOLDER or one of linear, mlp, ",
     ),
     "data of one's own": ("train --data mine.csv", "mine.csv: there is no such file or folder"),
     "option": ("train --epsylon 3", "unknown option '--epsylon': did you mean --epsilon?"),
