@@ -95,12 +95,12 @@ def train(bert: Path, folder: Path, options: str, capsys: Capture, classes: str 
 def test_adapters_and_head_alone_are_trained(bert: Path, tmp_path: Path, capsys: Capture) -> None:
     found, err = train(bert, tmp_path, "--lora 2", capsys)
     assert all(": step " in line for line in err.splitlines()), err  # nothing of the library's own
-    made = {name: found["model"][name] for name in ("name", "file", "kind", "lora", "shape", "outputs", "dtype")}
-    assert made == {
-        "name": "hf", "file": "tiny-bert", "kind": "text", "lora": 2, "shape": [8], "outputs": 2, "dtype": "int64",
+    assert found["model"] == {
+        "name": "hf", "shape": [8], "outputs": 2, "dtype": "int64",
+        "source": {"file": "tiny-bert", "digest": None, "kind": "text", "lora": 2},
+        # queries and values: two matrices of rank 2 on 8 numbers each; the head: 8 × 2 and 2
+        "parameters": 2 * (2 * 8 + 8 * 2) + 8 * 2 + 2,
     }  # fmt: skip
-    # queries and values: two matrices of rank 2 on 8 numbers each; the head: 8 × 2 and 2
-    assert found["model"]["parameters"] == 2 * (2 * 8 + 8 * 2) + 8 * 2 + 2
     assert str(tmp_path) not in json.dumps(found)
     assert str(bert) not in json.dumps(found)
     release = tmp_path / "run" / "release"
@@ -136,7 +136,7 @@ def test_another_number_of_labels_replaces_the_head(bert: Path, tmp_path: Path, 
     assert "tiny-bert has 2 labels and the data have 3: its head is replaced by one that begins at random" in err
     assert err.count("its head is replaced") == 1
     assert found["model"]["outputs"] == 3
-    assert "lora" not in found["model"]
+    assert found["model"]["source"]["lora"] is None
     assert found["model"]["parameters"] > 500  # all of it
 
 

@@ -75,7 +75,7 @@ class TestImages:
         answered(f"{SHORT} --data pets --schema schema.toml --model net.py:make --out run", capsys)
         found = release("run")
         assert (found["data"]["name"], found["data"]["classes"]) == ("pets", CLASSES)
-        assert (found["model"]["shape"], found["model"]["file"]) == ([3, 6, 6], "net.py:make")
+        assert (found["model"]["shape"], found["model"]["source"]["file"]) == ([3, 6, 6], "net.py:make")
         answered("report run --out page.html", capsys)
         ask = "predict run --model net.py:make"
         answered(f"{ask} --input new --out out.csv", capsys)

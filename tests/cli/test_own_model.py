@@ -65,7 +65,7 @@ class TestOwn:
         found, err = run(f"{SHORT} --model {net}:make --out {tmp_path / 'run'}", capsys)
         assert "made\n" in err  # what the file prints is not in the answer
         made = found["methods"]["dpsgd"]["report"]["model"]
-        assert (made["name"], made["file"], made["outputs"]) == ("own", "net.py:make", 10)
+        assert (made["name"], made["source"]["file"], made["outputs"]) == ("own", "net.py:make", 10)
         assert str(tmp_path) not in json.dumps(found["methods"]["dpsgd"]["report"])
         rows = data.load("digits").x_test[:4]
         np.save(tmp_path / "rows.npy", rows)

@@ -98,7 +98,10 @@ class TestJob:
         found = report.load(trained.folder / "dpsgd")
         assert 2.9 < found["guarantee"]["epsilon"] <= 3
         assert found["guarantee"]["delta"] == 1e-5
-        assert found["model"] == {"name": "oriented-gradients", "shape": [1, 8, 8], "outputs": 10, "parameters": 1290}
+        assert found["model"] == {
+            "name": "oriented-gradients", "shape": [1, 8, 8], "outputs": 10, "dtype": "float32", "source": None,
+            "parameters": 1290,
+        }  # fmt: skip
         assert found["data"]["name"] == "digits"
         assert found["release"]["allowed"]
         assert found["result"]["held_out"] > 0.7  # by chance: 0.1

@@ -145,19 +145,20 @@ def _blueprint(run: Path, report: "Report", given: str | None) -> "Blueprint":
 
     named = report["model"]
     if named["name"] == Checkpoint.name and (given is None or given.startswith(PREFIX)):
-        return Checkpoint.released(released(run), named, given)
+        return Checkpoint.released(released(run), named["source"], given)
     if named["name"] != OWN_MODEL:
         if given is not None:
             raise OptionError(f"--model is for models of your own, and {run} holds {named['name']}: leave it out")
         return NamedModel(named["name"])
     if given is None:
-        known = named.get("file", "FILE.py:FUNCTION")
+        known = "FILE.py:FUNCTION" if named["source"] is None else named["source"]["file"]
         raise OptionError(
             f"{run} holds a model of your own: name the function that builds it with --model {known}; code is never "
             "taken from a run"
         )
     source = blueprint(given)
-    if isinstance(source, OwnModel) and named.get("digest", source.digest) != source.digest:
+    trained = named["source"] and named["source"]["digest"]
+    if trained and isinstance(source, OwnModel) and trained != source.digest:
         file = given.rpartition(":")[0]
         print(f"dpgrad: warning: {file} has changed since the model was trained", file=sys.stderr, flush=True)
     return source
@@ -191,7 +192,7 @@ def _dtype(report: "Report") -> Any:
     import torch
 
     known = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.int64)}
-    named = report["model"].get("dtype", "float32")
+    named = report["model"]["dtype"]
     if named not in known:
         raise ReportError(f"the model takes rows of {named!r:.40}: load weights.pt in the program that trained it")
     return known[named]
@@ -207,7 +208,7 @@ def _read(report: "Report", source: "Blueprint", args: argparse.Namespace) -> "I
 
     if (args.header, args.separator) != ("auto", "auto"):
         raise OptionError("--header and --separator are for prepared rows: the schema says how this file is read")
-    tokens = source.tokens(shape[0]) if isinstance(source, Checkpoint) and report["model"]["kind"] == "text" else None
+    tokens = source.tokens(shape[0]) if isinstance(source, Checkpoint) and source.kind == "text" else None
     found = data.encode(args.input, schema, tokens)
     if found.shape[1:] != shape:
         raise ReportError(f"{args.run}: its schema makes rows of shape {found.shape[1:]}, and its model takes {shape}")

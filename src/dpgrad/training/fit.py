@@ -426,9 +426,8 @@ def _described(task: _Task) -> dict[str, Any] | None:
         found = task.core(torch.zeros_like(inputs))
     if not isinstance(found, Tensor) or found.ndim > 2:
         return None
-    dtype = {} if inputs.dtype == torch.float32 else {"dtype": str(inputs.dtype).removeprefix("torch.")}
-    outputs = found.shape[1] if found.ndim == 2 else 1
-    return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": outputs, **dtype}
+    outputs, dtype = found.shape[1] if found.ndim == 2 else 1, str(inputs.dtype).removeprefix("torch.")
+    return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": outputs, "dtype": dtype}
 
 
 def _every(given: int | None, plan: Plan) -> int:

@@ -76,7 +76,7 @@ class Checkpoint:
     name = "hf"
 
     def __init__(self, folder: Path, kind: str, lora: int | None, whole: bool = True) -> None:
-        self._folder, self._kind, self._lora, self._whole = folder, kind, lora, whole
+        self._folder, self.kind, self._lora, self._whole = folder, kind, lora, whole
         self._fresh: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self._config = self._loaded("AutoConfig")
@@ -85,7 +85,7 @@ class Checkpoint:
     @classmethod
     def read(cls, folder: str, kind: str, lora: int | None = None) -> "Checkpoint":
         """The checkpoint in ``folder``, refused where there is none or no classifier of this kind of data."""
-        path = Path(folder)
+        path = Path(folder).expanduser()  # a shell leaves hf:~ as it is
         if not path.is_dir():
             raise OptionError(
                 f"--model {PREFIX}{folder:.200}: there is no such folder: save a model with save_pretrained, and name "
@@ -99,32 +99,31 @@ class Checkpoint:
         return cls(path, kind, lora)
 
     @classmethod
-    def released(cls, release: Path, described: dict[str, Any], given: str | None = None) -> "Checkpoint":
+    def released(cls, release: Path, source: dict[str, Any] | None, given: str | None = None) -> "Checkpoint":
         """The architecture in a release folder, or in the folder that is given again; its weights are read elsewhere.
 
         Guarantee for who reads it: configuration and tokenizer are data; no code of the folder is run.
         """
-        folder = release / _FOLDER if given is None else Path(given.removeprefix(PREFIX))
+        folder = release / _FOLDER if given is None else Path(given.removeprefix(PREFIX)).expanduser()
         if not (folder / "config.json").is_file():
             raise OptionError(
                 f"{folder} has no config.json: the release is not complete; name the folder of the checkpoint that was "
                 f"trained, with --model {PREFIX}FOLDER"
             )
-        _refuse_kind(described.get("kind", ""))
-        return cls(folder, described["kind"], described.get("lora"), whole=False)
+        told = source or {"kind": None, "lora": None}
+        _refuse_kind(told["kind"])
+        return cls(folder, told["kind"], told["lora"], whole=False)
 
     def described(self) -> dict[str, Any]:
         """What a report says of it: the folder's own name alone, never where it lies."""
-        return {
-            "name": self.name, "file": self._folder.resolve().name, "kind": self._kind,
-            **({} if self._lora is None else {"lora": self._lora}),
-        }  # fmt: skip
+        source = {"file": self._folder.resolve().name, "digest": None, "kind": self.kind, "lora": self._lora}
+        return {"name": self.name, "source": source}
 
     def write(self, release: Path) -> None:
         """Add the configuration and the tokenizer to a release: with the weights they are the whole classifier."""
         with self._quiet():
             self._config.save_pretrained(release / _FOLDER)
-            if self._kind == "text":
+            if self.kind == "text":
                 self._tokenizer().save_pretrained(release / _FOLDER)
 
     @contextlib.contextmanager
@@ -148,7 +147,7 @@ class Checkpoint:
         inner = self._weighted(outputs) if self._whole else self._bare()
         if self._lora is not None:
             self._adapt(inner, self._lora)
-        if self._kind == "text":
+        if self.kind == "text":
             return TextClassifier(inner, self._padding())
         return self._image_classifier(inner, shape)
 
@@ -176,7 +175,7 @@ class Checkpoint:
     def _weighted(self, outputs: int) -> Any:
         """The model with the checkpoint's weights; what it lacks begins at random, and is noted."""
         inner, info = self._loaded(
-            _CLASSES[self._kind], config=self._config, ignore_mismatched_sizes=True, output_loading_info=True
+            _CLASSES[self.kind], config=self._config, ignore_mismatched_sizes=True, output_loading_info=True
         )
         resized = {str(entry[0]) for entry in info["mismatched_keys"]}
         self._fresh = tuple(sorted({*info["missing_keys"], *resized}))
@@ -190,7 +189,7 @@ class Checkpoint:
     def _bare(self) -> Any:
         """The model without weights of its own."""
         with self.told(), torch.random.fork_rng(devices=[]):
-            return getattr(_library("transformers"), _CLASSES[self._kind]).from_config(
+            return getattr(_library("transformers"), _CLASSES[self.kind]).from_config(
                 self._config, trust_remote_code=False
             )
 
@@ -304,7 +303,7 @@ def _notes(folder: str, before: int, outputs: int, resized: set[str], fresh: Seq
     return tuple(notes)
 
 
-def _refuse_kind(kind: str) -> None:
+def _refuse_kind(kind: str | None) -> None:
     if kind not in _CLASSES:
         raise OptionError(
             f"--model {PREFIX}FOLDER is for texts and images, and the data are of kind {kind or 'unknown'}: choose "

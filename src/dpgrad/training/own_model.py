@@ -62,7 +62,8 @@ class OwnModel:
 
     def described(self) -> dict[str, Any]:
         """What a report says of it: names without folders, and the digest."""
-        return {"name": self.name, "file": f"{self._path.name}:{self._function}", "digest": self.digest}
+        file = f"{self._path.name}:{self._function}"
+        return {"name": self.name, "source": {"file": file, "digest": self.digest, "kind": None, "lora": None}}
 
     def write(self, release: Path) -> None:
         """Nothing: code is not released."""
@@ -107,7 +108,8 @@ class OwnModel:
             quoted = "" if private else f": {error!s:.300}"
             raise OptionError(f"--model {self._text}: {place or self._path.name} raised {said}{quoted}") from None
         finally:
-            sys.path.remove(folder)
+            with contextlib.suppress(ValueError):  # the file may have removed it
+                sys.path.remove(folder)
 
     def _place(self, error: BaseException) -> str | None:
         """The last line of the file on the way to an error."""
