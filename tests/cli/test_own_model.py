@@ -190,7 +190,9 @@ NAMED = {
     "lora": ("mlp --lora 2", "--lora is for models of transformers, hf:FOLDER, got --model mlp: leave it out"),
     "lora of a file": ("net.py:make --lora 2", "--lora is for models of transformers"),
     "rank": ("hf:folder.py --lora 0", "--lora must be a whole number of at least 1, got 0"),
-    "no kind": ("hf:absent", "--model hf:absent: there is no such folder"),
+    "no folder": ("hf:absent", "--model hf:absent: there is no such folder"),
+    "a long name": (f"{'1' * 3000}.py:make", "11: there is no file 11"),
+    "a long folder": (f"hf:{'1' * 3000}", "11: there is no such folder"),
 }
 
 

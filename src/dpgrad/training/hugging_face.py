@@ -6,6 +6,7 @@ be public, as every model is that a run begins with. The library and peft are im
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ class Checkpoint:
     def read(cls, folder: str, kind: str, lora: int | None = None) -> "Checkpoint":
         """The checkpoint in ``folder``, refused where there is none or no classifier of this kind of data."""
         path = Path(folder).expanduser()  # a shell leaves hf:~ as it is
-        if not path.is_dir():
+        if not os.path.isdir(path):  # a Path would raise over a name that is too long
             raise OptionError(
                 f"--model {PREFIX}{folder:.200}: there is no such folder: save a model with save_pretrained, and name "
                 "its folder; nothing is downloaded"
@@ -105,10 +106,10 @@ class Checkpoint:
         Guarantee for who reads it: configuration and tokenizer are data; no code of the folder is run.
         """
         folder = release / _FOLDER if given is None else Path(given.removeprefix(PREFIX)).expanduser()
-        if not (folder / "config.json").is_file():
+        if not os.path.isfile(folder / "config.json"):
             raise OptionError(
-                f"{folder} has no config.json: the release is not complete; name the folder of the checkpoint that was "
-                f"trained, with --model {PREFIX}FOLDER"
+                f"{folder!s:.200} has no config.json: the release is not complete; name the folder of the checkpoint "
+                f"that was trained, with --model {PREFIX}FOLDER"
             )
         told = source or {"kind": None, "lora": None}
         _refuse_kind(told["kind"])

@@ -7,6 +7,7 @@ line with its name and line.
 import contextlib
 import hashlib
 import inspect
+import os
 import sys
 import types
 import weakref
@@ -158,8 +159,8 @@ class OwnModel:
 
 
 def _source(path: Path, text: str) -> bytes:
-    if not path.exists():
-        raise OptionError(f"--model {text:.200}: there is no file {path}")
+    if not os.path.exists(path):  # a Path would raise over a name that is too long
+        raise OptionError(f"--model {text:.200}: there is no file {path!s:.200}")
     if not path.is_file():
         raise OptionError(f"--model {text:.200}: {path} is not a regular file")
     with path.open("rb") as file:
