@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.steps.engines import CLIP, LEARNING_RATE, NOISE, Engine, Prepared, bytes_on, pieces, waiting
-from benchmarks.steps.networks import EncoderLayer, Residual, Transformer
+from benchmarks.steps.networks import EncoderLayer, Transformer
 from benchmarks.steps.workloads import Workload
 from dpgrad.grads.sums import trainable
+from dpgrad.training.models import Residual
 
 MODES = ("hooks", "functorch", "ew", "ghost")
 

@@ -32,10 +32,21 @@ WITH_TORCH = {room for place, (room, _) in enumerate(_LISTED) if any(line for _,
 RUNTIME = {
     "dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "shtab", "sklearn", "threadpoolctl", "torch", "triton",
 }  # fmt: skip
+RUNTIME |= {"datasets", "pyarrow"}  # optional: imported where first used
 # Optional, and large: each is imported by the module of its name alone, which nothing else imports.
 PEERS = {"integrations.lightning": "lightning", "integrations.transformers": "transformers"}
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
-DEFERRED = ("matplotlib", "rich", "shtab", "PIL", "scipy.integrate", "scipy.optimize", "scipy.stats")
+DEFERRED = (
+    "matplotlib",
+    "rich",
+    "shtab",
+    "PIL",
+    "datasets",
+    "pyarrow",
+    "scipy.integrate",
+    "scipy.optimize",
+    "scipy.stats",
+)
 SKLEARN_HOMES = {"convex.estimators", "data.digits"}
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpgrad.training.models import build
+
 CLASSES = 10
 VOCABULARY = 2000
 
@@ -38,31 +40,9 @@ def stack(width: int, depth: int) -> nn.Module:
     return nn.Sequential(OrderedDict((f"{place:0{digits}b}", layer) for place, layer in enumerate(layers)))
 
 
-class Residual(nn.Module):
-    """x + f(x)."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
-        inner: Tensor = self.inner(x)
-        return x + inner
-
-
 def resnet9() -> nn.Module:
     """ResNet-9 with GroupNorm, 6.6 million parameters."""
-
-    def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
-        layers = [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(min(32, after // 4), after), nn.ReLU()]
-        return nn.Sequential(*layers, *[nn.MaxPool2d(2)] * pool)
-
-    return nn.Sequential(
-        block(3, 64), block(64, 128, pool=True), Residual(block(128, 128), block(128, 128)),
-        block(128, 256, pool=True), block(256, 512, pool=True), Residual(block(512, 512), block(512, 512)),
-        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES),
-    )  # fmt: skip
+    return build("resnet9", (3, 32, 32), CLASSES)
 
 
 class EncoderLayer(nn.Module):

@@ -17,7 +17,7 @@ from benchmarks.steps import curves, race, results, where
 from benchmarks.steps.cases import CASES, Case, missing, usual
 from benchmarks.steps.engines import CLIP, EAGER, GRAPH, ORDINARY, OURS, Prepared, engines, ordinary, ours
 from benchmarks.steps.hugging_face import Lora
-from benchmarks.steps.networks import Residual, Transformer, resnet9, stack
+from benchmarks.steps.networks import Transformer, resnet9, stack
 from benchmarks.steps.processes import Failed, Worker
 from benchmarks.steps.race import (
     Row,
@@ -52,6 +52,7 @@ from dpgrad.grads.scaling import Hard
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group
+from dpgrad.training.models import Residual
 
 ONCE = Settings("cpu", repeat=1)
 TINY = WORKLOADS["mlp"].of(4)

@@ -97,7 +97,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert cli.main(command.split()) == 0, err.getvalue()
     release = folder / "run" / "release"
     found = json.loads((release / "report.json").read_text("utf-8"))
-    found["model"] = {"name": "linear", "shape": [3], "outputs": 2, "parameters": 8}
+    found["model"] = {"name": "linear", "shape": [3], "outputs": 2, "dtype": "float32", "source": None, "parameters": 8}
     found["data"]["classes"] = ["no", "yes"]
     found["public"] = [entry for entry in found["public"] if "pixel" not in entry]
     (release / "report.json").write_text(json.dumps(found), "utf-8")

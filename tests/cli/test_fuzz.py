@@ -130,6 +130,7 @@ def rounds(
 ) -> Iterator[Words]:
     draw = random.Random(seed)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "y.npy", np.arange(2))
     places = {"small": str(small), "rows": str(tmp_path / "rows.npy"), "out": str(tmp_path / "out")}
     files = [str(path) for path in hostile.values()]
     for _ in range(count):
@@ -293,6 +294,7 @@ def test_many_edited_settings(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("command", GOOD)
 def test_what_is_spoilt_below_is_well_itself(small: Path, tmp_path: Path, command: str) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "y.npy", np.arange(2))
     places = {"small": small, "rows": tmp_path / "rows.npy", "out": tmp_path / "out"}
     assert check([command, *GOOD[command].format(**places).split()])[0] == 0
 

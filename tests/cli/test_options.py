@@ -162,7 +162,7 @@ class TestWhereItIsWritten:
         done = run("train --plan --model " + os.fsdecode(b"\xff\xfe"))
         assert done.returncode == 2
         assert done.stderr.count(b"\n") == 1
-        assert b"model must be one of linear" in done.stderr
+        assert b"or one of linear, mlp" in done.stderr
 
 
 class TestNets:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from dpgrad import cli, data
-from dpgrad.cli import _rows
 from dpgrad.training.models import build
 
 ROWS = data.load("digits").x_test[:5]
@@ -75,9 +74,9 @@ def test_rows_laid_out_otherwise(answer: Callable[[str], Any], released: Path, s
 
 
 def test_channels_last_is_another_image() -> None:
-    assert _rows.fits((5, 3, 32, 32), (3, 32, 32))
-    assert _rows.fits((5, 3072), (3, 32, 32))
-    assert not _rows.fits((5, 32, 32, 3), (3, 32, 32))
+    assert data.fits((5, 3, 32, 32), (3, 32, 32))
+    assert data.fits((5, 3072), (3, 32, 32))
+    assert not data.fits((5, 32, 32, 3), (3, 32, 32))
 
 
 def test_what_was_shared_is_enough(answer: Callable[[str], Any], released: Path, tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ class TestRefused:
             (
                 "rows.csv",
                 b",".join([b"x"] * 64) + b"\n" + b",".join([b"x"] * 64),
-                "has a cell that is not a number ('x') in line 2, column 1",
+                "has a cell that is not a number in line 2, column 1",
             ),
             ("rows.npy", b"", "cannot be read as .npy"),
             ("rows.npz", b"PK", "cannot be read as .npz"),

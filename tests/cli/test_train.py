@@ -98,7 +98,10 @@ class TestJob:
         found = report.load(trained.folder / "dpsgd")
         assert 2.9 < found["guarantee"]["epsilon"] <= 3
         assert found["guarantee"]["delta"] == 1e-5
-        assert found["model"] == {"name": "oriented-gradients", "shape": [1, 8, 8], "outputs": 10, "parameters": 1290}
+        assert found["model"] == {
+            "name": "oriented-gradients", "shape": [1, 8, 8], "outputs": 10, "dtype": "float32", "source": None,
+            "parameters": 1290,
+        }  # fmt: skip
         assert found["data"]["name"] == "digits"
         assert found["release"]["allowed"]
         assert found["result"]["held_out"] > 0.7  # by chance: 0.1
@@ -283,9 +286,9 @@ REFUSED = {
     "ledger that is a folder": (f"{SHORT} --ledger .", "--ledger . is not a regular file: name a file"),
     "far-off model": (
         f"{SHORT} --model zzzz --plan",
-        "model must be one of linear, mlp, ",
+        "model must be FILE.py:FUNCTION, hf:FOLDER or one of linear, mlp, ",
     ),
-    "data of one's own": ("train --data mine.csv", "to train on data of your own, use dpgrad.fit in Python"),
+    "data of one's own": ("train --data mine.csv", "mine.csv: there is no such file or folder"),
     "option": ("train --epsylon 3", "unknown option '--epsylon': did you mean --epsilon?"),
     "averaging": (f"{SHORT} --averaging mean --plan", "averaging must be ema:DECAY or tail:SHARE, got 'mean'"),
     "rate schedule": (f"{SHORT} --learning-rate-schedule falling --plan", "learning_rate_schedule must be constant, "),

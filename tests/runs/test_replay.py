@@ -407,3 +407,16 @@ def test_another_processor_is_another_device(monkeypatch: pytest.MonkeyPatch) ->
     here = replay.device_kind("cpu")
     monkeypatch.setattr(replay, "_processor", lambda: "another model")
     assert replay.device_kind("cpu") != here
+
+
+def test_following_ends_where_nothing_can_be_compared() -> None:
+    """The rest of a large library need not be read: the answer is known."""
+    seen: list[str] = []
+
+    class Watched:
+        def __getattribute__(self, name: str) -> object:
+            seen.append(name)
+            return object.__getattribute__(self, name)
+
+    assert "not comparable" in replay.behaviour(((one for one in ()), Watched()))
+    assert seen == []

@@ -20,6 +20,7 @@ import dpgrad
 from dpgrad import Computing, HeldOut, Privacy, Recipe, RunFolder, cli, errors, recipes
 from dpgrad.training.curves import Progress
 from dpgrad.training.diagnostics import Diagnostics
+from dpgrad.training.models import build
 from dpgrad.training.options import Budget, parted, written
 
 RECORDS = (Budget, Privacy, Computing, HeldOut, RunFolder, Recipe)
@@ -154,6 +155,25 @@ class TestFit:
             assert cli.main([*command, "--model", "nowhere.py:make"]) == 2
         with pytest.raises(errors.RunError, match="is not an empty folder"):
             done.save(tmp_path / "saved")
+
+    def test_what_predictions_need_is_known_of_every_form_of_rows(self, tmp_path: Path) -> None:
+        """Arrays, memory maps and tensors have one shape; the examples of another Dataset may not."""
+        x, y = rows()[0].double().numpy(), rows()[1].numpy()
+        np.save(tmp_path / "x.npy", x)
+        mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+        held = torch.utils.data.TensorDataset(*rows())
+        known = {"name": "own", "shape": [4], "outputs": 3, "dtype": "float32"}
+        for given, wanted in (
+            ((mapped, y), {**known, "dtype": "float64"}),
+            (held, known),
+            (torch.utils.data.Subset(held, range(len(held))), None),
+        ):
+            model = nn.Linear(4, 3, dtype=torch.float64 if given[0] is mapped else None)
+            done = dpgrad.fit(model, given, **BUDGET)
+            assert done.described == wanted
+        ids = torch.randint(0, 9, (30, 5)), rows()[1][:30]
+        done = dpgrad.fit(build("words", (5,), 3), ids, **BUDGET)
+        assert done.described == {"name": "own", "shape": [5], "outputs": 3, "dtype": "int64"}
 
     def test_a_buffer_that_the_rows_changed_is_not_saved(self, tmp_path: Path) -> None:
         class Remembers(nn.Linear):

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpgrad.errors import MissingFileError
+from dpgrad.cli import _options
+from dpgrad.errors import MissingFileError, OptionError
 
 if TYPE_CHECKING:
     from dpgrad.data import Dataset
@@ -20,10 +21,31 @@ def add(parser: Any) -> None:
     )
 
 
-def load(name: str, args: argparse.Namespace, preprocessing: str | None) -> "Dataset":
-    """Load the dataset; where files are missing, say how to get them in the words of the command line."""
+def add_own(parser: Any) -> None:
+    """Add the options for a file or folder of one's own."""
+    parser.add_argument("--target", metavar="NAME", help="The column to predict, where the schema does not say it.")
+    parser.add_argument(
+        "--schema",
+        metavar="FILE.toml",
+        help="What is publicly known about the columns of a file of your own; `dpgrad data describe` proposes one.",
+    )
+    parser.add_argument(
+        "--classes", metavar="K", type=_options.count, help="How many classes the labels of an .npz or .npy have."
+    )
+
+
+def load(name: str, args: argparse.Namespace, preprocessing: str | None, tokens: Any = None) -> "Dataset":
+    """Load the dataset, or read a file or folder of one's own by its schema; missing files are named."""
     from dpgrad import data
 
+    own = {"target": None, "schema": None, "classes": None} | vars(args)
+    if data.is_file(name):
+        if preprocessing is not None:
+            raise OptionError("--preprocessing is for datasets by name: the schema says how a file is prepared")
+        return data.read(name, own["target"], own["schema"], tokens, classes=own["classes"])
+    for option in ("target", "schema", "classes"):
+        if own[option] is not None:
+            raise OptionError(f"--{option} is for files of your own, and {name!r:.80} is the name of a dataset")
     try:
         return data.load(name, args.data_dir, preprocessing, download=bool(args.download))
     except MissingFileError:

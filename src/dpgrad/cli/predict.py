@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
     from dpgrad.cli._rows import Array
     from dpgrad.reports.report import Report
+    from dpgrad.training.blueprints import Blueprint
 
+_BLOCK = 1024  # rows
+_WRITTEN = (".csv", ".json", ".jsonl")
 _PIXELS = "the pixel range 0.."  # begins the entry of a report that names the public range of pixels
 
 
@@ -28,9 +32,10 @@ def add(commands: "Commands") -> None:
         commands,
         "predict",
         "use a released model",
-        "Applies the released model of a run to the rows of a file. Prepare the rows as in training; the report says "
-        "how. By default pixels are divided by the largest value of their public range, so they lie in 0..1. Nothing "
-        "is scaled here. Reads the folder release/ only, and costs no further privacy.",
+        "Applies the released model of a run to the rows of a file. A model that was trained on a file of yours takes "
+        "files of the same columns, through the same schema. Prepare the rows of any other model as in training; the "
+        "report says how. By default pixels are divided by the largest value of their public range, so they lie in "
+        "0..1. Reads the folder release/ only, runs no code from it, and costs no further privacy.",
         _answer,
     )
     add = parser.add_argument
@@ -38,9 +43,14 @@ def add(commands: "Commands") -> None:
     add(
         "--model",
         metavar="FILE.py:FUNCTION",
-        help="For a model of your own: the function, without arguments, that builds it again.",
+        help="For a model of your own: the function that builds it again. Code is never taken from a release folder.",
     )
-    add("--input", metavar="FILE", required=True, help="Prepared rows as .npy, .npz (one array, or x) or .csv.")
+    add(
+        "--input",
+        metavar="FILE",
+        required=True,
+        help="A file of the kind the model was trained on; else prepared rows as .npy, .npz (one array, or x) or .csv.",
+    )
     add(
         "--header",
         choices=_rows.HEADERS,
@@ -56,13 +66,21 @@ def add(commands: "Commands") -> None:
         help=f"The separator of a .csv: {', '.join(_rows.SEPARATORS)}. auto, the default, takes the first that "
         "splits the first line into as many cells as a row has numbers.",
     )
-    add("--output", metavar="FILE", help="Write the answer to this file instead of standard output.")
+    add(
+        "--out",
+        "--output",
+        dest="output",
+        metavar="FILE",
+        help=f"Write the predictions to this file, {', '.join(_WRITTEN)}, instead of standard output.",
+    )
     add("--json", action="store_true", help="Print one JSON object instead of CSV.")
 
 
 def _answer(args: argparse.Namespace) -> str:
     from dpgrad.reports import report
 
+    if args.output is not None and Path(args.output).suffix.lower() not in _WRITTEN:
+        raise OptionError(f"--out must end in {', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}, got {args.output!r:.80}")
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ReportError(
@@ -70,15 +88,16 @@ def _answer(args: argparse.Namespace) -> str:
             "trained it"
         )
     _refuse_outputs(args.run, found)
-    model = _model(Path(args.run), found, args.model)
-    shape = tuple(found["model"]["shape"])
-    rows, outputs = _applied(model, _rows.blocks(Path(args.input), shape, args.header, args.separator), found, args)
-    text = _written(found, outputs, args.json)
+    source = _blueprint(Path(args.run), found, args.model)
+    model = _model(Path(args.run), found, source, args.model is not None)
+    with source.told("on the rows of --input", private=True):
+        outputs = _applied(model, _read(found, source, args), found, args)
     if args.output is None:
-        return text
-    Path(args.output).write_text(text, "utf-8")
-    told = {"rows": rows, "output": args.output}
-    return json.dumps(told) + "\n" if args.json else f"{rows:,} rows predicted, written to {args.output}\n"
+        return _json(found, outputs) if args.json else _csv(found, outputs)
+    kind = Path(args.output).suffix.lower()
+    Path(args.output).write_text({".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs), "utf-8")
+    told = {"rows": len(outputs), "output": args.output}
+    return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} rows predicted, written to {args.output}\n"
 
 
 def _classes(report: "Report") -> list[str] | None:
@@ -116,33 +135,84 @@ def _refuse_units(name: str, report: "Report", most: float) -> None:
         )
 
 
-def _model(run: Path, report: "Report", own: str | None) -> Any:
-    """The released model, built by its name or by the function ``own``."""
+def _blueprint(run: Path, report: "Report", given: str | None) -> "Blueprint":
+    """How the released model is built: by its name, or by the function or folder that is ``given``."""
+    from dpgrad.reports.report import released
+    from dpgrad.training.blueprints import NamedModel, blueprint
+    from dpgrad.training.hugging_face import PREFIX, Checkpoint
+    from dpgrad.training.models import OWN_MODEL
+    from dpgrad.training.own_model import OwnModel
+
+    named = report["model"]
+    if named["name"] == Checkpoint.name and (given is None or given.startswith(PREFIX)):
+        return Checkpoint.released(released(run), named["source"], given)
+    if named["name"] != OWN_MODEL:
+        if given is not None:
+            raise OptionError(f"--model is for models of your own, and {run} holds {named['name']}: leave it out")
+        return NamedModel(named["name"])
+    if given is None:
+        known = "FILE.py:FUNCTION" if named["source"] is None else named["source"]["file"]
+        raise OptionError(
+            f"{run} holds a model of your own: name the function that builds it with --model {known}; code is never "
+            "taken from a run"
+        )
+    source = blueprint(given)
+    trained = named["source"] and named["source"]["digest"]
+    if trained and isinstance(source, OwnModel) and trained != source.digest:
+        file = given.rpartition(":")[0]
+        print(f"dpgrad: warning: {file} has changed since the model was trained", file=sys.stderr, flush=True)
+    return source
+
+
+def _model(run: Path, report: "Report", source: "Blueprint", own: bool) -> Any:
+    """The released model with its weights."""
     import torch
 
     from dpgrad.reports.report import released
+    from dpgrad.training.blueprints import built
     from dpgrad.training.fit import WEIGHTS
-    from dpgrad.training.models import OWN_MODEL, build
 
     named, path = report["model"], released(run) / WEIGHTS
     if not path.is_file():
         raise ReportError(f"{path} is missing: predictions need the weights that were released with the report")
-    if (named["name"] == OWN_MODEL) != (own is not None):
-        raise OptionError(
-            f"{run} holds a model of your own: name the function that builds it with --model FILE.py:FUNCTION"
-            if own is None
-            else f"--model is for models of your own, and {run} holds {named['name']}: leave it out"
-        )
-    built = partial(build, named["name"], named["shape"], named["outputs"]) if own is None else _function(own)
-    if own is None and _bytes_of(built) > path.stat().st_size:
+    make = partial(source.build, named["shape"], named["outputs"])
+    if not own and _bytes_of(make) > path.stat().st_size:
         raise ReportError(f"{path} does not hold the weights of this model: it has fewer bytes than they need")
-    model = built()
+    model = built(source, named["shape"], named["outputs"], _dtype(report)) if own else make()
     try:
         model.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     except Exception as error:  # torch raises many kinds for a file that is not what it was
-        why = type(error).__name__ if own is None else " ".join(str(error).split())[:300]
+        why = " ".join(str(error).split())[:300] if own else type(error).__name__
         raise ReportError(f"{path} does not hold the weights of this model: {why}") from None
     return model.eval()
+
+
+def _dtype(report: "Report") -> Any:
+    """The type of the numbers that the model takes."""
+    import torch
+
+    known = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.int64)}
+    named = report["model"]["dtype"]
+    if named not in known:
+        raise ReportError(f"the model takes rows of {named!r:.40}: load weights.pt in the program that trained it")
+    return known[named]
+
+
+def _read(report: "Report", source: "Blueprint", args: argparse.Namespace) -> "Iterator[Array]":
+    """The rows of the input, block by block: through the schema of the training data, or as they are."""
+    shape, schema = tuple(report["model"]["shape"]), report.get("schema")
+    if schema is None:
+        return _rows.blocks(Path(args.input), shape, args.header, args.separator)
+    from dpgrad import data
+    from dpgrad.training.hugging_face import Checkpoint
+
+    if (args.header, args.separator) != ("auto", "auto"):
+        raise OptionError("--header and --separator are for prepared rows: the schema says how this file is read")
+    tokens = source.tokens(shape[0]) if isinstance(source, Checkpoint) and source.kind == "text" else None
+    found = data.encode(args.input, schema, tokens)
+    if found.shape[1:] != shape:
+        raise ReportError(f"{args.run}: its schema makes rows of shape {found.shape[1:]}, and its model takes {shape}")
+    return iter([found[start : start + _BLOCK] for start in range(0, len(found), _BLOCK)])
 
 
 def _bytes_of(built: "Callable[[], Any]") -> float:
@@ -156,52 +226,41 @@ def _bytes_of(built: "Callable[[], Any]") -> float:
         return math.inf
 
 
-def _function(text: str) -> "Callable[[], Any]":
-    """The function that FILE.py:FUNCTION names."""
-    import runpy
-
-    from torch import nn
-
-    file, _, name = text.rpartition(":")
-    if not file.endswith(".py") or not Path(file).is_file():
-        raise OptionError(f"--model must be FILE.py:FUNCTION with a file that exists, got {text!r:.80}")
-    found = runpy.run_path(file).get(name)
-    if not callable(found):
-        raise OptionError(f"--model {text}: {file} has no function {name!r:.40}")
-
-    def made() -> Any:
-        try:
-            model: object = found()
-        except Exception as error:
-            raise OptionError(f"--model {text} raised {type(error).__name__}: {error!s:.200}") from None
-        if not isinstance(model, nn.Module):
-            raise OptionError(f"--model {text} must return a torch.nn.Module, it returned a {type(model).__name__}")
-        return model
-
-    return made
-
-
 def _forward(model: Any, block: "Array", report: "Report") -> Any:
     import torch
 
     try:
-        return model(torch.from_numpy(block))
+        return model(torch.from_numpy(block).to(_dtype(report)))
     except (RuntimeError, IndexError, ValueError) as error:  # rows of a shape that the layers cannot take
         named = report["model"]
         why = " ".join(str(error).split())
         raise DataError(f"model {named['name']} cannot take rows of shape {named['shape']}: {why:.200}") from None
 
 
-def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argparse.Namespace) -> tuple[int, "Array"]:
-    """The number of rows, and the model's output for each: class probabilities, or a real value."""
+def _in_bounds(outputs: Any, report: "Report") -> Any:
+    """Predictions of a real target in its own units; a model trained through a schema gives shares of its bounds."""
+    if report.get("schema") is None:
+        return outputs
+    from dpgrad import data
+
+    target = data.schema_of(report["schema"]).target
+    if target is None or target.bounds is None:
+        return outputs
+    low, high = target.bounds
+    return low + (high - low) * outputs.clamp(0, 1)
+
+
+def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argparse.Namespace) -> "Array":
+    """The model's output for each row: class probabilities, or a real value."""
     import numpy as np
     import torch
 
-    most, rows, made = -math.inf, 0, [np.zeros((0, report["model"]["outputs"]), np.float32)]
+    outputs = report["model"]["outputs"]
+    most, rows, made = -math.inf, 0, [np.zeros((0, outputs), np.float32)]
     with torch.no_grad():
         for block in blocks:
-            found = _forward(model, block, report)
-            made.append((found if _classes(report) is None else found.softmax(1)).numpy())
+            found = _forward(model, block, report).reshape(len(block), outputs).float()
+            made.append((_in_bounds(found, report) if _classes(report) is None else found.softmax(1)).numpy())
             if not np.isfinite(made[-1]).all():
                 number = rows + int(np.argmin(np.isfinite(made[-1]).all(1))) + 1
                 raise DataError(
@@ -210,20 +269,36 @@ def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argp
                 )
             most, rows = max(most, float(block.max())), rows + len(block)
     _refuse_units(args.input, report, most)
-    return rows, np.concatenate(made)
+    return np.concatenate(made)
 
 
-def _written(report: "Report", outputs: "Array", as_json: bool) -> str:
+def _json(report: "Report", outputs: "Array") -> str:
+    """All predictions as one object, with the guarantee of the model."""
+    classes = _classes(report)
+    found: dict[str, Any] = {"predictions": outputs[:, 0].tolist()}
+    if classes is not None:
+        labels = [classes[index] for index in outputs.argmax(1)]
+        found = {"labels": labels, "classes": classes, "probabilities": outputs.tolist()}
+    return json.dumps({**found, "guarantee": report["guarantee"]}) + "\n"
+
+
+def _lines(report: "Report", outputs: "Array") -> str:
+    """One object a row."""
+    classes, found = _classes(report), []
+    for row in outputs.tolist():
+        if classes is None:
+            found.append({"prediction": row[0]})
+        else:
+            shares = dict(zip(classes, row, strict=True))
+            found.append({"label": max(shares, key=lambda name: shares[name]), "probabilities": shares})
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+
+
+def _csv(report: "Report", outputs: "Array") -> str:
     classes = _classes(report)
     if classes is None:
-        values = outputs[:, 0].tolist()
-        if as_json:
-            return json.dumps({"predictions": values, "guarantee": report["guarantee"]}) + "\n"
-        return _table(["prediction"], [[f"{value:.6g}"] for value in values])
+        return _table(["prediction"], [[f"{value:.6g}"] for value in outputs[:, 0].tolist()])
     labels = [classes[index] for index in outputs.argmax(1)]
-    if as_json:
-        found = {"labels": labels, "classes": classes, "probabilities": outputs.tolist()}
-        return json.dumps({**found, "guarantee": report["guarantee"]}) + "\n"
     shares = [[f"{share:.6f}" for share in row] for row in outputs.tolist()]
     head = ["label", *(f"probability of {name}" for name in classes)]
     return _table(head, [[label, *row] for label, row in zip(labels, shares, strict=True)])

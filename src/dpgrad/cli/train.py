@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFold
 from dpgrad.training.recipes import Recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from dpgrad.accounting.ledger import Ledger
     from dpgrad.cli._options import Commands, Parser
     from dpgrad.data import Dataset
@@ -51,13 +54,28 @@ def add(commands: "Commands") -> None:
 def _job(parser: "Parser") -> None:
     group = parser.add_argument_group("what is trained")
     add = group.add_argument
-    add("--data", metavar="NAME", help=_options.First("The dataset; digits, the default, comes with the package."))
+    add(
+        "--data",
+        metavar="NAME|FILE|FOLDER",
+        help=_options.First("A dataset by name, or a file or folder of your own; default: digits."),
+    )
+    _data.add_own(group)
     _data.add(group)
     add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
     add(
         "--model",
-        metavar="NAME",
-        help=_options.First("linear, mlp, cnn or oriented-gradients; the default depends on the data."),
+        metavar="MODEL",
+        help=_options.First(
+            "A name: linear, mlp, cnn, oriented-gradients, words, yu2018-softmax, yu2018-cnn, yu2018-covertype, "
+            "huang2024-cnn or resnet9. Or FILE.py:FUNCTION, your own function of the shape of one row and the number "
+            "of outputs. Or hf:FOLDER, a classifier of transformers in a local folder. The default depends on the data."
+        ),
+    )
+    add(
+        "--lora",
+        metavar="R",
+        type=_options.count,
+        help="With hf:FOLDER: train adapters of rank R and the head, and keep the other weights.",
     )
     add("--method", metavar="NAME", nargs="+", help=_options.First("One or more methods, such as dpsgd or psasc."))
     add(
@@ -157,7 +175,7 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
         try:
             with _options.warned(ResumeWarning) as warned:
                 reports = {method: training.report(method) for method in training.methods}
-            return training.answer(reports, warned)
+            return training.answer(reports, [*training.notes, *warned])
         except KeyboardInterrupt:
             resumed = _options.typed(parser, typed)
             raise KeyboardInterrupt(f"count the whole plan as spent, or resume it with: {resumed}") from None
@@ -167,16 +185,19 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
 
 
 def _dataset(args: argparse.Namespace) -> "Dataset":
-    """The dataset that was asked for."""
-    from dpgrad import data
+    """The dataset that was asked for; texts for a model of transformers are read by its own tokenizer."""
+    return _data.load(args.data or "digits", args, args.preprocessing, _tokens(args))
 
-    name = args.data or "digits"
-    if name not in data.names() and (os.sep in name or "." in name or os.path.exists(name)):
-        raise OptionError(
-            f"--data must be the name of a dataset, one of {', '.join(data.names())}, got {name!r:.80}: to train on "
-            "data of your own, use dpgrad.fit in Python"
-        )
-    return _data.load(name, args, args.preprocessing)
+
+def _tokens(args: argparse.Namespace) -> "Callable[[Sequence[str]], Any] | None":
+    """The tokenizer of the model's folder, with the length that the schema declares; None for other models and data."""
+    from dpgrad import data
+    from dpgrad.training.hugging_face import PREFIX, Checkpoint
+
+    if args.schema is None or not (args.model or "").startswith(PREFIX):
+        return None
+    lengths = [column.length for column in data.schema_of(args.schema).features if column.kind == "text"]
+    return Checkpoint.read(args.model.removeprefix(PREFIX), "text").tokens(lengths[0]) if lengths else None
 
 
 class _Training:
@@ -186,12 +207,14 @@ class _Training:
         import torch
 
         from dpgrad.training import jobs
+        from dpgrad.training.blueprints import blueprint
+        from dpgrad.training.models import default
 
         self.args, self.dataset, self.methods, self.several = args, dataset, methods, len(methods) > 1
         self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
-        self.model_name = args.model or self.job.model
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.out = Path(args.out or f"dpgrad-runs/{dataset.name}-{stamp}")
+        self.blueprint = blueprint(args.model or default(self.rows.kind, self.rows.shape), self.rows.kind, args.lora)
+        self.notes: tuple[str, ...] = ()
+        self.out = Path(args.out or f"dpgrad-runs/{dataset.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         self.ledger_path = Path(args.ledger) if args.ledger else self.out / _LEDGER if self.several else None
         self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._ledger: Ledger | None = None
@@ -261,18 +284,18 @@ class _Training:
         """Build the model; its initial weights do not depend on the data and are the same at every call."""
         import torch
 
-        from dpgrad.training.models import build
+        from dpgrad.training.blueprints import built
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.args.seed or 0)
-            made = build(self.model_name, self.rows.shape, self.rows.outputs)
         if self.device.partition(":")[0] not in ("cpu", "cuda"):
             raise OptionError(f"--device must be cpu or cuda, got {self.device!r:.60}")
-        try:
-            return made.to(self.device)
-        except (RuntimeError, AssertionError) as error:  # a device that is not there
-            why = str(error).splitlines()[0]
-            raise OptionError(f"--device {self.device} cannot be used: {why}; choose cpu, or leave it out") from None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.args.seed or 0)
+            made = built(self.blueprint, self.rows.shape, self.rows.outputs, self.rows.train[0].dtype, self.device)
+        for note in self.blueprint.notes:
+            if note not in self.notes:
+                print(f"dpgrad: note: {note}", file=sys.stderr, flush=True)
+        self.notes = self.blueprint.notes
+        return made
 
     def folder(self, method: str) -> Path:
         """The run folder of a method: --out itself, or a folder in it if there are several methods."""
@@ -359,11 +382,13 @@ class _Training:
                 release=self._release,
             )  # fmt: skip
             held_out = HeldOut(self.rows.held_out, evaluate_every=self.args.evaluate_every)
-            fitted = fit(
-                self.model(), self.rows.train, self.rows.loss, method=named, held_out=held_out, folder=run,
-                ledger=self._ledger, callbacks=[show, *_diagnostics(self.args.diagnostics)], seed=self.args.seed,
-                privacy=privacy, computing=self.computing, **dataclasses.asdict(budget),
-            )  # fmt: skip
+            model = self.model()
+            with self.blueprint.told("on training rows", private=True):
+                fitted = fit(
+                    model, self.rows.train, self.rows.loss, method=named, held_out=held_out, folder=run,
+                    ledger=self._ledger, callbacks=[show, *_diagnostics(self.args.diagnostics)], seed=self.args.seed,
+                    privacy=privacy, computing=self.computing, **dataclasses.asdict(budget),
+                )  # fmt: skip
         if fitted.stopped == "interrupted":
             raise KeyboardInterrupt
         return report.load(folder)
@@ -373,8 +398,9 @@ class _Training:
         from dpgrad.reports import report
         from dpgrad.reports.page import page
 
-        named = {"name": self.model_name, "shape": list(self.rows.shape), "outputs": self.rows.outputs}
-        found = report.privacy(fitted, self.dataset, named)
+        named = {**(fitted.described or {}), "shape": list(self.rows.shape), "outputs": self.rows.outputs}
+        found = report.privacy(fitted, self.dataset, {**named, **self.blueprint.described()})
+        self.blueprint.write(folder)
         report.write(folder, found)
         (folder / _PAGE).write_text(page({fitted.plan.recipe.name: found}), "utf-8")
 

@@ -1,10 +1,12 @@
-"""Datasets by name, as numpy arrays, with checksums and a record of what was assumed public.
+"""Datasets by name, and files of your own, as numpy arrays with a record of what was assumed public.
 
-Every public module of this package is one dataset; a new file is found by its name and needs no registration.
+`read` takes a file and the schema that describes it. Every public module of this package is one dataset; a new file is
+found by its name and needs no registration.
 Files are read from `root` or from the folder named by `DPGRAD_DATA`.
 """
 
 import importlib
+import os
 import pkgutil
 from pathlib import Path
 from types import ModuleType
@@ -12,23 +14,46 @@ from typing import TYPE_CHECKING
 
 from dpgrad import _validate
 from dpgrad._submodules import attribute
+from dpgrad.data._columns import Column, Target
+from dpgrad.data._csv import SEPARATORS
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
+from dpgrad.data._describe import NOTICE, describe
+from dpgrad.data._numbers import Array, fits, numbers
+from dpgrad.data._read import encode, read
+from dpgrad.data._schema import FileFormat, Schema, Split
 from dpgrad.data._source import Source, data_folder, read_all
+from dpgrad.data._toml import schema_of, written
 from dpgrad.errors import DataError, MissingFileError
 
 __all__ = [
+    "NOTICE",
     "OUTSIDE",
     "ROW_COUNTS",
+    "SEPARATORS",
+    "Array",
+    "Column",
     "DataError",
     "Dataset",
+    "FileFormat",
     "MissingFileError",
+    "Schema",
     "Source",
+    "Split",
+    "Target",
     "data_folder",
+    "describe",
+    "encode",
+    "fits",
+    "is_file",
     "load",
     "names",
+    "numbers",
     "preprocessings",
+    "read",
     "read_all",
+    "schema_of",
     "sources",
+    "written",
 ]
 
 
@@ -65,6 +90,15 @@ def load(
     if not isinstance(dataset, Dataset):
         raise TypeError(f"dpgrad.data.{name}.load must return a Dataset, got {type(dataset).__name__}")
     return dataset
+
+
+def is_file(name: str) -> bool:
+    """Whether ``name`` is meant as a file or folder of one's own rather than as the name of a dataset.
+
+    >>> is_file("digits"), is_file("people.csv"), is_file("hf:reviews")
+    (False, True, True)
+    """
+    return name not in names() and (os.sep in name or "." in name or name.startswith("hf:") or os.path.exists(name))
 
 
 def preprocessings(name: str) -> tuple[str, ...]:

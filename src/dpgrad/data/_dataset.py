@@ -1,13 +1,16 @@
 """What a loader returns."""
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad import _validate
 from dpgrad.errors import DataError
+
+if TYPE_CHECKING:
+    from dpgrad.data._schema import Schema
 
 OUTSIDE = "outside the guarantee: "
 ROW_COUNTS = "the number of rows"
@@ -28,6 +31,8 @@ class Dataset:
     `y` holds class indices 0..K-1 into `classes`, or real targets where `classes` is None. `public` lists every fact
     taken as public; entries that start with "outside the guarantee" were read from the private rows.
     Images are (n, channels, height, width); `flat` gives one vector a row. The representation shows shapes, never rows.
+    `kind` is "table", "image" or "text", whose rows are whole numbers. Data of one's own carry the `schema` they were
+    read by and, where it names a unit, `units`: a number for each training row, equal for rows of one person.
 
     >>> import numpy as np
     >>> rows, labels = np.zeros((3, 2)), np.array([0, 1, 1])
@@ -44,8 +49,15 @@ class Dataset:
     preprocessing: str
     split: str
     public: tuple[str, ...]
+    schema: "Schema | None" = None
+    units: NDArray[np.int64] | None = None
+    kind: str = ""
 
     def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", "image" if len(self.x_train.shape) == 4 else "table")
+        if self.units is not None and self.units.shape != self.y_train.shape[:1]:
+            raise DataError(f"{self.name}: units must have one entry for each of {self.y_train.shape[0]} training rows")
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if x.shape[0] != y.shape[0]:
                 raise DataError(f"{self.name} {part}: {x.shape[0]} rows but {y.shape[0]} labels")
@@ -59,7 +71,8 @@ class Dataset:
 
     def flat(self) -> "Dataset":
         """The same rows with each image laid out as one vector."""
-        return replace(self, x_train=_flat(self.x_train), x_test=_flat(self.x_test))
+        kind = "table" if self.kind == "image" else self.kind
+        return replace(self, x_train=_flat(self.x_train), x_test=_flat(self.x_test), kind=kind)
 
     def __repr__(self) -> str:
         classes = None if self.classes is None else len(self.classes)

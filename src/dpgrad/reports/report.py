@@ -103,7 +103,8 @@ def privacy(
         "format": FORMAT,
         "dpgrad": __version__,
         "data": None if data is None else _data(data),
-        "model": None if model is None else {**model, "parameters": fitted.plan.parameters or 0},
+        "schema": None if data is None or data.schema is None else data.schema.to_dict(),
+        "model": None if model is None else {**_UNSAID, **model, "parameters": fitted.plan.parameters or 0},
         "method": {"name": named.name, "title": named.title, "citation": named.citation},
         "way": None if fitted.way is None else _way(fitted.way),
         "guarantee": _guarantee(fitted.guarantee),
@@ -222,7 +223,13 @@ def _current(report: Any) -> Any:
     plan = report.get("plan")
     if isinstance(plan, dict) and "lot" in plan:
         plan = {**{name: value for name, value in plan.items() if name != "lot"}, "batch_size": plan["lot"]}
-    return {**report, "format": FORMAT, "way": None, "plan": plan}
+    model = report.get("model")
+    if isinstance(model, dict):
+        model = {**_UNSAID, **model}
+    return {**report, "format": FORMAT, "way": None, "schema": None, "model": model, "plan": plan}
+
+
+_UNSAID: dict[str, Any] = {"dtype": "float32", "source": None}  # of a model
 
 
 def released(run: Path) -> Path:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset, default_collate
 
 from dpgrad import _processes, _validate
 from dpgrad.accounting import account
@@ -422,16 +422,23 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
 
 
 def _described(task: _Task) -> dict[str, Any] | None:
-    """The shape of a row and the number of outputs, where a loss by name calls the model on inputs; both are public."""
-    inputs = task.data[0] if isinstance(task.loss, NamedLoss) and isinstance(task.data, tuple) else None
-    if not isinstance(inputs, Tensor) or task.privacy.several_rows or inputs.ndim < 2 or 0 in inputs.shape:
+    """The shape and type of a row and the number of outputs, where a loss by name calls the model; all are public.
+
+    None for a Dataset other than of tensors: the shape of one of its examples may depend on that example.
+    """
+    held = task.data.tensors if type(task.data) is TensorDataset else task.data
+    if not isinstance(task.loss, NamedLoss) or task.privacy.several_rows or not isinstance(held, tuple | list):
+        return None
+    inputs = source.gathered(held[0], torch.arange(1), task.device)
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or 0 in inputs.shape:
         return None
     found: object = None
     with torch.no_grad(), judging(task.core), suppress(Exception):  # the budget is spent: a run must not end here
-        found = task.core(torch.zeros_like(inputs[:1], device=task.device))
+        found = task.core(torch.zeros_like(inputs))
     if not isinstance(found, Tensor) or found.ndim > 2:
         return None
-    return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": found.shape[1] if found.ndim == 2 else 1}
+    outputs, dtype = found.shape[1] if found.ndim == 2 else 1, str(inputs.dtype).removeprefix("torch.")
+    return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": outputs, "dtype": dtype}
 
 
 def _rate(plan: Plan) -> float:

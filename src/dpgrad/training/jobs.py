@@ -48,7 +48,7 @@ _VECTORS = Job("linear", ("dpsgd",), batch_size=256, baseline_epochs=10, epochs=
 
 def job(data: Dataset) -> Job:
     """The job for a dataset: its own, or one for images or for vectors."""
-    if data.name == "digits":
+    if data.name == "digits" and data.schema is None:  # not a file of that name
         return _DIGITS
     return _IMAGES if len(data.x_train.shape) == 4 else _VECTORS
 
@@ -77,26 +77,30 @@ def threads(found: Job) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A dataset as tensors: training rows, held-out rows, the shape of a row, the number of outputs, the loss."""
+    """A dataset as tensors: training rows, held-out rows, the shape of a row, the number of outputs, the loss.
+
+    ``kind`` is table, image or text; the rows of texts are whole numbers, and all others are float32.
+    """
 
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor] | None
     shape: tuple[int, ...]
     outputs: int
     loss: str
+    kind: str
 
     @classmethod
     def of(cls, data: Dataset) -> "Rows":
         """The rows of ``data``: classes by cross-entropy, real targets by the squared loss."""
         classes = data.classes
-        train = _tensors(data.x_train, data.y_train, classes is not None)
-        held_out = _tensors(data.x_test, data.y_test, classes is not None) if len(data.y_test) else None
+        train = _tensors(data.x_train, data.y_train, classes is not None, data.kind)
+        held_out = _tensors(data.x_test, data.y_test, classes is not None, data.kind) if len(data.y_test) else None
         shape = tuple(int(size) for size in data.x_train.shape[1:])
         loss = "squared" if classes is None else "cross-entropy"
-        return cls(train, held_out, shape, 1 if classes is None else len(classes), loss)
+        return cls(train, held_out, shape, 1 if classes is None else len(classes), loss, data.kind)
 
 
-def _tensors(x: Any, y: Any, classes: bool) -> tuple[Tensor, Tensor]:
+def _tensors(x: Any, y: Any, classes: bool, kind: str) -> tuple[Tensor, Tensor]:
     dense = x if isinstance(x, np.ndarray) else x.toarray()  # scipy's sparse rows
-    inputs = torch.from_numpy(np.ascontiguousarray(dense, dtype=np.float32))
+    inputs = torch.from_numpy(np.ascontiguousarray(dense, dtype=np.int64 if kind == "text" else np.float32))
     return inputs, torch.from_numpy(np.ascontiguousarray(y, dtype=np.int64 if classes else np.float32))

@@ -1,0 +1,255 @@
+"""A schema proposed from a file: it reads the private rows, so that a person has to confirm every entry."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpgrad import _validate
+from dpgrad.data import _csv, _folders, _hf
+from dpgrad.data._columns import LONGEST_NAME, Column, Target
+from dpgrad.data._encode import real, written_as
+from dpgrad.data._opened import Table
+from dpgrad.data._read import format_of, table_of
+from dpgrad.data._schema import FileFormat, Schema, Split
+from dpgrad.errors import DataError
+
+NOTICE = (
+    "This schema was proposed by reading the data, which is outside every guarantee: its names, bounds and categories "
+    "may reveal rows. Correct each entry from public knowledge, then confirm it with public = true."
+)
+MARKERS = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "none", "-", ".")
+
+_MOST_DISTINCT = 1000  # values that are counted; beyond that a column has no categories
+_MOST_CATEGORIES = 50
+_OFTEN = 3  # a category that occurs less often is not listed: it may be one person's
+_MOST_CLASSES = 20  # of a target of whole numbers
+_LONG_TEXT = 30  # characters on average
+_NO_SHAPE = (0,)  # of lists that are not arrays of numbers of one shape
+_TARGETS = ("target", "label", "labels", "class", "y", _folders.FOLDER)
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
+
+
+@dataclass
+class _Seen:
+    """What was seen of one column."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    missing: set[str] = field(default_factory=set)
+    numbers: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    dates: int = 0
+    letters: int = 0
+    whole: bool = True
+    crowded: bool = False
+    shape: tuple[int, ...] = ()
+    images: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def add(self, cells: Any, comma: bool) -> None:
+        """Take in the cells of a chunk."""
+        if isinstance(cells, np.ndarray) and cells.ndim > 1:
+            self._arrays(cells)
+            return
+        for cell in cells.tolist() if isinstance(cells, np.ndarray) else cells:
+            if isinstance(cell, list):
+                self._arrays(_array(cell))
+                continue
+            if isinstance(cell, Path | bytes | dict):
+                self.images.add(_folders.size(cell))
+                continue
+            self._one(cell, written_as(cell), comma)
+
+    def _one(self, cell: object, text: str | None, comma: bool) -> None:
+        if text is None or text in MARKERS:
+            self.missing.add("" if text is None else text)
+            return
+        text = text.encode("utf-8", "replace").decode()  # half a character, as JSON can hold, is in no TOML
+        self.rows += 1
+        self.letters += len(text)
+        if not self.crowded:
+            self.counts[text] += 1
+            self.crowded = len(self.counts) > _MOST_DISTINCT
+        value = None if isinstance(cell, bool) else real(cell, comma)
+        if value is None:
+            self.dates += bool(_DATE.fullmatch(text))
+        elif math.isfinite(value):
+            self.numbers += 1
+            self.low, self.high = min(self.low, value), max(self.high, value)
+            self.whole = self.whole and value.is_integer()
+
+    def _arrays(self, cells: Any) -> None:
+        self.rows += len(cells)
+        usable = cells.dtype.kind in "fiub" and self.shape in ((), cells.shape[1:])
+        self.shape = cells.shape[1:] if usable else _NO_SHAPE
+        if not usable:
+            return
+        values = cells[np.isfinite(cells)]
+        if values.size:
+            self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+
+    @property
+    def all_numbers(self) -> bool:
+        return self.rows > 0 and self.numbers == self.rows
+
+
+def _array(cell: list[Any]) -> Any:
+    """A list as an array of one row; of texts where it is not of numbers alone, all of one shape."""
+    try:
+        return np.asarray([cell], np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([[""]])
+
+
+def describe(
+    path: str | Path, target: str | None = None, file: FileFormat | None = None
+) -> tuple[Schema, dict[str, list[str]]]:
+    """Propose a schema for a file, with notes for each entry.
+
+    Guarantee: none. Proposing reads every row. Nothing of it is confirmed, and `read` refuses it until a person has.
+    """
+    file = file or FileFormat()
+    kind, found = format_of(path, file)
+    if kind == "csv":
+        file = replace(file, separator=file.separator or _csv.separator_at(found, file))
+        file = file if file.header is not None else replace(file, header=_csv.has_header(found, file))
+    table = table_of(path, file, (), target)
+    for place, name in enumerate(table.names, 1):  # by their places: they may be a row
+        if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+            raise DataError(f"{path}: the name of column {place:,} must be 1 to {LONGEST_NAME} printable characters")
+    seen = {name: _Seen() for name in table.names}
+    rows = 0
+    for chunk in table.chunks:
+        rows += len(chunk)
+        for name in table.names:
+            seen[name].add(chunk.columns[name], file.decimal == ",")
+    if not rows:
+        raise DataError(f"{path} holds no rows below its header: there is nothing to describe")
+    goal, notes = _goal(table, target), {"": _preface(path)}
+    declared = _hf.class_names(found) if kind == "hf" else {}
+    columns = []
+    for name in table.names:
+        if name != goal:
+            column, note = _column(name, seen[name])
+            columns.append(column)
+            notes[name] = note
+    described = _target(table, goal, seen[goal], declared.get(goal))
+    if target is None:
+        notes["[target]"] = ["the target is guessed: correct column if it is another"]
+    proposed = Schema(_alone(columns, notes), described, file, Split("fraction"), proposed_from_data=True)
+    return proposed, notes
+
+
+def _preface(path: str | Path) -> list[str]:
+    return [
+        f"Proposed by `dpgrad data describe {path}`, which reads the data: that is OUTSIDE THE GUARANTEE.",
+        "Names, bounds and categories below may reveal private rows. Replace them by what is publicly known, and write",
+        "public = true in each entry you confirm. dpgrad refuses the file until every entry in use is confirmed.",
+        'Rows of one person: write unit = "NAME" here, and kind = "id" under that column.',
+    ]
+
+
+def _goal(table: Table, target: str | None) -> str:
+    if len(table.names) < 2:
+        other = ", such as --target y.npy" if table.path.endswith(".npy") else ""
+        raise DataError(f"{table.path} has one column alone: a schema needs a target beside it{other}")
+    if target is not None:
+        if target not in table.names:
+            near = _validate.meant(target, table.names) if table.certain else ""
+            raise DataError(f"target {target!r:.80} is no column of {table.path}{near}")
+        return target
+    return next((name for name in table.names if name.lower() in _TARGETS), table.names[-1])
+
+
+def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
+    missing: dict[str, Any] = {"missing": tuple(sorted({"", *seen.missing}))} if seen.missing else {}
+    if seen.images:
+        return _image(name, seen)
+    if seen.all_numbers or (seen.shape and seen.shape != _NO_SHAPE and not seen.counts):
+        low, high = rounded(seen.low, seen.high)
+        if missing:
+            missing["fill"] = (low + high) / 2
+        return Column(name, "number", bounds=(low, high), shape=seen.shape, **missing), [
+            "bounds are rounded outward from the data: replace them by what is known"
+        ]
+    if seen.dates * 2 > seen.rows:
+        return Column(name, "ignored"), ["looks like dates: turn them into numbers, such as years, to use them"]
+    if seen.rows and seen.letters > _LONG_TEXT * seen.rows:
+        return Column(name, "text"), ["text, hashed word by word; buckets and length are constants"]
+    often = [text for text, count in seen.counts.most_common() if count >= _OFTEN]
+    if (
+        not seen.crowded
+        and often
+        and len(often) <= _MOST_CATEGORIES
+        and sum(map(seen.counts.__getitem__, often)) * 2 > seen.rows
+    ):
+        return Column(name, "category", categories=tuple(sorted(often)), **missing), [
+            f"categories that occur at least {_OFTEN} times; others become 'other'"
+        ]
+    if not seen.rows:
+        return Column(name, "ignored"), ["all values are missing"]
+    return Column(name, "ignored"), ['neither numbers nor few categories; if it names a person, write kind = "id"']
+
+
+def _image(name: str, seen: _Seen) -> tuple[Column, list[str]]:
+    channels = max(size[0] for size in seen.images)
+    height, width = (max(size[at] for size in seen.images) for at in (1, 2))
+    if len({size[1:] for size in seen.images}) > 1:
+        side = min(height, width, 64)
+        return Column(name, "image", shape=(channels, side, side), resize="crop"), [
+            "images of several sizes: each is cropped and resized to this shape"
+        ]
+    return Column(name, "image", shape=(channels, height, width)), []
+
+
+def _alone(columns: list[Column], notes: dict[str, list[str]]) -> tuple[Column, ...]:
+    """Only a text, where numbers or categories stand beside it: a row is one or the other."""
+    for alone in ("image", "text"):
+        first = next((column.name for column in columns if column.kind == alone), None)
+        others = [column for column in columns if column.kind in ("number", "category")]
+        if first is not None and (alone == "image" or not others):
+            return tuple(c if c.name == first or not c.is_feature else Column(c.name, "ignored") for c in columns)
+        if first is not None:
+            for column in columns:
+                if column.kind == alone:
+                    notes[column.name] = [f"{alone} beside other columns: to train on it, ignore the others"]
+            columns = [Column(c.name, "ignored") if c.kind == alone else c for c in columns]
+    return tuple(columns)
+
+
+def _target(table: Table, name: str, seen: _Seen, declared: Sequence[str] | None) -> Target:
+    missing = tuple(sorted(seen.missing))
+    if declared:
+        return Target(name, classes=tuple(declared), missing=missing)
+    if seen.all_numbers and (seen.crowded or not seen.whole or len(seen.counts) > _MOST_CLASSES):
+        return Target(name, bounds=rounded(seen.low, seen.high), missing=missing)
+    if seen.crowded or len(seen.counts) < 2:
+        count = "more than 1,000 values" if seen.crowded else "fewer than two values"
+        raise DataError(
+            f"{table.path}: the target, column {table.names.index(name) + 1}, has {count}: give --target NAME"
+        )
+    order = sorted(seen.counts, key=lambda text: (float(text) if seen.all_numbers else 0.0, text))
+    return Target(name, classes=tuple(order), missing=missing)
+
+
+def rounded(low: float, high: float) -> tuple[float, float]:
+    """Bounds rounded outward to 1, 2 or 5 times a power of ten: closer ones would tell the extreme rows.
+
+    >>> rounded(17, 90), rounded(0.02, 0.93), rounded(-3, 870)
+    ((0.0, 100.0), (0.0, 1.0), (-5.0, 1000.0))
+    """
+    if not low <= high:
+        return 0.0, 1.0
+    least, most = (min(0.0, -_outward(-low)) if low < 0 else 0.0), (_outward(high) if high > 0 else 0.0)
+    return (least, most) if least < most else (least, least + 1.0)
+
+
+def _outward(value: float) -> float:
+    power = 10.0 ** math.floor(math.log10(value)) if value > 1e-30 else 1e-30
+    return min(next(step * power for step in (1, 2, 5, 10, 20) if step * power >= value), 3e38)

@@ -1,0 +1,111 @@
+"""Folders of images, one folder a class; an image becomes pixels in [0, 1] of the shape that is declared."""
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgrad.data._opened import Chunk, Table, guarded
+from dpgrad.errors import DataError
+
+IMAGE, FOLDER = "image", "folder"  # the names of the two columns
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others call programs of their own
+_ROWS = 64  # in a chunk
+_MOST_PIXELS = 1 << 26  # of one image, before it is resized
+
+
+def table(path: Path) -> Table:
+    """The images below a folder, sorted by name; without a folder a class, the images in it, without classes."""
+    with guarded(path, "a folder of images"):
+        folders = [entry.name for entry in _entries(path) if entry.is_dir()]
+        files = [entry for entry in _entries(path) if not entry.is_dir()]
+        if folders and files:
+            raise DataError(f"{path} holds files beside folders: keep one folder a class, and nothing else")
+        found = [(folder, image) for folder in folders or [""] for image in _images(path / folder)]
+    if not found:
+        raise DataError(f"{path} holds no images: put those of each class into a folder of its own")
+    names = (IMAGE, FOLDER) if folders else (IMAGE,)
+    return Table(str(path), names, _chunks(path, found), "image")
+
+
+def classes(path: Path) -> tuple[str, ...]:
+    """The names of the folders below, one a class."""
+    with guarded(path, "a folder of images"):
+        return tuple(entry.name for entry in _entries(path) if entry.is_dir())
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(path) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _images(folder: Path) -> list[str]:
+    for entry in _entries(folder):
+        if not entry.is_file() or not entry.name.lower().endswith(ENDINGS):
+            kind = (
+                "a folder" if entry.is_dir() else "a link or device" if not entry.is_file() else "no image by its name"
+            )
+            raise DataError(f"{entry.path} is {kind}: keep images alone there ({', '.join(ENDINGS)})")
+    return [entry.name for entry in _entries(folder)]
+
+
+def _chunks(path: Path, found: list[tuple[str, str]]) -> Iterator[Chunk]:
+    for at in range(0, len(found), _ROWS):
+        part = found[at : at + _ROWS]
+        columns = {IMAGE: [path / folder / name for folder, name in part], FOLDER: [folder for folder, _ in part]}
+        yield Chunk(columns, range(at + 1, at + len(part) + 1), [f"{folder}/{name}" for folder, name in part])
+
+
+def size(image: object) -> tuple[int, int, int]:
+    """Channels, height and width of an image file, without decoding it."""
+    with _opened(image) as opened:
+        width, height = opened.size
+        return (1 if opened.mode in ("1", "L", "I", "I;16", "F") else 3), height, width
+
+
+def pixels(image: object, shape: tuple[int, ...], resize: str) -> NDArray[np.float32]:
+    """The pixels of an image file, or of its bytes, as (channels, height, width) in [0, 1]."""
+    channels, height, width = shape
+    with _opened(image) as opened:
+        if opened.size != (width, height):
+            if resize == "refuse":
+                raise DataError(
+                    f"has {opened.size[1]} x {opened.size[0]} pixels, {height} x {width} declared: write "
+                    'resize = "crop" or "stretch" under its column'
+                )
+            if opened.size[0] * opened.size[1] > _MOST_PIXELS:
+                raise DataError(f"has more than {_MOST_PIXELS:,} pixels: make it smaller first")
+        with guarded(_name(image), "an image"):
+            from PIL import ImageOps
+
+            plain = opened.convert("L" if channels == 1 else "RGB")
+            if plain.size != (width, height):
+                plain = ImageOps.fit(plain, (width, height)) if resize == "crop" else plain.resize((width, height))
+            found = np.asarray(plain, np.float32).reshape(height, width, channels) / np.float32(255)
+    return np.ascontiguousarray(found.transpose(2, 0, 1))
+
+
+def _name(image: object) -> str:
+    return str(image) if isinstance(image, Path) else "an image"
+
+
+def _opened(image: object) -> Any:
+    """The image, of which only the header is read yet; a dictionary holds the bytes as Hugging Face writes them."""
+    if isinstance(image, dict):
+        image = image.get("bytes")
+    if not isinstance(image, Path | bytes):
+        raise DataError("holds no image: the bytes of an image file are needed")
+    with guarded(_name(image), "an image"):
+        import warnings
+
+        from PIL import Image
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the declared size limits what is decoded
+            return Image.open(image if isinstance(image, Path) else io.BytesIO(image), formats=_FORMATS)

@@ -1,0 +1,303 @@
+"""A user's own file as a Dataset: read in chunks, each row encoded by the schema and put into its part."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgrad import _validate
+from dpgrad.data import _arrays, _csv, _folders, _hf, _jsonl, _parquet
+from dpgrad.data._columns import Column, Target, key
+from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
+from dpgrad.data._encode import Encoder, Tokens
+from dpgrad.data._opened import Chunk, Table, guarded
+from dpgrad.data._parts import Grown, Parts, collect
+from dpgrad.data._schema import FileFormat, Schema, Split
+from dpgrad.data._toml import schema_of
+from dpgrad.errors import DataError
+
+ENDINGS = {
+    ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".data": "csv", ".parquet": "parquet", ".pq": "parquet",
+    ".npz": "npz", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl",
+}  # fmt: skip
+PROPOSED = OUTSIDE + "the schema was first proposed from the private rows (dpgrad data describe)"
+
+Given = Schema | Mapping[str, Any] | Path | str
+
+
+def format_of(path: str | Path, file: FileFormat) -> tuple[str, Path]:
+    """The format of a file, and its path without the prefix hf:."""
+    name = os.fspath(path)
+    if "\0" in name or not name.strip():
+        raise DataError(f"path must name a file or a folder, got {_validate.shown(name)}")
+    if name.startswith(_hf.PREFIX):
+        return "hf", Path(name.removeprefix(_hf.PREFIX)).expanduser()
+    found = Path(name).expanduser()
+    with guarded(found, "a file"):
+        found.stat()  # refuses what is missing, or may not be looked at
+        kind = file.format or ("images" if found.is_dir() else ENDINGS.get(found.suffix.lower()))
+    if kind is None:
+        known = ", ".join(dict.fromkeys(ENDINGS))
+        raise DataError(
+            f'{found} must end in {known}, be a folder of images, or be named hf:FOLDER; or write format = "csv" under '
+            "[file] of its schema"
+        )
+    return kind, found
+
+
+def table_of(path: str | Path, file: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> Table:
+    """The file as columns of cells; ``wanted`` are the columns that its schema describes."""
+    kind, found = format_of(path, file)
+    if kind == "csv":
+        plain = file.separator is None and found.suffix.lower() == ".tsv"
+        return _csv.table(found, replace(file, separator="\t") if plain else file, wanted, target)
+    if kind == "jsonl":
+        return _jsonl.table(found, file, wanted)
+    if kind == "npy":
+        return _arrays.npy(found, target)
+    return {"parquet": _parquet.table, "npz": _arrays.npz, "images": _folders.table, "hf": _hf.table}[kind](found)
+
+
+def read(
+    path: str | Path,
+    target: str | None = None,
+    schema: Given | None = None,
+    tokens: Tokens | None = None,
+    *,
+    classes: int | None = None,
+    held_out: float | str | Path | None = None,
+) -> Dataset:
+    """Read a file or folder of your own: CSV, Parquet, .npz, .npy, JSON lines, images by class, or hf:FOLDER.
+
+    What a row becomes is declared in ``schema`` (a TOML file, a dictionary or a `Schema`), whose entries must be
+    confirmed as public. Without one, only arrays can be read: ``target`` names the labels 0, 1, ... of an .npz and
+    ``classes`` how many there are. ``tokens`` turns a list of texts into whole numbers (rows, length), in place of
+    the hash of words. ``held_out`` is a share of the rows or another file, where the schema has no split.
+
+    Guarantee: each row is encoded by itself, by declared constants: that costs no privacy. The number of rows and
+    what ``Dataset.public`` lists are taken as public. A refusal names a place in the file, never what is there.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "people.csv")
+    >>> _ = path.write_text("age,income\\n30,low\\n50,high\\n140,high\\n", "utf-8")
+    >>> people = read(path, schema={
+    ...     "columns": {"age": {"kind": "number", "bounds": [0, 100], "public": True}},
+    ...     "target": {"column": "income", "classes": ["low", "high"], "public": True},
+    ... })
+    >>> people.x_train.ravel().round(2).tolist(), people.y_train.tolist()
+    ([0.30000001192092896, 0.5, 1.0], [0, 1, 1])
+    """
+    if tokens is not None and not callable(tokens):
+        raise DataError(f"tokens must be a function of a list of texts, got {_validate.shown(tokens)}")
+    declared = _implied(path, target, classes) if schema is None else _declared(schema, target, classes)
+    declared = _with_split(declared, held_out).confirmed()
+    if declared.target is None:
+        raise DataError(
+            '[target] is needed for training: write [target] with column = "NAME" and its classes or bounds'
+        )
+    wanted = [column.name for column in declared.columns] + [declared.target.column]
+    table = table_of(path, declared.file, wanted, declared.target.column)
+    matched(table, declared, training=True)
+    parts = Parts()
+    collect(Encoder(declared, table, tokens), declared, parts, None)
+    if declared.split.file is not None:
+        beside = _beside(path, declared.split.file)
+        other = table_of(beside, declared.file, wanted, declared.target.column)
+        matched(other, declared, training=True)
+        collect(Encoder(declared, other, tokens), declared, parts, True)
+    return _dataset(path, declared, parts)
+
+
+def encode(
+    rows: "str | Path | Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]] | Any",
+    schema: Given,
+    tokens: Tokens | None = None,
+) -> NDArray[Any]:
+    """The rows of a file, or of columns or records in memory, through a schema and without a target.
+
+    What `read` makes of the same rows. A file whose columns differ is refused, with what is missing and what is
+    unexpected; the target, ids and ignored columns may be there or not.
+
+    >>> schema = Schema((Column("age", "number", bounds=(0, 100), public=True),))
+    >>> encode({"age": [25, 999]}, schema).tolist()
+    [[0.25], [1.0]]
+    """
+    declared = schema_of(schema).confirmed()
+    target = None if declared.target is None else declared.target.column
+    wanted = [column.name for column in declared.columns] + ([] if target is None else [target])
+    if isinstance(rows, str | Path):
+        table = table_of(
+            rows, declared.file, wanted, target if target is not None and not target.endswith(".npy") else None
+        )
+    else:
+        table = _in_memory(rows)
+    matched(table, declared, training=False)
+    encoder = Encoder(declared, table, tokens, may_drop=False)
+    grown = Grown()
+    for chunk in table.chunks:
+        grown.add(encoder.rows(chunk)[0])
+    if not len(grown):
+        return np.empty((0, *declared.shape), np.int64 if declared.kind == "text" else np.float32)
+    return grown.done()
+
+
+def _in_memory(rows: Any) -> Table:
+    """Columns, records or a DataFrame as a table."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(rows, pandas.DataFrame):
+        if not rows.columns.is_unique:
+            raise DataError("rows: two columns of the DataFrame have one name: rename one")
+        cells = rows.astype(object).where(rows.notna(), None)
+        rows = {str(name): cells[name].tolist() for name in rows.columns}
+    if isinstance(rows, Mapping):
+        columns = {str(name): list(cells) for name, cells in rows.items()}
+    elif isinstance(rows, Sequence) and rows and all(isinstance(row, Mapping) for row in rows):
+        columns = {
+            str(name): [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
+        }
+    else:
+        raise DataError(f"rows must be a path, columns by name, records or a DataFrame, got {type(rows).__name__}")
+    counts = {len(cells) for cells in columns.values()}
+    if len(counts) != 1:
+        raise DataError("rows: every column must have as many entries, and there must be one column at least")
+    count = counts.pop()
+    return Table("rows", tuple(columns), iter([Chunk(columns, range(1, count + 1))] if count else []))
+
+
+def matched(table: Table, schema: Schema, *, training: bool) -> None:
+    """Refuse a table whose columns are not those of the schema, naming them.
+
+    Names of the file are shown only where they are certain to be names: the first line of a file that has no header
+    is somebody's record.
+    """
+    target = schema.target
+    needed = [column.name for column in schema.features]
+    if training:
+        named = (None if target is None else target.column, schema.unit, schema.split.column)
+        needed += [name for name in named if name is not None]
+    known = {column.name for column in schema.columns} | ({target.column} if target is not None else set())
+    missing = [name for name in needed if name not in table.names]
+    unexpected = [name for name in table.names if name not in known]
+    if not missing and not unexpected:
+        return
+    sure = table.certain or 2 * len(known.intersection(table.names)) >= len(table.names)
+    said = [f"missing {_listed(missing)}"] if missing else []
+    if unexpected:
+        said.append(
+            f"unexpected {_listed(unexpected)}" if sure else f"{len(unexpected):,} that the schema does not name"
+        )
+    remedy = ""
+    if unexpected:
+        name = key(unexpected[0]) if sure and len(unexpected[0]) <= 80 else "NAME"
+        remedy = f': to leave a column out, write [columns.{name}] with kind = "ignored"'
+    if not sure:
+        remedy = ": is the first line a header, and the separator right? See header and separator under [file]"
+    raise DataError(f"{table.path}: its columns differ from the schema's: {'; '.join(said)}{remedy}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name)[:80] for name in names[:8])
+    return shown + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
+
+
+def _declared(schema: Given, target: str | None, classes: int | None) -> Schema:
+    found = schema_of(schema)
+    if classes is not None:
+        raise DataError("classes is for arrays without a schema: list the classes under [target] of the schema")
+    if target is not None and (found.target is None or found.target.column != target):
+        there = "none" if found.target is None else repr(found.target.column)[:80]
+        raise DataError(
+            f'target is {target!r:.80}, and the schema has {there}: write column = "{target:.80}" under [target]'
+        )
+    return found
+
+
+def _with_split(schema: Schema, held_out: float | str | Path | None) -> Schema:
+    if held_out is None:
+        return schema
+    if schema.split.rule != "none":
+        raise DataError("held_out is given, and the schema has a rule under [split]: leave one of them out")
+    if isinstance(held_out, str | Path):
+        return replace(schema, split=Split("file", file=os.fspath(held_out)))
+    return replace(schema, split=Split("fraction", held_out=held_out))
+
+
+def _beside(path: str | Path, file: str) -> str:
+    """The path of the held-out file, relative to the folder of the data."""
+    name = os.fspath(path)
+    prefix = _hf.PREFIX if name.startswith(_hf.PREFIX) else ""
+    return prefix + str(Path(name.removeprefix(prefix)).expanduser().parent / file.removeprefix(prefix))
+
+
+def _implied(path: str | Path, target: str | None, classes: int | None) -> Schema:
+    """The schema of arrays, whose shapes and types say all that has to be known; anything else is refused."""
+    kind, _ = format_of(path, FileFormat())
+    if kind not in ("npz", "npy"):
+        raise DataError(
+            f"{path} needs a schema, since kinds, bounds and categories may not be learned from private rows: "
+            f"propose one with `dpgrad data describe {path} > schema.toml`, which looks at the data, or write "
+            '[columns.NAME] with kind = "number", bounds = [LOW, HIGH] and public = true, and [target] with column, '
+            "classes and public = true"
+        )
+    if target is None or classes is None:
+        raise DataError(
+            f'{path} needs its target and the number of its classes: give target="y" and classes=10, or a schema with '
+            "[target] column, and classes or bounds"
+        )
+    _validate.whole(least=2, most=1_000_000, classes=classes)
+    whole = table_of(path, FileFormat(), (), target).whole or {}
+    if target not in whole:
+        raise DataError(f"{path} has no array {target!r:.80}: it holds {_listed(list(whole))}")
+    inputs = [name for name in whole if name != target]
+    if len(inputs) != 1 or whole[inputs[0]].dtype.kind not in "fu" or whole[target].dtype.kind not in "iu":
+        raise DataError(
+            f"{path} needs a schema: without one it must hold one array of floats or bytes, and the target as whole "
+            "numbers"
+        )
+    array = whole[inputs[0]]
+    pixels = array.dtype == np.uint8  # their range is that of the type, whatever the values
+    bounds, scale = ((0.0, 255.0), "unit") if pixels else (None, "none")
+    column = Column(inputs[0], "number", bounds=bounds, scale=scale, shape=array.shape[1:], public=True)
+    names = tuple(str(number) for number in range(classes))
+    return Schema((column,), Target(target, classes=names, public=True))
+
+
+def _dataset(path: str | Path, schema: Schema, parts: Parts) -> Dataset:
+    train, test = parts.train, parts.test
+    if not len(train.y):
+        raise DataError(f"{path} holds no rows for training: it has only a header, or all are held out or dropped")
+    x, y = train.rows(), train.y.done()
+    x_test = test.rows() if len(test.y) else x[:0]
+    y_test = test.y.done() if len(test.y) else y[:0]
+    ids = train.ids.done() if schema.unit is not None else None
+    if schema.split.rule == "last":
+        cut = len(y) - int(len(y) * schema.split.held_out)
+        x, x_test, y, y_test = x[:cut], x[cut:], y[:cut], y[cut:]
+        others = None if ids is None else ids[cut:]
+        ids = None if ids is None else ids[:cut]
+    else:
+        others = test.ids.done() if ids is not None and len(test.ids) else None
+    if ids is not None and others is not None and np.isin(others, ids).any():
+        raise DataError(
+            f"{path}: a person has rows in both parts, and held-out rows must be of other people: write "
+            'rule = "fraction" under [split], which splits by person'
+        )
+    target = schema.target
+    assert target is not None
+    said = (PROPOSED,) if schema.proposed_from_data else ()
+    return Dataset(
+        _stem(path), x, y, x_test, y_test, target.classes or None, "schema", schema.split.fact(),
+        (ROW_COUNTS, *schema.facts(), *said), schema,
+        None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64), schema.kind,
+    )  # fmt: skip
+
+
+def _stem(path: str | Path) -> str:
+    """The name of the file without its ending, as the name of a dataset and of a folder."""
+    stem = Path(os.fspath(path).removeprefix(_hf.PREFIX)).expanduser().resolve().stem
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in stem)[:80] or "data"
