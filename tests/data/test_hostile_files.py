@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpgrad import cli, data
-from dpgrad.data import Column, FileFormat, Schema, Target
+from dpgrad.data import Column, FileFormat, Schema, Split, Target
 
 SECRET = "s3cret"
 HEAD = "age,job,income\n"
@@ -43,6 +43,8 @@ CSV: dict[str, tuple[str | bytes, str]] = {
     "a header twice": (HEAD + HEAD + "1,cook,low\n", "line 2, column 'age' is not a number"),
     "one name twice": (f"age,age,income\n1,{SECRET},low\n", "columns 1 and 2 have the same name"),
     "a secret name twice": (f"{SECRET},{SECRET},income\n1,2,low\n", "columns 1 and 2 have the same name"),
+    "a header run into a row": (f"age,job,income1,{SECRET},low\n2,cook,low\n", "line 2 has 3 cells, and the first"),
+    "a header run into the only row": (f"age,job,income1,{SECRET},low\n", "is the first line a header"),
     "too few cells": (HEAD + f"1,{SECRET}\n", "line 2 has 2 cells, and the first line 3"),
     "too many cells": (HEAD + f"1,cook,low,{SECRET}\n", "line 2 has 4 cells"),
     "an empty line within": (HEAD + f"1,cook,low\n\n2,{SECRET},low\n", "has an empty line 3 before its last row"),
@@ -394,6 +396,57 @@ def test_any_bytes(scratch: Path, ending: str, content: bytes) -> None:
         lambda: data.encode(path, SCHEMA),
     ):
         quiet(read)
+
+
+PEOPLE = Schema(
+    (*SCHEMA.columns, Column("who", "id"), Column("part", "ignored")),
+    SCHEMA.target, split=Split("column", column="part", values=("test",)), unit="who",
+)  # fmt: skip
+SPLICES = (b'"', b",", b"\n", b"\0", b"\xff", b"{", b"1e999", b"nan", b"\r", b"\xef\xbb\xbf")
+
+
+def spoilt(draw: random.Random, whole: bytes) -> bytes:
+    """A file with a few bytes changed, left out, put in or moved."""
+    found = bytearray(whole)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at, how = draw.randrange(len(found)), draw.random()
+        if how < 0.4:
+            found[at] = draw.randrange(256)
+        elif how < 0.6:
+            del found[at : at + draw.randrange(1, 9)]
+        elif how < 0.8:
+            found[at:at] = draw.choice(SPLICES)
+        else:
+            found[at:at] = found[draw.randrange(len(found)) :][:20]
+    return bytes(found)
+
+
+def spoil(folder: Path, seed: int, count: int) -> None:
+    rows = [
+        {"age": row, "job": "cook", "who": f"{SECRET}{row}", "part": "test" if row % 4 else "x", "income": "low"}
+        for row in range(12)
+    ]
+    table = "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]).encode()
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    draw = random.Random(seed)
+    for path, whole in ((folder / "rows.csv", table), (folder / "rows.jsonl", lines)):
+        path.write_bytes(whole)
+        data.read(path, schema=PEOPLE)
+        for _ in range(count):
+            path.write_bytes(spoilt(draw, whole))
+            quiet(lambda path=path: data.read(path, schema=PEOPLE))  # type: ignore[misc]
+            quiet(lambda path=path: data.encode(path, PEOPLE))  # type: ignore[misc]
+            quiet(lambda path=path: data.describe(path))  # type: ignore[misc]
+
+
+def test_spoilt_files_tell_no_secret(tmp_path: Path) -> None:
+    spoil(tmp_path, 5, 150)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(20))
+def test_many_spoilt_files_tell_no_secret(tmp_path: Path, seed: int) -> None:
+    spoil(tmp_path, 100 + seed, 3000)
 
 
 def commands(folder: Path) -> Iterator[tuple[str, str]]:

@@ -45,8 +45,11 @@ def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str 
     if header is None:
         header = not wanted or not all(name.isdecimal() for name in wanted) or set(head) >= set(wanted) - {target}
     if header:
+        names = _names(path, head)
+        with guarded(path, "csv"):
+            second = next(rows, None)  # refused where it has another width: a header may have run into it
         return Table(
-            str(path), _names(path, head), _chunks(path, rows, None, _names(path, head)), "line", certain=False
+            str(path), names, _chunks(path, rows, second, names), "line", certain=False, plausible=second is not None
         )
     if wanted and target in wanted and len(head) == len(wanted) - 1:  # as in a file to predict
         numbered = tuple(sorted(set(wanted) - {target}, key=lambda name: (len(name), name)))

@@ -113,6 +113,13 @@ def describe(
     """Propose a schema for a file, with notes for each entry.
 
     Guarantee: none. Proposing reads every row. Nothing of it is confirmed, and `read` refuses it until a person has.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "people.csv")
+    >>> _ = path.write_text("age,income\\n30,low\\n54,high\\n", "utf-8")
+    >>> schema, notes = describe(path)
+    >>> schema.columns[0].bounds, schema.target.classes, schema.target.public
+    ((0.0, 100.0), ('high', 'low'), False)
     """
     file = file or FileFormat()
     kind, found = format_of(path, file)

@@ -78,8 +78,9 @@ class Chunk:
 class Table:
     """A file as columns: their names, and their cells in chunks of rows.
 
-    ``certain`` is whether the names are names for certain, and not the first row of a file that has no header: only
-    then may a message show them. ``line`` is what a place in it is called. ``whole`` are columns as memory maps.
+    ``certain`` is whether the names are names for certain, and not the first row of a file that has no header: else a
+    message may show them only where they are ``plausible`` and most are those of a schema. ``line`` is what a place in
+    it is called. ``whole`` are columns as memory maps.
     """
 
     path: str
@@ -87,6 +88,7 @@ class Table:
     chunks: Iterator[Chunk]
     line: str = "row"
     certain: bool = True
+    plausible: bool = True
     whole: Mapping[str, Any] | None = None
 
     def fault(self, chunk: Chunk, index: int, column: str, reason: str) -> DataError:

@@ -185,7 +185,7 @@ def matched(table: Table, schema: Schema, *, training: bool) -> None:
     unexpected = [name for name in table.names if name not in known]
     if not missing and not unexpected:
         return
-    sure = table.certain or 2 * len(known.intersection(table.names)) >= len(table.names)
+    sure = table.certain or (table.plausible and 2 * len(known.intersection(table.names)) >= len(table.names))
     said = [f"missing {_listed(missing)}"] if missing else []
     if unexpected:
         said.append(

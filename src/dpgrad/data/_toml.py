@@ -16,7 +16,11 @@ _MOST_BYTES = 1 << 26  # of a schema; a list of categories may be long
 
 
 def schema_of(given: "Schema | Mapping[str, Any] | Path | str") -> Schema:
-    """The schema that is given as such, as plain values, or as a TOML file."""
+    """The schema that is given as such, as plain values, or as a TOML file.
+
+    >>> schema_of({"columns": {"age": {"kind": "number", "bounds": [0, 100]}}}).labels()
+    ('age',)
+    """
     if isinstance(given, Schema):
         return given
     if isinstance(given, Mapping):
