@@ -28,6 +28,7 @@ class Dataset:
     `y` holds class indices 0..K-1 into `classes`, or real targets where `classes` is None. `public` lists every fact
     taken as public; entries that start with "outside the guarantee" were read from the private rows.
     Images are (n, channels, height, width); `flat` gives one vector a row. The representation shows shapes, never rows.
+    `units` names the owner of each training row by a number, where one person may own several.
 
     >>> import numpy as np
     >>> rows, labels = np.zeros((3, 2)), np.array([0, 1, 1])
@@ -44,8 +45,11 @@ class Dataset:
     preprocessing: str
     split: str
     public: tuple[str, ...]
+    units: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.units is not None and self.units.shape != self.y_train.shape[:1]:
+            raise DataError(f"{self.name}: units must name one owner per training row")
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if x.shape[0] != y.shape[0]:
                 raise DataError(f"{self.name} {part}: {x.shape[0]} rows but {y.shape[0]} labels")
