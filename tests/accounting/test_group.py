@@ -160,7 +160,7 @@ def test_the_chain_holds_for_a_gaussian_and_is_what_the_formula_says() -> None:
         single = found / size
         factor = math.fsum(math.exp(i * single) for i in range(size))
         assert profile.delta(single) * factor <= DELTA * (1 + 1e-9)
-        assert profile.delta(single * 0.999) * factor > DELTA * 0.9
+        assert profile.delta(single * 0.998) * factor > DELTA
     assert group.chained(account(Gaussian(0.01), ADD, "exact"), DELTA, 30) == math.inf
 
 

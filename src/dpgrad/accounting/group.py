@@ -10,6 +10,7 @@ docs/proofs/groups.md.
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,12 +21,13 @@ from dpgrad.errors import DpgradError
 
 __all__ = ["chained", "epsilon"]
 
-_PRECISION, _ROUGH = 1e-4, 1e-3  # relative, of ε; the second where noise was rounded
+_PRECISION = 1e-3  # relative, of ε, at most: a table of groups must not take long
 _MOST_LEVELS = 12  # of noise; of more, each is rounded down to one of them, which never lowers ε
 _LEAST_DELTA = 1e-250
 MOST = 1_000_000
 
 
+@lru_cache(maxsize=256)
 def epsilon(event: Event, relation: Relation, delta: float, size: int, accountant: str) -> tuple[float, str]:
     """The ε at ``delta`` of ``size`` rows that change together, by the tightest proof that applies, and by whose.
 
@@ -60,10 +62,8 @@ def _by_pairs(event: Event, relation: Relation, delta: float, size: int) -> floa
         return math.inf
     if not plain:
         return total
-    few = _few(plain)
-    steps = Compose(tuple(Repeat(leaf, count) for leaf, count in few.items()))
-    precision = _PRECISION if few is plain else _ROUGH
-    return total + pld.PldProfile(steps, relation, precision, group=size).epsilon(delta - certain)
+    steps = Compose(tuple(Repeat(leaf, count) for leaf, count in _few(plain).items()))
+    return total + pld.PldProfile(steps, relation, _PRECISION, group=size).epsilon(delta - certain)
 
 
 def _few(counts: Counter[Leaf]) -> Counter[Leaf]:
@@ -84,7 +84,7 @@ def _few(counts: Counter[Leaf]) -> Counter[Leaf]:
 
 
 def chained(profile: Profile, delta: float, size: int) -> float:
-    """The least kε, found to one part in ten thousand, with δ(ε)·(e^{kε} − 1)/(e^ε − 1) ≤ ``delta``.
+    """The least kε, found to one part in a thousand, with δ(ε)·(e^{kε} − 1)/(e^ε − 1) ≤ ``delta``.
 
     Between two datasets that differ in k rows lie k − 1 others, each of which differs from the next in one row. ∞ where
     no ε does.

@@ -1,9 +1,10 @@
 """`Guarantee`: ε together with δ, relation, sampling and accountant; and `Profile`, the result of an accountant."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpgrad import _validate
 from dpgrad.accounting.events import (
@@ -166,6 +167,15 @@ class Guarantee:
             return self
         found, by = group.epsilon(self.event, self.relation, self.delta, size, self.accountant)
         return replace(self, epsilon=max(found, self.epsilon), accountant=by, group=int(size))
+
+    def groups(self, sizes: Sequence[int] = (1, 2, 5, 10)) -> list[dict[str, Any]]:
+        """What groups of several sizes are promised at the same δ, as plain values; None for no finite ε.
+
+        >>> Guarantee(0.5, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(8.0)).groups([1])
+        [{'size': 1, 'epsilon': 0.5}]
+        """
+        found = [(size, self.for_group(size).epsilon) for size in sizes]
+        return [{"size": size, "epsilon": value if math.isfinite(value) else None} for size, value in found]
 
     @property
     def neighbours(self) -> str:
