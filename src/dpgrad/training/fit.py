@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -50,13 +50,23 @@ from dpgrad.training.diagnostics import Diagnostics, Recorder
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
 from dpgrad.training.models import MODELS, OWN_MODEL
-from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, written
+from dpgrad.training.options import (
+    ROWS_PER_UNIT,
+    UNIT_RULES,
+    Budget,
+    Computing,
+    HeldOut,
+    Privacy,
+    RunFolder,
+    written,
+)
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, behaviours, identity
 from dpgrad.training.step.graphed import elsewhere
+from dpgrad.training.units import Examples, Owned, PerRow, Together, refuse_shared
 
 __all__ = ["WEIGHTS", "Callback", "Fitted", "ResumeWarning", "fit"]
 
@@ -177,7 +187,8 @@ def fit(
     release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
-    returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
+    returned, one example being one row of the data, or, with ``Privacy(units=...)``, all rows of one person.
+    `Fitted.outside` lists what is not covered.
     """
     began = time.perf_counter()
     _processes.refuse_several()
@@ -192,7 +203,7 @@ def fit(
         last = plan.steps if run is None else run.last
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
-            ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, run=name)
+            ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, name, plan.unit)
         with interruptible() as interruption:
             session.train(last, interruption)
         fitted = _fitted(task, session, last, began)
@@ -218,6 +229,8 @@ class _Task:
     privacy: Privacy
     computing: Computing
     dataset: Dataset | None
+    rows: Any  # as given: ``data`` has one example per person where rows belong to persons
+    owned: Owned | None = None
 
     @classmethod
     def of(
@@ -228,6 +241,8 @@ class _Task:
         if dataset is not None:
             rows = Rows.of(dataset)
             data, held_out = rows.train, rows.held_out if held_out is None else held_out
+            if privacy.units is None and dataset.units is not None:
+                privacy = replace(privacy, units=dataset.units)
         if not source.rows(data):
             raise DataError("data must hold at least one row, got none")
         judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
@@ -243,10 +258,12 @@ class _Task:
             refuse_held_out(judged.rows, data)
         goal = loss_named(loss)
         metric = metric_named(None if judged is None else judged.metric, goal)
+        owned = _owned(privacy, data, judged)
+        examples = data if owned is None else owned.examples(data)
         return cls(
-            model, within_reach(data, device_of(model)), goal, metric, judged,
+            model, within_reach(examples, device_of(model)), goal, metric, judged,
             partial(_told, watching) if watching else None, recorders[0] if recorders else None, privacy, computing,
-            dataset,
+            dataset, data, owned,
         )  # fmt: skip
 
     @property
@@ -259,13 +276,30 @@ class _Task:
 
     @property
     def collate(self) -> source.Collate:
+        """How single rows become a batch."""
         return self.computing.collate or default_collate
+
+    @property
+    def of_examples(self) -> dict[str, Any]:
+        """What depends on an example being one row, or one person with several."""
+        collate = Together(self.collate) if isinstance(self.data, Examples) else self.collate
+        return {"several_rows": self.privacy.several_rows or self.owned is not None, "collate": collate}
+
+    @property
+    def step_loss(self) -> Loss:
+        """The loss of a step: with how much a row counts, where rows belong to persons."""
+        return self.loss if self.owned is None else PerRow(self.loss)
 
     def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
         """The plan; what does not fit together is refused here, before a step is charged."""
         counted = sum(parameter.numel() for parameter in trainable(self.core).values())
         single = not (self.privacy.several_rows or method.augment)
-        classes = classes_of(self.core, self.loss, self.data, self.collate) if single else None
+        if self.owned is not None and method.augment:
+            raise OptionError(
+                f"augment makes the rows of an example, and here they are those of a {self.privacy.unit}: leave out "
+                "augment, or units"
+            )
+        classes = classes_of(self.core, self.loss, self.rows, self.collate) if single else None
         found = planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
         self._refuse_misfits(found, folder)
         return found
@@ -286,11 +320,24 @@ class _Task:
         """Everything in the settings that the bits of a step depend on, as it is now."""
         settings = {
             "recipe": plan.recipe, "learning_rate": plan.learning_rate, "loss": self.loss, "model": self.core,
-            "several_rows": self.privacy.several_rows, "engine": self.computing.engine, "collate": self.collate,
+            "several_rows": self.of_examples["several_rows"], "engine": self.computing.engine, "collate": self.collate,
             "memory_limit": self.computing.memory_limit, "diagnostics": self.diagnostics,
             "capture": self.computing.capture,
         }  # fmt: skip
         return behaviours(settings, self.core)
+
+
+def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
+    """Whose each row is, where rows belong to persons; None where each row stands for itself."""
+    if privacy.units is None:
+        if held_out is not None and held_out.units is not None:
+            raise OptionError("held_out has units and the training rows have none: give privacy=Privacy(units=...)")
+        return None
+    rows = source.rows(data)
+    if held_out is not None and held_out.units is not None and held_out.rows is not None:
+        refuse_shared(privacy.units, held_out.units, rows, source.rows(held_out.rows), privacy.unit)
+    most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
+    return Owned.of(privacy.units, rows, most, rule, privacy.unit)
 
 
 def _told(callbacks: Sequence[Callable[[Progress], object]], seen: Progress) -> bool:
@@ -344,11 +391,11 @@ def _warn_of_new_key(run: Run, plan: Plan) -> None:
 
 def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:
     """Prepare everything for the next step of the run."""
-    method, computing, several = plan.recipe, task.computing, task.privacy.several_rows
+    method, computing = plan.recipe, task.computing
     private = PrivateGradient(
-        task.model, task.loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
-        inner_momentum=method.inner_momentum, average=method.average, several_rows=several,
-        microbatch=computing.microbatch, memory_limit=computing.memory_limit, collate=task.collate,
+        task.model, task.step_loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
+        inner_momentum=method.inner_momentum, average=method.average, **task.of_examples,
+        microbatch=computing.microbatch, memory_limit=computing.memory_limit,
         augment=method.augment, capture=computing.capture, workers=computing.workers,
         **({"seed": seed} if run is None else _keyed(run)),
     )  # fmt: skip
@@ -360,9 +407,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
         session.averaging = parse_averaging(method.averaging, plan.steps)
     if task.diagnostics is not None:
         session.recorder = Recorder(
-            task.diagnostics, private.model, task.loss, task.data, engine=computing.engine, several_rows=several,
-            collate=task.collate,
-        )  # fmt: skip
+            task.diagnostics, private.model, task.step_loss, task.data, engine=computing.engine, **task.of_examples
+        )
     held_out = task.held_out or HeldOut()
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
     session.watch = Watch(plan, _every(held_out.evaluate_every, plan), score, task.progress)
@@ -400,6 +446,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
             held_out=task.held_out is not None and task.held_out.rows is not None,
             diagnostics=task.diagnostics is not None,
             tried=way is not None and way.name in ("lifted", "certified"),
+            unit=plan.unit,
         ),
         seconds=time.perf_counter() - began,
         diagnostics=session.recorder,
@@ -412,7 +459,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
 
 def _described(task: _Task) -> dict[str, Any] | None:
     """The shape of a row and the number of outputs, where a loss by name calls the model on inputs; both are public."""
-    inputs = task.data[0] if isinstance(task.loss, NamedLoss) and isinstance(task.data, tuple) else None
+    inputs = task.rows[0] if isinstance(task.loss, NamedLoss) and isinstance(task.rows, tuple) else None
     if not isinstance(inputs, Tensor) or task.privacy.several_rows or inputs.ndim < 2 or 0 in inputs.shape:
         return None
     found: object = None
@@ -441,7 +488,8 @@ def _reserved(plan: Plan, run: Run | None, last: int) -> Event:
 def _cost(plan: Plan, event: Event) -> Guarantee:
     """The guarantee of ``event`` together with the plan's other release."""
     whole = event if plan.also_released == NOTHING else Compose((plan.also_released, event))
-    return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
+    found = Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
+    return replace(found, unit=plan.unit)
 
 
 def _write(fitted: Fitted, release: Callable[[Path, Fitted], None] | None, weights: Weights, folder: Path) -> None:
