@@ -143,12 +143,19 @@ def test_fit_takes_tensors_arrays_datasets_and_memory_maps(tmp_path: Path) -> No
         assert fitted.guarantee.unit == "person"
 
 
+@pytest.mark.parametrize("engine", ["vmap", "single"])
+def test_every_engine_gives_the_same(engine: str) -> None:
+    found, _ = trained(rows(), quiet(units=IDS), computing=dpgrad.Computing(engine=engine))
+    assert torch.allclose(found, one_by_one(model(), rows(), FIRST[3]) / 4, atol=1e-5)
+
+
 def test_a_run_is_counted_in_persons_and_says_so() -> None:
     count = 60
     data, ids = rows(count), [row // 3 for row in range(count)]
     fitted = dpgrad.fit(
         model(), data, method=recipes.dpsgd(clip=1.0), epsilon=8.0, delta=1e-3, epochs=2, batch_size=5, seed=0,
-        privacy=Privacy(units=ids, rows_per_unit=2, unit_name="patient"), held_out=HeldOut(rows(4, 9), units=[100] * 4),
+        privacy=Privacy(units=ids, rows_per_unit=2, unit_name="patient"),
+        held_out=HeldOut(rows(4, 9), held_out_units=[100] * 4),
     )  # fmt: skip
     assert fitted.plan.dataset_size == 20
     assert fitted.plan.steps == 8
@@ -247,11 +254,11 @@ def test_large_numbers_and_order_do_not_matter() -> None:
 
 def test_refuses_held_out_rows_of_training_persons() -> None:
     with pytest.raises(DataError, match="some held-out rows belong to a person who also has training rows"):
-        trained(rows(), quiet(units=IDS), held_out=HeldOut(rows(2, 5), units=["z", "a"]))
+        trained(rows(), quiet(units=IDS), held_out=HeldOut(rows(2, 5), held_out_units=["z", "a"]))
     with pytest.raises(DataError, match="units of the held-out rows must hold one id per row"):
-        trained(rows(), quiet(units=IDS), held_out=HeldOut(rows(2, 5), units=["z"]))
-    with pytest.raises(OptionError, match="held_out has units and the training rows have none"):
-        trained(rows(), Privacy(noise_multiplier=1.0), held_out=HeldOut(rows(2, 5), units=["z", "y"]))
+        trained(rows(), quiet(units=IDS), held_out=HeldOut(rows(2, 5), held_out_units=["z"]))
+    with pytest.raises(OptionError, match="held_out has held_out_units and the training rows have none"):
+        trained(rows(), Privacy(noise_multiplier=1.0), held_out=HeldOut(rows(2, 5), held_out_units=["z", "y"]))
 
 
 def test_refuses_options_that_do_not_go_together() -> None:

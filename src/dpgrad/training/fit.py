@@ -330,12 +330,14 @@ class _Task:
 def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
     """Whose each row is, where rows belong to persons; None where each row stands for itself."""
     if privacy.units is None:
-        if held_out is not None and held_out.units is not None:
-            raise OptionError("held_out has units and the training rows have none: give privacy=Privacy(units=...)")
+        if held_out is not None and held_out.held_out_units is not None:
+            raise OptionError(
+                "held_out has held_out_units and the training rows have none: give privacy=Privacy(units=...)"
+            )
         return None
     rows = source.rows(data)
-    if held_out is not None and held_out.units is not None and held_out.rows is not None:
-        refuse_shared(privacy.units, held_out.units, rows, source.rows(held_out.rows), privacy.unit)
+    if held_out is not None and held_out.held_out_units is not None and held_out.rows is not None:
+        refuse_shared(privacy.units, held_out.held_out_units, rows, source.rows(held_out.rows), privacy.unit)
     most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
     return Owned.of(privacy.units, rows, most, rule, privacy.unit)
 

@@ -293,7 +293,7 @@ class HeldOut:
     """Rows to evaluate the model on, the metric, and the number of steps between evaluations.
 
     They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is the number of steps
-    between points of the run's curve. ``units`` names their owners, who must have no training rows.
+    between points of the run's curve. ``held_out_units`` names their owners, who must have no training rows.
 
     >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
     True
@@ -302,7 +302,7 @@ class HeldOut:
     rows: Any = None
     metric: Any = None
     evaluate_every: int | None = option(None, "Steps between evaluations on held-out rows.", kind="steps", metavar="T")
-    units: Any = dataclasses.field(default=None, compare=False, repr=False)
+    held_out_units: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self)
