@@ -187,8 +187,7 @@ def fit(
     release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
-    returned, one example being one row of the data, or, with ``Privacy(units=...)``, all rows of one person.
-    `Fitted.outside` lists what is not covered.
+    returned, for one row of the data or, with ``Privacy(units=...)``, one person. `Fitted.outside` is not covered.
     """
     began = time.perf_counter()
     _processes.refuse_several()
