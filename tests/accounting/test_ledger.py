@@ -29,6 +29,7 @@ from dpgrad.accounting.events import (
     leaves,
 )
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.errors import LedgerError
 from faulty import CrashError, FaultyOs, moments
 
 STEP = Poisson(0.01, Gaussian(1.0))
@@ -497,3 +498,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Ledger(path)
     with pytest.raises(ValueError, match="its folder is missing"):
         Ledger(tmp_path / "no" / "books.jsonl").add(STEP, ADD)
+
+
+def test_rows_and_persons_do_not_add_up(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.add(Gaussian(40.0), Relation.ZERO_OUT, "one", unit="person")
+    with pytest.raises(LedgerError, match="that protect one person, got one that protects one row"):
+        ledger.add(Gaussian(40.0), Relation.ZERO_OUT, "two")
+    again = Ledger(tmp_path / "ledger")
+    assert [entry.unit for entry in again.entries()] == ["person"]
+    assert "one person's contribution" in str(again.guarantee(1e-5, "exact"))

@@ -91,3 +91,14 @@ class TestRefused:
         shutil.copytree(trained.folder / "dpsgd" / "release", tmp_path / "dpsgd" / "release")
         (tmp_path / "non-private.json").write_text(content, "utf-8")
         assert "is damaged: remove it" in refused(f"report {tmp_path}")
+
+
+def test_runs_that_protect_different_units_are_not_added_up(
+    answer: Callable[[str], Any], trained: Any, tmp_path: Path
+) -> None:
+    runs = shutil.copytree(trained.folder, tmp_path / "runs")
+    path = runs / "dpsgd" / "release" / "report.json"
+    found = json.loads(path.read_text("utf-8"))
+    found["guarantee"]["privacy_unit"] = "one person"
+    path.write_text(json.dumps(found), "utf-8")
+    assert "since they protect different units" in answer(f"report {runs}")["together"]

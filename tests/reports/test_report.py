@@ -275,7 +275,9 @@ class TestEstimators:
         assert found["guarantee"]["epsilon"] == fitted.privacy_.guarantee.epsilon <= 1
         assert found["releases"][0]["sensitivity"] == fitted.privacy_.releases[0].sensitivity
         assert found["outside"] == [*fitted.privacy_.outside, "something else"]
-        assert report.text(found) == f"{fitted.privacy_}\n"
+        assert report.text(found).startswith(f"{fitted.privacy_}\ngroups: one row: ε at most ")
+        sizes = [group["size"] for group in found["guarantee"]["groups"]]
+        assert sizes == [1, 2, 5, 10]
 
     @pytest.mark.parametrize("given", [convex.DPLogisticRegression(), convex.RowNormalizer(), None, 3])
     def test_without_one_is_refused_in_one_line(self, given: Any) -> None:

@@ -1,9 +1,10 @@
 """`Guarantee`: ε together with δ, relation, sampling and accountant; and `Profile`, the result of an accountant."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpgrad import _validate
 from dpgrad.accounting.events import (
@@ -20,7 +21,7 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.errors import AccountingError, OptionError
 
-__all__ = ["Guarantee", "Profile", "down", "not_covered", "refuse_history", "up"]
+__all__ = ["UNIT", "Guarantee", "Profile", "down", "not_covered", "plural", "refuse_history", "several", "up"]
 
 
 class Profile(Protocol):
@@ -76,16 +77,48 @@ _SAMPLING: dict[type, str] = {
     Shifted: "objective perturbation",
     Pinned: "full batch",
 }
-_NEIGHBOURS = {
-    Relation.ADD_REMOVE: "datasets that differ by the presence of one row",
-    Relation.ZERO_OUT: "datasets of the same public size, one row's contribution replaced by nothing",
-    Relation.REPLACE_ONE: "datasets of the same public size that differ in one row",
-}
+UNIT = "row"  # what is protected, unless something else is named
+
+
+def several(unit: str, count: int) -> str:
+    """So many units, in words.
+
+    >>> several("row", 1), several("person", 5), several("company", 2), several("bus", 2)
+    ('one row', '5 persons', '2 companies', '2 buses')
+    """
+    return f"one {unit}" if count == 1 else f"{count:,} {plural(unit)}"
+
+
+def plural(unit: str) -> str:
+    """Several units, in words.
+
+    >>> plural("row"), plural("person")
+    ('rows', 'persons')
+    """
+    if unit.endswith("y") and unit[-2:-1] not in ("a", "e", "i", "o", "u", ""):
+        return f"{unit[:-1]}ies"
+    return f"{unit}es" if unit.endswith(("s", "x", "ch", "sh")) else f"{unit}s"
+
+
+def _neighbours(relation: Relation, unit: str, group: int) -> str:
+    size = "size" if unit == UNIT else f"number of {plural(unit)}"
+    changed = several(unit, group)
+    match relation:
+        case Relation.ADD_REMOVE:
+            return f"datasets that differ by the presence of {changed}"
+        case Relation.ZERO_OUT:
+            moved = f"{changed}'s contribution" if group == 1 else f"the contributions of {changed}"
+            return f"datasets of the same public {size}, {moved} replaced by nothing"
+        case Relation.REPLACE_ONE:
+            return f"datasets of the same public {size} that differ in {changed}"
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """(ε, δ)-differential privacy of ``event`` under ``relation``, proven by ``accountant``.
+
+    ``unit`` is what one example of the event stands for, such as a row or a person, and ``group`` how many of them
+    change together: 1, except where `for_group` made the guarantee.
 
     >>> print(Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(4.0)))
     ε = 1 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, exact accountant)
@@ -96,6 +129,8 @@ class Guarantee:
     relation: Relation
     accountant: str
     event: Event
+    unit: str = UNIT
+    group: int = 1
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
@@ -108,10 +143,44 @@ class Guarantee:
         refuse_history(profile)
         return cls(profile.epsilon(delta), delta, profile.relation, profile.accountant, profile.event)
 
+    def for_group(self, size: int) -> "Guarantee":
+        """Return what ``size`` rows (or other units) are promised that change together, at the same δ.
+
+        It is for those who own several rows where one row is the unit, and for people whose data go together, such as a
+        family. The bound is certified, by the pld accountant where another one has no proof for groups.
+
+        >>> from dpgrad.accounting import account
+        >>> one = Guarantee.of(account(Gaussian(10.0), Relation.ADD_REMOVE, "exact"), 1e-5)
+        >>> print(one.for_group(5))
+        ε = 1.9931 at δ = 1e-05 for datasets that differ by the presence of 5 rows (full batch, exact accountant)
+        >>> one.for_group(1) == one
+        True
+        """
+        from dpgrad.accounting import group
+
+        if self.group != 1:
+            raise OptionError(
+                f"this is the guarantee of {several(self.unit, self.group)}: ask that of one {self.unit} for a group"
+            )
+        _validate.whole(least=1, most=group.MOST, **{"size of the group": size})
+        if size == 1:
+            return self
+        found, by = group.epsilon(self.event, self.relation, self.delta, size, self.accountant)
+        return replace(self, epsilon=max(found, self.epsilon), accountant=by, group=int(size))
+
+    def groups(self, sizes: Sequence[int] = (1, 2, 5, 10)) -> list[dict[str, Any]]:
+        """What groups of several sizes are promised at the same δ, as plain values; None for no finite ε.
+
+        >>> Guarantee(0.5, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(8.0)).groups([1])
+        [{'size': 1, 'epsilon': 0.5}]
+        """
+        found = [(size, self.for_group(size).epsilon) for size in sizes]
+        return [{"size": size, "epsilon": value if math.isfinite(value) else None} for size, value in found]
+
     @property
     def neighbours(self) -> str:
         """The relation in words."""
-        return _NEIGHBOURS[self.relation]
+        return _neighbours(self.relation, self.unit, self.group)
 
     @property
     def sampling(self) -> str:
@@ -133,11 +202,13 @@ def refuse_history(profile: Profile) -> None:
         )
 
 
-def not_covered(relation: Relation, *, held_out: bool, diagnostics: bool, tried: bool) -> tuple[str, ...]:
+def not_covered(
+    relation: Relation, *, held_out: bool, diagnostics: bool, tried: bool, unit: str = UNIT
+) -> tuple[str, ...]:
     """List what the guarantee of a training run does not cover.
 
     ``held_out`` and ``diagnostics``: whether the run has any. ``tried``: whether training rows decided how gradients
-    are computed.
+    are computed. ``unit``: what is protected.
     """
     found = [
         "choices of method and settings that were made by looking at these data",
@@ -146,7 +217,7 @@ def not_covered(relation: Relation, *, held_out: bool, diagnostics: bool, tried:
     ]
     if relation == Relation.ADD_REMOVE:
         found.append(
-            "rounding: with one row more, kernels may be chosen that round the gradients of the others otherwise"
+            f"rounding: with one {unit} more, kernels may be chosen that round the gradients of the others otherwise"
         )
     if held_out:
         found.append("the held-out rows: every figure on them is computed without noise")  # their number tells n

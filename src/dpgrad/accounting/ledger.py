@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -21,7 +21,7 @@ from typing import Any
 from dpgrad import _files
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, from_dict, to_dict
-from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.accounting.guarantee import UNIT, Guarantee
 from dpgrad.errors import AccountingError, LedgerError
 
 __all__ = ["FORMAT", "Entry", "Ledger"]
@@ -43,6 +43,7 @@ class Entry:
     relation: Relation
     label: str
     run: str | None = None
+    unit: str = UNIT
 
 
 class _Lines(_files.Lines):
@@ -123,14 +124,15 @@ class Ledger:
             )
         return Ledger, (self._path,)
 
-    def add(self, event: Event, relation: Relation, label: str = "", run: str | None = None) -> None:
+    def add(self, event: Event, relation: Relation, label: str = "", run: str | None = None, unit: str = UNIT) -> None:
         """Charge ``event``. Call this before anything that it pays for is computed.
 
         ``run`` identifies a run that reports more than once, such as its plan at the start and its cost at the end; the
         last report counts. Without ``run``, every call is a separate release. An event without a price under
-        ``relation`` is refused, because it would leave the whole ledger without one.
+        ``relation`` is refused, because it would leave the whole ledger without one. ``unit`` is what the event
+        protects; what protects a row and what protects a person do not add up.
         """
-        entry = Entry(event, Relation(relation), str(label), run)
+        entry = Entry(event, Relation(relation), str(label), run, str(unit))
         record = _record(entry)
         with self._thread:
             if self._path is None:
@@ -182,7 +184,8 @@ class Ledger:
         relation = self.relation
         if relation is None:
             return Guarantee(0.0, delta, Relation.ADD_REMOVE, accountant, NOTHING)
-        return Guarantee.of(account(self.event(), relation, accountant), delta)
+        found = Guarantee.of(account(self.event(), relation, accountant), delta)
+        return replace(found, unit=self.entries()[0].unit)
 
     def _read(self) -> tuple[list[Entry], _Lines | None]:
         """The entries of the file, and its lines where it is there; refused where the head disagrees."""
@@ -297,6 +300,11 @@ def _refuse_mixed(known: list[Entry], entry: Entry) -> None:
             f"the ledger holds releases for {known[0].relation} neighbours, got one for {entry.relation}: they do not "
             "add up; use one relation for all, or another ledger and give both guarantees"
         )
+    if known and known[0].unit != entry.unit:
+        raise LedgerError(
+            f"the ledger holds releases that protect one {known[0].unit}, got one that protects one {entry.unit}: they "
+            "do not add up; use one unit for all, or another ledger and give both guarantees"
+        )
 
 
 def _refuse_unpriced(known: Sequence[Entry], entry: Entry) -> None:
@@ -325,6 +333,7 @@ def _unpriced(event: Event, relation: Relation) -> str:
 
 def _record(entry: Entry) -> dict[str, Any]:
     named = {} if entry.run is None else {"run": entry.run}
+    named |= {} if entry.unit == UNIT else {"unit": entry.unit}
     try:
         event = to_dict(entry.event)
     except RecursionError:
@@ -335,6 +344,6 @@ def _record(entry: Entry) -> dict[str, Any]:
 def _entry(path: Path, record: dict[str, Any]) -> Entry:
     try:
         event, relation = from_dict(record["event"]), Relation(record["relation"])
-        return Entry(event, relation, record["label"], record.get("run"))
+        return Entry(event, relation, record["label"], record.get("run"), record.get("unit", UNIT))
     except (KeyError, ValueError) as error:
         raise LedgerError(f"{path} holds what is not an entry of a ledger: {error}") from None

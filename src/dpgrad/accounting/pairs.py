@@ -21,6 +21,10 @@ the add profile at noise σ/2 (the pair of the maximum is composed; the maximum 
 bound). The maximum is the remove profile where ε ≥ 0 and the add profile where ε ≤ 0, so its loss distribution is
 that of add below zero, that of remove above, and an atom at zero.
 
+**A group of k rows** that change together: each takes part with probability q, so N(1) becomes the mixture Σ_j b_j N(j)
+with j ~ Binomial(k, q), and N(−1) its mirror image (`_shifts`; docs/proofs/groups.md). Full batches and shuffled epochs
+move k times as far.
+
 **Noise levels and rates interpolate.** For fixed q each profile is convex in s = 2Φ(κ/σ) − 1, so a step at σ between
 two nodes is dominated by the mixture of the nodes with weights linear in s. Mixtures of nodes in q dominate too:
 interpolate in one, then in the other.
@@ -33,8 +37,9 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
+from dpgrad.accounting._shifts import Shifts, shifts
 from dpgrad.accounting.events import (
     Approximate,
     FixedSize,
@@ -80,6 +85,7 @@ class Pair:
     kind: Kind
     rate: float
     sigma: float
+    group: int = 1  # how many rows change together, each drawn with probability ``rate``
 
     @property
     def up(self) -> bool:
@@ -95,10 +101,21 @@ class Pair:
         """log P/Q at x."""
         total = np.zeros_like(x)
         if self.up:
-            total += _log_mixture(self.rate, (x - 0.5) / self.sigma**2)
+            total += self._log_ratio(x)
         if self.down:
-            total -= _log_mixture(self.rate, (-x - 0.5) / self.sigma**2)
+            total -= self._log_ratio(-x)
         return total
+
+    def _log_ratio(self, x: Array) -> Array:
+        """The log-density of the shifted distribution at x, less that of N(0)."""
+        if self.group > 1:
+            return self.shifts.log_ratio(x, self.sigma**2)
+        return _log_mixture(self.rate, (x - 0.5) / self.sigma**2)
+
+    @property
+    def shifts(self) -> Shifts:
+        """How far a group moves the sum."""
+        return shifts(self.rate, self.group)
 
     def log_p(self, x: Array, loss: Array | None = None) -> Array:
         """The log-density of P at x; ``loss`` is that at x, where it is known already."""
@@ -106,12 +123,17 @@ class Pair:
         if not self.up:
             return np.asarray(base)
         if loss is None or self.down:
-            return np.asarray(base + _log_mixture(self.rate, (x - 0.5) / self.sigma**2))
+            return np.asarray(base + self._log_ratio(x))
         return np.asarray(base + loss)
 
     def place(self, loss: Array) -> Array:
         """The x at which the loss is taken; ∓∞ outside its range."""
         variance = self.sigma**2
+        if self.group > 1:
+            if self.kind is Kind.ANTIPODAL:
+                return self.shifts.balanced(loss, variance)
+            sign = -1.0 if self.kind is Kind.ADD else 1.0
+            return np.asarray(sign * self.shifts.inverse(sign * loss, variance))
         if self.kind is Kind.ANTIPODAL:
             # qe^{z−1/2σ²} − e^L·qe^{−z−1/2σ²} = (1−q)(e^L−1), z = L/2 + u: sinh u = (1−q)/q·e^{1/2σ²}·sinh(L/2)
             with np.errstate(divide="ignore"):
@@ -127,11 +149,24 @@ class Pair:
 
     def mass(self, left: Array | float, right: Array | float) -> Array:
         """P's mass between left and right, which may be infinite."""
+        if self.up and self.group > 1:
+            return self.shifts.mass(left, right, self.sigma)
         plain = _interval(left / self.sigma, right / self.sigma)
         if not self.up:
             return plain
         shifted = _interval((left - 1.0) / self.sigma, (right - 1.0) / self.sigma)
         return np.asarray((1 - self.rate) * plain + self.rate * shifted)
+
+    def top(self, tail: float) -> float:
+        """An x above which about ``tail`` of P lies."""
+        if self.up and self.group > 1:
+            return self.shifts.top(tail, self.sigma)
+        return (1.0 if self.up else 0.0) - float(ndtri(tail)) * self.sigma
+
+    @property
+    def most(self) -> float:
+        """The largest loss; of ``add``, P is never more than 1/(1 − q)ᵏ times as likely as Q."""
+        return -self.group * float(np.log1p(-self.rate)) if self.kind is Kind.ADD else np.inf
 
     @property
     def kappa(self) -> float:
@@ -175,18 +210,18 @@ def directions(relation: Relation) -> tuple[Kind, ...]:
     return (Kind.ANTIPODAL,) if Relation(relation) is Relation.REPLACE_ONE else (Kind.REMOVE, Kind.ADD)
 
 
-def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
-    """The pair that dominates one application of ``leaf``; what has no price under ``relation`` is refused by name."""
+def of(leaf: Leaf, relation: Relation, direction: Kind, group: int = 1) -> Pair:
+    """The pair that dominates one application of ``leaf`` where ``group`` rows change; what has none is refused."""
     relation = Relation(relation)  # a name that is no relation must never be priced as another
     # A full-batch Gaussian under replace-one moves by 2 clips. Its pair is symmetric, so REMOVE at rate 1 serves.
-    shift = float(relation.reach)
+    shift = float(relation.reach * group)
     match leaf:
         case Gaussian(z):
             return Pair(Kind.REMOVE, 1.0, z / shift)
         case Poisson(q, Gaussian(z)) if q == 1:
             return Pair(Kind.REMOVE, 1.0, z / shift)
         case Poisson(q, Gaussian(z)):
-            return Pair(direction, q, z)
+            return Pair(direction, q, z, group if q else 1)
         case Shuffle(_, Gaussian(z)):
             if relation is Relation.ADD_REMOVE:
                 raise AccountingError(
@@ -202,6 +237,11 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
                 )
             if leaf.sampling_rate == 1:
                 return Pair(Kind.REMOVE, 1.0, z / shift)
+            if group > 1:
+                raise AccountingError(
+                    "fixed-size sampling has no pair for several rows that change together: their price follows from "
+                    "that of one row"
+                )
             return Pair(Kind.LARGER, leaf.sampling_rate, z / shift)
         case Pinned(inner, declared):
             if declared is not relation:
@@ -209,7 +249,7 @@ def of(leaf: Leaf, relation: Relation, direction: Kind) -> Pair:
                     f"a release whose noise was counted for {declared} neighbours has no price under {relation}: "
                     f"ask for relation {declared}"
                 )
-            return of(inner, relation, direction)
+            return of(inner, relation, direction, group)
         case Approximate() | Shifted():
             raise AccountingError(
                 f"{type(leaf).__name__} has no price by this accountant: use accountant pld, exact or rdp"

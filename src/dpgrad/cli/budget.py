@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import Event, Relation
-from dpgrad.accounting.guarantee import up
+from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.cli import _options
 from dpgrad.cli._options import First
 from dpgrad.errors import OptionError
@@ -36,6 +36,12 @@ def add(commands: "Commands") -> None:
     )
     _required(epsilon, "noise-multiplier", "delta")
     _length(_common(epsilon))
+    epsilon.add_argument(
+        "--group",
+        metavar="K",
+        type=_options.count,
+        help="Also say what K rows that change together are promised, such as those of one person.",
+    )
     calibrate = _options.command(
         commands,
         "calibrate",
@@ -253,6 +259,7 @@ def _found(args: argparse.Namespace) -> str:
     event = run.event()
     chosen = compare.figure(event, run.relation, args.accountant, args.delta, chosen=True)
     public = compare.assumed_public(run, args.dataset_size)
+    group = _group(args, run, event, chosen)
     rows = [] if args.json else compare.compare(event, run.relation, args.delta, chosen)
     if args.plot is not None:
         from dpgrad.reports import plot
@@ -260,12 +267,26 @@ def _found(args: argparse.Namespace) -> str:
         known = {name: found for name, found in rows if isinstance(found, compare.Figure)}
         plot.draw(args.plot, run, args.delta, known or {args.accountant: chosen})
     if args.json:
-        return json.dumps(_fields(args, run, event, chosen, public), allow_nan=False) + "\n"
+        told: dict[str, object] = {}
+        if group is not None:
+            finite = group.epsilon if math.isfinite(group.epsilon) else None
+            told["group"] = {"size": group.group, "epsilon": finite, "accountant": group.accountant}
+        return json.dumps({**_fields(args, run, event, chosen, public), **told}, allow_nan=False) + "\n"
     rough = any(isinstance(found, compare.Figure) and found.rounded for _, found in rows)
     explained = compare.words(chosen, run, args.delta, public, rough)
     if args.plot is not None:
         explained.append(("plot", f"ε against steps is drawn in {args.plot}."))
-    return compare.page(_headline(args, run, chosen), rows, explained, *_options.screen())
+    headline = [*_headline(args, run, chosen), *([] if group is None else [str(group)])]
+    return compare.page(headline, rows, explained, *_options.screen())
+
+
+def _group(args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Figure") -> "Guarantee | None":
+    """What a group of rows is promised, where that was asked for."""
+    if args.command != "epsilon" or args.group is None:
+        return None
+    if not chosen.guarantee:
+        raise OptionError(f"--group needs a guarantee, and accountant {args.accountant} gives none: use pld")
+    return Guarantee(chosen.epsilon, args.delta, run.relation, chosen.accountant, event).for_group(args.group)
 
 
 def _fields(

@@ -56,15 +56,20 @@ def _together(reports: "list[Report]") -> str | None:
     start = "Each guarantee is for one run alone. If the runs used the same rows, together they"
     if len({promise["relation"] for promise in promises}) > 1:
         return f"{start} cost more; how much is not known, since their neighbouring relations differ"
+    if len({promise["privacy_unit"] for promise in promises}) > 1:
+        return f"{start} cost more; how much is not known, since they protect different units"
     if any(report["event"] is None for report in reports):  # a schedule of many noises, which a report leaves out
         return f"{start} cost more; the ledger of the runs says how much"
+    from dataclasses import replace
+
     from dpgrad.accounting import account
     from dpgrad.accounting.events import Compose, Relation, from_dict
     from dpgrad.accounting.guarantee import Guarantee
 
     event = Compose(tuple(from_dict(report["event"]) for report in reports))
     profile = account(event, Relation(promises[0]["relation"]), "pld")
-    return f"{start} have {Guarantee.of(profile, max(promise['delta'] for promise in promises))}"
+    found = Guarantee.of(profile, max(promise["delta"] for promise in promises))
+    return f"{start} have {replace(found, unit=promises[0]['privacy_unit'].removeprefix('one '))}"
 
 
 def _finished(folder: Path) -> list[Path]:

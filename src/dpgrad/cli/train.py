@@ -246,7 +246,7 @@ class _Training:
         named, found = recipe(method), self.job
         defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA}
         if not named.full_batch:
-            size = privacy.get("dataset_size", len(self.rows.train[1]))  # not read where it is declared
+            size = privacy.get("dataset_size", self.size)  # not read where it is declared
             defaults["batch_size"] = min(found.batch_size, size)
         ends = {"epsilon", "noise_multiplier"} <= {*budget, *privacy}
         if not {"steps", "epochs"} & budget.keys() and not ends:
@@ -258,7 +258,14 @@ class _Training:
             own["groups"] = _groups(self.args.group)
         if self.args.augment is not None:
             own["augment"] = Shifts(self.args.augment)
-        return Budget(**{**defaults, **budget}), Privacy(**privacy), named.with_options(**own)
+        whose = Privacy(**privacy, units=self.dataset.units)
+        return Budget(**{**defaults, **budget}), whose, named.with_options(**own)
+
+    @property
+    def size(self) -> int:
+        """The number of training rows, or of persons where the data say whose each row is."""
+        units = self.dataset.units
+        return len(self.rows.train[1]) if units is None else len(set(units.tolist()))
 
     def plan(self, method: str) -> "Plan":
         """The plan of one method, with the time it is expected to take."""
@@ -268,12 +275,12 @@ class _Training:
 
         model, (budget, privacy, named) = self.model(), self.options(method)
         counted = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        plan = planned(named, budget, privacy, len(self.rows.train[1]), counted, self.rows.outputs)
+        plan = planned(named, budget, privacy, self.size, counted, self.rows.outputs)
         loss, computing = loss_named(self.rows.loss), self.computing
         seconds = expected_seconds(
             model, self.rows.train, loss, plan, engine=computing.engine, microbatch=computing.microbatch
         )
-        return dataclasses.replace(plan, seconds=seconds)
+        return dataclasses.replace(plan, seconds=seconds * (plan.rows_per_unit or 1))
 
     @property
     def computing(self) -> Computing:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from dpgrad import __version__, _validate
 from dpgrad.accounting import events
-from dpgrad.accounting.guarantee import Guarantee, down, up
+from dpgrad.accounting.guarantee import UNIT, Guarantee, down, plural, several, up
 from dpgrad.data import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.errors import ReportError
 from dpgrad.reports import compare, strict_json
@@ -31,6 +31,7 @@ __all__ = [
     "Trained",
     "check",
     "facts",
+    "group_lines",
     "interval",
     "load",
     "privacy",
@@ -138,7 +139,9 @@ def _of_estimator(fitted: object, outside: Sequence[str]) -> Report:
     found: Report = {
         "format": ESTIMATOR_FORMAT, "dpgrad": __version__, "estimator": type(fitted).__name__, **told.to_dict(),
     }  # fmt: skip
-    return {**found, "outside": [*found["outside"], *outside], "text": str(told)}
+    found["guarantee"] = {**found["guarantee"], "groups": told.guarantee.groups()}
+    lines = "".join(f"\ngroups: {line}" for line in group_lines(found["guarantee"]))
+    return {**found, "outside": [*found["outside"], *outside], "text": f"{told}{lines}"}
 
 
 def _way(way: Any) -> dict[str, Any]:
@@ -173,7 +176,8 @@ def _guarantee(guarantee: Guarantee) -> dict[str, Any]:
         "delta": guarantee.delta,
         "relation": guarantee.relation.value,
         "neighbours": guarantee.neighbours,
-        "privacy_unit": "one row",
+        "privacy_unit": several(guarantee.unit, 1),
+        "groups": guarantee.groups(),
         "sampling": guarantee.sampling,
         "accountant": guarantee.accountant,
         "reason": "no finite epsilon is certified at this delta" if math.isinf(guarantee.epsilon) else None,
@@ -217,8 +221,12 @@ def check(report: object, name: str = "report") -> None:
 
 
 def _current(report: Any) -> Any:
-    """A report of an earlier format in the present one; null for what it does not say."""
-    if not isinstance(report, dict) or report.get("format") != _FIRST or "way" in report:
+    """A report of an earlier format in the present one; null or nothing for what it does not say."""
+    if not isinstance(report, dict):
+        return report
+    if isinstance(promise := report.get("guarantee"), dict):
+        report = {**report, "guarantee": {"groups": [], **promise}}
+    if report.get("format") != _FIRST or "way" in report:
         return report
     plan = report.get("plan")
     if isinstance(plan, dict) and "lot" in plan:
@@ -271,8 +279,9 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("ε", interval(promise)),
         ("δ", f"{promise['delta']:g}"),
         ("neighbours", f"{promise['relation']}: {promise['neighbours']}"),
-        ("privacy unit", f"{promise['privacy_unit']}; someone with several rows is protected less"),
-        ("sampling", "{}, batches of {:g} out of {:,} rows".format(promise["sampling"], *_sizes(report["plan"]))),
+        ("privacy unit", _unit(promise)),
+        *(("groups", line) for line in group_lines(promise)),
+        ("sampling", "{}, batches of {:g} out of {:,} {}".format(promise["sampling"], *_sizes(report["plan"]))),
         ("accountant", promise["accountant"]),
         ("method", f"{named['title']} ({named['citation']})"),
         *([] if report.get("way") is None else [("gradients", _said(report["way"]))]),
@@ -302,8 +311,30 @@ def _said(way: Mapping[str, Any]) -> str:
     return told if way["cost"] is None else f"{told}; every batch is checked, which costs {way['cost']}"
 
 
-def _sizes(plan: Mapping[str, Any]) -> tuple[float, int]:
-    return plan["batch_size"], plan["dataset_size"]
+def _sizes(plan: Mapping[str, Any]) -> tuple[float, int, str]:
+    return plan["batch_size"], plan["dataset_size"], plural(plan.get("unit", UNIT))
+
+
+def _unit(promise: Mapping[str, Any]) -> str:
+    unit = promise["privacy_unit"]
+    if unit == several(UNIT, 1):
+        return f"{unit}; someone with several rows is protected less"
+    return f"{unit}, with all of their rows; several who belong together are protected less"
+
+
+def group_lines(promise: Mapping[str, Any]) -> list[str]:
+    """What groups that change together are promised, one line each; none of a report that does not say.
+
+    >>> group_lines({"privacy_unit": "one row", "delta": 1e-5, "groups": [{"size": 2, "epsilon": 1.23456789}]})
+    ['2 rows together: ε at most 1.2346 at δ = 1e-05']
+    """
+    unit = promise["privacy_unit"].removeprefix("one ")
+    return [
+        f"{several(unit, group['size'])}{' together' if group['size'] > 1 else ''}: "
+        + ("no finite ε" if group["epsilon"] is None else f"ε at most {up(group['epsilon'])}")
+        + f" at δ = {promise['delta']:g}"
+        for group in promise["groups"]
+    ]
 
 
 _STOPPED = {

@@ -52,13 +52,23 @@ from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
 from dpgrad.training.models import MODELS, OWN_MODEL
-from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, written
+from dpgrad.training.options import (
+    ROWS_PER_UNIT,
+    UNIT_RULES,
+    Budget,
+    Computing,
+    HeldOut,
+    Privacy,
+    RunFolder,
+    written,
+)
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, behaviours, identity
 from dpgrad.training.step.graphed import elsewhere
+from dpgrad.training.units import Examples, Owned, PerRow, Together, refuse_shared
 
 __all__ = ["WEIGHTS", "Fitted", "ResumeWarning", "fit"]
 
@@ -181,7 +191,7 @@ def fit(
     release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
-    returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
+    returned, for one row of the data or, with ``Privacy(units=...)``, one person. `Fitted.outside` is not covered.
     """
     began = time.perf_counter()
     _processes.refuse_several()
@@ -210,7 +220,7 @@ def _trained(
             task.callbacks.at_start(session.seen())
         if ledger is not None:  # the whole plan: a run that is stopped costs no less
             name = secrets.token_hex(8) if run is None else run.identifier
-            ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, run=name)
+            ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, name, plan.unit)
         with interruptible() as interruption:
             session.train(last, interruption)
         fitted = _fitted(task, session, last, began)
@@ -235,6 +245,8 @@ class _Task:
     privacy: Privacy
     computing: Computing
     dataset: Dataset | None
+    rows: Any  # as given: ``data`` has one example per person where rows belong to persons
+    owned: Owned | None = None
 
     @classmethod
     def of(
@@ -245,6 +257,8 @@ class _Task:
         if dataset is not None:
             rows = Rows.of(dataset)
             data, held_out = rows.train, rows.held_out if held_out is None else held_out
+            if privacy.units is None and dataset.units is not None:
+                privacy = replace(privacy, units=dataset.units)
         judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
         if judged is not None and judged.rows is not None:
             judged = _judged(judged, data)
@@ -254,8 +268,11 @@ class _Task:
         called = Callbacks.of(callbacks)
         goal = loss_named(loss)
         metric = metric_named(None if judged is None else judged.metric, goal)
+        owned = _owned(privacy, data, judged)
+        examples = data if owned is None else owned.examples(data)
         return cls(
-            model, within_reach(data, device_of(model)), goal, metric, judged, called, privacy, computing, dataset
+            model, within_reach(examples, device_of(model)), goal, metric, judged, called, privacy, computing, dataset,
+            data, owned,
         )  # fmt: skip
 
     @property
@@ -268,13 +285,30 @@ class _Task:
 
     @property
     def collate(self) -> source.Collate:
+        """How single rows become a batch."""
         return self.computing.collate or default_collate
+
+    @property
+    def of_examples(self) -> dict[str, Any]:
+        """What depends on an example being one row, or one person with several."""
+        collate = Together(self.collate) if isinstance(self.data, Examples) else self.collate
+        return {"several_rows": self.privacy.several_rows or self.owned is not None, "collate": collate}
+
+    @property
+    def step_loss(self) -> Loss:
+        """The loss of a step: with how much a row counts, where rows belong to persons."""
+        return self.loss if self.owned is None else PerRow(self.loss)
 
     def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
         """The plan; what does not fit together is refused here, before a step is charged."""
         counted = sum(parameter.numel() for parameter in trainable(self.core).values())
         single = not (self.privacy.several_rows or method.augment)
-        classes = classes_of(self.core, self.loss, self.data, self.collate) if single else None
+        if self.owned is not None and method.augment:
+            raise OptionError(
+                f"augment makes the rows of an example, and here they are those of a {self.privacy.unit}: leave out "
+                "augment, or units"
+            )
+        classes = classes_of(self.core, self.loss, self.rows, self.collate) if single else None
         found = planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
         self._refuse_misfits(found, folder)
         return found
@@ -295,7 +329,7 @@ class _Task:
         """Everything in the settings that the bits of a step depend on, as it is now."""
         settings = {
             "recipe": plan.recipe, "learning_rate": plan.learning_rate, "loss": self.loss, "model": self.core,
-            "several_rows": self.privacy.several_rows, "engine": self.computing.engine, "collate": self.collate,
+            "several_rows": self.of_examples["several_rows"], "engine": self.computing.engine, "collate": self.collate,
             "memory_limit": self.computing.memory_limit, "diagnostics": self.callbacks.diagnostics,
             "capture": self.computing.capture,
         }  # fmt: skip
@@ -306,6 +340,21 @@ def _judged(held_out: HeldOut, data: Any) -> HeldOut:
     """The held-out rows in a form that can be read, if none of them is a row of the training ``data``."""
     refuse_held_out(held_out.rows, data)
     return replace(held_out, rows=forms.taken(held_out.rows, "held_out"))
+
+
+def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
+    """Whose each row is, where rows belong to persons; None where each row stands for itself."""
+    if privacy.units is None:
+        if held_out is not None and held_out.held_out_units is not None:
+            raise OptionError(
+                "held_out has held_out_units and the training rows have none: give privacy=Privacy(units=...)"
+            )
+        return None
+    rows = source.rows(data)
+    if held_out is not None and held_out.held_out_units is not None and held_out.rows is not None:
+        refuse_shared(privacy.units, held_out.held_out_units, rows, source.rows(held_out.rows), privacy.unit)
+    most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
+    return Owned.of(privacy.units, rows, most, rule, privacy.unit)
 
 
 def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, computing: object) -> None:
@@ -353,11 +402,11 @@ def _warn_of_new_key(run: Run, plan: Plan) -> None:
 
 def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:
     """Prepare everything for the next step of the run."""
-    method, computing, several = plan.recipe, task.computing, task.privacy.several_rows
+    method, computing = plan.recipe, task.computing
     private = PrivateGradient(
-        task.model, task.loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
-        inner_momentum=method.inner_momentum, average=method.average, several_rows=several,
-        microbatch=computing.microbatch, memory_limit=computing.memory_limit, collate=task.collate,
+        task.model, task.step_loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
+        inner_momentum=method.inner_momentum, average=method.average, **task.of_examples,
+        microbatch=computing.microbatch, memory_limit=computing.memory_limit,
         augment=method.augment, capture=computing.capture, workers=computing.workers,
         **({"seed": seed} if run is None else _keyed(run)),
     )  # fmt: skip
@@ -369,8 +418,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
         session.averaging = parse_averaging(method.averaging, plan.steps)
     if task.callbacks.diagnostics is not None:
         session.recorder = Recorder(
-            task.callbacks.diagnostics, private.model, task.loss, task.data, engine=computing.engine,
-            several_rows=several, collate=task.collate,
+            task.callbacks.diagnostics, private.model, task.step_loss, task.data, engine=computing.engine,
+            **task.of_examples,
         )  # fmt: skip
     held_out = task.held_out or HeldOut()
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
@@ -411,6 +460,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
             held_out=task.held_out is not None and task.held_out.rows is not None,
             diagnostics=task.callbacks.diagnostics is not None,
             tried=way is not None and way.name in ("lifted", "certified"),
+            unit=plan.unit,
         ),
         seconds=time.perf_counter() - began,
         diagnostics=session.recorder,
@@ -426,7 +476,7 @@ def _described(task: _Task) -> dict[str, Any] | None:
 
     None for a Dataset other than of tensors: the shape of one of its examples may depend on that example.
     """
-    held = task.data.tensors if type(task.data) is TensorDataset else task.data
+    held = task.rows.tensors if type(task.rows) is TensorDataset else task.rows
     if not isinstance(task.loss, NamedLoss) or task.privacy.several_rows or not isinstance(held, tuple | list):
         return None
     inputs = source.gathered(held[0], torch.arange(1), task.device)
@@ -465,7 +515,8 @@ def _reserved(plan: Plan, run: Run | None, last: int) -> Event:
 def _cost(plan: Plan, event: Event) -> Guarantee:
     """The guarantee of ``event`` together with the plan's other release."""
     whole = event if plan.also_released == NOTHING else Compose((plan.also_released, event))
-    return Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
+    found = Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
+    return replace(found, unit=plan.unit)
 
 
 def _write(fitted: Fitted, release: Callable[[Path, Fitted], None] | None, weights: Weights, folder: Path) -> None:

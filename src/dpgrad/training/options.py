@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, get_args, runtime_checkable
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
+from dpgrad.accounting.guarantee import UNIT
 from dpgrad.errors import OptionError
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 READINGS = ("less-noise", "more-steps")
+UNIT_RULES = ("hash", "first")
+PERSON, ROWS_PER_UNIT = "person", 4
 T = TypeVar("T")
 
 # How a value is checked, by the kind of option; the command line reads text of each kind (`dpgrad.cli`).
@@ -164,8 +167,15 @@ class Privacy:
     It is not added to ``ledger``; record it there once, where it is released. ``several_rows``: an example has K rows,
     (examples, K, ...), and is the unit of privacy.
 
+    ``units`` names the owner of each row, by whole numbers or texts: one person, with all of their rows, is then what
+    is protected, and batch size, epochs and ``dataset_size`` count persons. ``rows_per_unit``, ``unit_rule`` and
+    ``unit_name`` say how many rows of each are used, which, and what a person is called. They do not change ε: the mean
+    gradient of a person's rows is clipped once (`dpgrad.training.units`).
+
     >>> Privacy(dataset_size=60_000).relation is None  # add-remove follows from the declared size
     True
+    >>> Privacy(units=[1, 1, 2], unit_name="patient").unit
+    'patient'
     """
 
     relation: str | Relation | None = option(
@@ -188,16 +198,57 @@ class Privacy:
     )
     also_released: Event | Released = NOTHING
     several_rows: bool = False
+    units: Any = dataclasses.field(default=None, compare=False, repr=False)  # private
+    rows_per_unit: int | None = option(
+        None, f"The most rows of one person that are used; {ROWS_PER_UNIT} if the data name persons.",
+        kind="count", metavar="K",
+    )  # fmt: skip
+    unit_rule: str | None = option(
+        None, "Which rows of a person with more are used: by a hash of their positions, the default, or the first.",
+        kind="choice", choices=UNIT_RULES,
+    )  # fmt: skip
+    unit_name: str | None = option(
+        None, "What the owner of rows is called in reports, such as patient; person by default.",
+        kind="text", metavar="NAME",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)
         _flag(several_rows=self.several_rows)
+        self._check_units()
         given: object = self.also_released  # a caller may ignore types
         if not isinstance(given, get_args(Event)) and not isinstance(given, Released):
             raise OptionError(
                 "also_released must be an event of dpgrad.events or a release, such as a dpgrad.pca.Projection, got "
                 f"{_validate.shown(given)}"
             )
+
+    def _check_units(self) -> None:
+        if self.unit_name is not None and not self.unit_name.strip():
+            raise OptionError("unit_name must not be empty: what one owner of rows is called, such as patient")
+        if self.units is None:
+            return
+        if self.several_rows:
+            raise OptionError("units and several_rows both say which rows make an example: give one of them")
+        if self.also_released != NOTHING:
+            raise OptionError(
+                f"also_released was priced for one row, and with units one {self.unit} may own many: prepare the data "
+                "without it, or leave out units"
+            )
+
+    def refuse_without_units(self) -> None:
+        """Refuse details of units where nothing names the units."""
+        for name in ("rows_per_unit", "unit_rule", "unit_name"):
+            if self.units is None and getattr(self, name) is not None:
+                raise OptionError(
+                    f"{name} is about rows of the same person, and the data name none: name the owner of each row, as "
+                    "unit in the schema of the data or as units of dpgrad.Privacy"
+                )
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        return UNIT if self.units is None else self.unit_name or PERSON
 
     @property
     def other_event(self) -> Event:
@@ -247,7 +298,7 @@ class HeldOut:
     """Rows to evaluate the model on, the metric, and the number of steps between evaluations.
 
     They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is the number of steps
-    between points of the run's curve.
+    between points of the run's curve. ``held_out_units`` names their owners, who must have no training rows.
 
     >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
     True
@@ -256,6 +307,7 @@ class HeldOut:
     rows: Any = None
     metric: Any = None
     evaluate_every: int | None = option(None, "Steps between evaluations on held-out rows.", kind="steps", metavar="T")
+    held_out_units: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self)

@@ -9,20 +9,20 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
-from dpgrad.accounting.guarantee import Guarantee, up
+from dpgrad.accounting.guarantee import UNIT, Guarantee, plural, several, up
 from dpgrad.errors import BudgetSpentError, DataError, OptionError, UnknownOptionError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.options import Budget, Privacy, parted, written
+from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
 __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
@@ -36,7 +36,8 @@ class Plan:
     whether it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what
     set the number of steps. ``learning_rate`` is None where it is the optimizer's own. ``parameters`` and ``classes``
     are those of the model, and ``seconds`` the time a run is expected to take, where they are known. ``also_released``
-    is the event of another release from the same data, such as a PCA.
+    is the event of another release from the same data, such as a PCA. ``unit`` is what one example is: a row, or a
+    person with at most ``rows_per_unit`` rows chosen by ``unit_rule``; sizes and epochs then count persons.
 
     Guarantee: ``guarantee`` is that of ``mechanism``, which clips, adds the noise and is charged, and of
     ``also_released``, together. It is within ``target``.
@@ -59,6 +60,9 @@ class Plan:
     classes: int | None = None
     seconds: float | None = None
     also_released: Event = NOTHING
+    unit: str = UNIT
+    rows_per_unit: int | None = None
+    unit_rule: str | None = None
 
     @property
     def optimizer(self) -> str:
@@ -137,14 +141,23 @@ class Plan:
     def public(self) -> tuple[str, ...]:
         """What the guarantee assumes to be public."""
         found = compare.assumed_public(self.mechanism, None)
-        size = f"the number of rows ({self.dataset_size:,}, {'declared' if self.declared else 'taken from the data'})"
+        counted = "declared" if self.declared else "taken from the data"
+        size = f"the number of {plural(self.unit)} ({self.dataset_size:,}, {counted})"
         found = [entry for entry in found if entry != "the number of rows"]
         return (
             *found,
             size,
+            *([] if self.rows_per_unit is None else [self.contributed]),
             f"the batch size ({self.batch_size:g}, which divides the noisy sum)",
             "the method and its constants",
         )
+
+    @property
+    def contributed(self) -> str:
+        """How many rows of one person are used, and which."""
+        rule = "their order" if self.unit_rule == "first" else "a public hash of their positions"
+        most = several("row", self.rows_per_unit or 1).replace("one ", "1 ")
+        return f"that at most {most} of one {self.unit} are used, chosen by {rule} among the rows of that {self.unit}"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, for JSON; a clip bound that is a plain function is refused."""
@@ -166,6 +179,9 @@ class Plan:
             "batch_size": self.batch_size,
             "dataset_size": self.dataset_size,
             "dataset_size_declared": self.declared,
+            "unit": self.unit,
+            "rows_per_unit": self.rows_per_unit,
+            "unit_rule": self.unit_rule,
             "noise_multiplier": self.mechanism.noise_multiplier,
             "learning_rate": plain_rate(self.learning_rate),
             "optimizer": self.optimizer,
@@ -214,7 +230,8 @@ class Plan:
         mechanism, named = self.mechanism, self.recipe
         rate = "the optimizer's own" if self.learning_rate is None else _shown(self.learning_rate)
         first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
-        drawn = "every row" if named.full_batch else f"batches of {self.batch_size:g} by Poisson sampling"
+        of = "" if self.unit == UNIT else f" {plural(self.unit)}"
+        drawn = f"every {self.unit}" if named.full_batch else f"batches of {self.batch_size:g}{of} by Poisson sampling"
         found = [
             f"method            {named.title} ({named.citation})",
             f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
@@ -313,7 +330,7 @@ def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _batches(plan: Plan) -> str:
     if plan.recipe.full_batch:
-        return "every step takes all rows"
+        return f"every step takes all {plural(plan.unit)}"
     same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
     return (
         f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. (2016) advise as many "
@@ -363,12 +380,13 @@ def planned(
     and T = int(epochs·N/B). The relation is zero-out where the number of rows was taken from the data, and add-remove
     where it was declared (``dataset_size``): then sampling rate, steps, divisor and δ do not depend on the data.
     """
+    privacy.refuse_without_units()
     declared = privacy.dataset_size is not None
     size = privacy.dataset_size if privacy.dataset_size is not None else rows
     if not size:
         raise DataError("data must hold at least one row, got none")
     delta = _checked(budget, privacy, size)
-    batch_size = _batch_size(method, budget, size)
+    batch_size = _batch_size(method, budget, size, privacy.unit)
     count = _steps(size, batch_size, budget.epochs, budget.steps)
     sampler = sampling.FullBatch() if method.full_batch else sampling.Poisson(batch_size / size)
     mechanism = Mechanism(
@@ -378,7 +396,7 @@ def planned(
     )  # fmt: skip
     other = privacy.other_event
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
-    guarantee = mechanism.guarantee(delta, privacy.accountant, beside=other)
+    guarantee = replace(mechanism.guarantee(delta, privacy.accountant, beside=other), unit=privacy.unit)
     if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
         raise BudgetSpentError(
             f"noise_multiplier = {privacy.noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
@@ -391,8 +409,15 @@ def planned(
     target = None if budget.epsilon is None else float(budget.epsilon)
     return Plan(
         method, mechanism, guarantee, batch_size, int(size), declared, rate, target, privacy.reading, ends,
-        parameters, classes, also_released=other,
+        parameters, classes, also_released=other, unit=privacy.unit, **_owned(privacy),
     )  # fmt: skip
+
+
+def _owned(privacy: Privacy) -> dict[str, Any]:
+    """How many rows of one person are used and which, where rows belong to persons."""
+    if privacy.units is None:
+        return {}
+    return {"rows_per_unit": privacy.rows_per_unit or ROWS_PER_UNIT, "unit_rule": privacy.unit_rule or UNIT_RULES[0]}
 
 
 _NOISE = written("noise_multiplier")
@@ -409,8 +434,8 @@ def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
         )
     if budget.delta >= 1 / size:
         raise OptionError(
-            f"delta must be below 1/n = {1 / size:.4g}, got {budget.delta:g}: a mechanism that publishes one row at "
-            "random has delta 1/n"
+            f"delta must be below 1/n = {1 / size:.4g}, got {budget.delta:g}: a mechanism that publishes one "
+            f"{privacy.unit} at random has delta 1/n"
         )
     if budget.epochs is not None and budget.steps is not None:
         raise OptionError("epochs and steps both say how long to train: give one of them")
@@ -422,19 +447,23 @@ def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
     return float(budget.delta)
 
 
-def _batch_size(method: Recipe, budget: Budget, size: int) -> float:
+def _batch_size(method: Recipe, budget: Budget, size: int, unit: str) -> float:
     given, epochs, steps = budget.batch_size, budget.epochs, budget.steps
     if method.full_batch:
         if given not in (None, size):
-            raise OptionError(f"method {method.name} takes all {size:,} rows at every step: leave batch_size out")
+            raise OptionError(
+                f"method {method.name} takes all {size:,} {plural(unit)} at every step: leave batch_size out"
+            )
         return float(size)
     if given is None:
         batches = epochs if epochs is not None else math.sqrt(steps) if steps is not None else None
         if batches is None:
-            raise OptionError("batch_size is required: the expected number of rows in a step; or give epochs")
+            raise OptionError(
+                f"batch_size is required: the expected number of {plural(unit)} in a step; or give epochs"
+            )
         given = max(1, round(size / max(1, batches)))
     if given > size:
-        raise OptionError(f"batch_size must be at most the number of rows, {size:,}, got {given:g}")
+        raise OptionError(f"batch_size must be at most the number of {plural(unit)}, {size:,}, got {given:g}")
     return float(given)
 
 

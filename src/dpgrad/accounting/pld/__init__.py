@@ -36,7 +36,7 @@ from dpgrad.accounting.events import (
 from dpgrad.accounting.pairs import Kind, Pair, TooLittleNoise
 from dpgrad.accounting.pld import contour, single
 from dpgrad.accounting.pld.certify import PRECISION, Lower, Upper, bounds, epsilon_at
-from dpgrad.errors import OptionError
+from dpgrad.errors import AccountingError, OptionError
 
 __all__ = ["NAME", "DeltaAt", "EpsilonAt", "Interval", "PldProfile", "Question", "Side", "account"]
 
@@ -64,18 +64,23 @@ class PldProfile:
     precision: float = PRECISION
     accountant: str = NAME
     guarantee: bool = True
+    group: int = 1  # rows that change together
+
+    def __post_init__(self) -> None:
+        if self.group > 1 and self._others:
+            raise AccountingError("of a group of rows only Gaussian noise on a sum has a price by this accountant")
 
     def epsilon(self, delta: float) -> float:
         """The ε certified at ``delta``."""
         if self._others:
             return self._added_epsilon(delta)
-        return self._upper(EpsilonAt(delta), _sides(self.event, self.relation))
+        return self._upper(EpsilonAt(delta), _sides(self.event, self.relation, self.group))
 
     def delta(self, epsilon: float) -> float:
         """The δ certified at ``epsilon``."""
         if self._others:
             return self._added_delta(epsilon)
-        return self._upper(DeltaAt(epsilon), _sides(self.event, self.relation))
+        return self._upper(DeltaAt(epsilon), _sides(self.event, self.relation, self.group))
 
     def interval(self, delta: float) -> Interval:
         """Bounds and estimate of ε at ``delta``."""
@@ -94,7 +99,9 @@ class PldProfile:
         if self._others:
             return self.epsilon(delta)
         question = EpsilonAt(delta)
-        sides = sorted(_sides(self.event, self.relation), key=lambda side: side.rough(question), reverse=True)
+        sides = sorted(
+            _sides(self.event, self.relation, self.group), key=lambda side: side.rough(question), reverse=True
+        )
         best = sides[0].estimate(question)
         if best is None:
             return self._upper(question, sides)
@@ -109,11 +116,11 @@ class PldProfile:
     def _split(self) -> "tuple[PldProfile | None, exact.MixedProfile]":
         """The sampled steps, if any, and the rest, whose profile has a closed form."""
         plain, rest = exact.apart(self.event, self.relation)
-        if all(side.closed for side in _sides(plain, self.relation)):
+        if all(side.closed for side in _sides(plain, self.relation, self.group)):
             together = exact.account(self.event, self.relation)
             return None, together if isinstance(together, exact.MixedProfile) else rest
         steps = Compose(tuple(Repeat(leaf, count) for leaf, count in plain.items()))
-        return PldProfile(steps, self.relation, self.precision), rest
+        return PldProfile(steps, self.relation, self.precision, group=self.group), rest
 
     def _added_epsilon(self, delta: float) -> float:
         steps, rest = self._split()
@@ -138,7 +145,7 @@ class PldProfile:
         return best
 
     def _interval(self, question: "Question") -> Interval:
-        sides = _sides(self.event, self.relation)
+        sides = _sides(self.event, self.relation, self.group)
         upper = self._upper(question, sides)
         lower = 0.0
         attained = _concrete(self.event, self.relation) or sides
@@ -201,10 +208,11 @@ class DeltaAt:
 Question = EpsilonAt | DeltaAt
 
 
-def _sides(event: Event | Mapping[Leaf, int], relation: Relation) -> "list[Side]":
+def _sides(event: Event | Mapping[Leaf, int], relation: Relation, group: int = 1) -> "list[Side]":
     """Each direction as the pairs to compose."""
     counts = event if isinstance(event, Mapping) else leaves(event)
-    return [Side(counts, partial(pairs.of, relation=relation, direction=d)) for d in pairs.directions(relation)]
+    kinds = pairs.directions(relation)
+    return [Side(counts, partial(pairs.of, relation=relation, direction=kind, group=group)) for kind in kinds]
 
 
 def _concrete(event: Event, relation: Relation) -> "list[Side]":
@@ -264,7 +272,7 @@ class Side:
         if square and not self.closed:
             self.counts[Pair(Kind.REMOVE, 1.0, 1 / self.mu)] += 1
         # one row more can hide, but never reveal itself, by more than this
-        self.most = -sum(n * math.log1p(-p.rate) if p.kind is Kind.ADD else -math.inf for p, n in self.counts.items())
+        self.most = sum(n * p.most for p, n in self.counts.items())
         self._saddles: dict[EpsilonAt, contour.Saddle] = {}
         self._places: dict[Question, _Place] = {}
 

@@ -186,7 +186,8 @@ def _range(counts: Iterable[Pair], tail: float) -> float:
     sides = np.array([2.0 if p.kind in (Kind.ANTIPODAL, Kind.LARGER) or p.rate == 1 else 1.0 for p in counts])
     exponent = np.maximum(-float(ndtri(tail)) + 0.5 / sigma, 1 + 1 / sigma) / sigma
     most = np.logaddexp(np.log1p(-np.minimum(rate, 1 - _EPS)), np.log(rate) + exponent)
-    return float((sides * most - np.log1p(-np.minimum(rate, 0.5))).max())
+    lengths = [_length(pair, ends(pair, tail)) for pair in counts if pair.group > 1]
+    return float(max((sides * most - np.log1p(-np.minimum(rate, 0.5))).max(), *lengths, 0.0))
 
 
 def _accuracy(alone: Mapping[Pair, int], many: Mapping[Pair, int], tilt: float, tail: float) -> float:

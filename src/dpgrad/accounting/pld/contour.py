@@ -59,10 +59,10 @@ def total(counts: Mapping[Pair, int], nodes: int = 12) -> Total:
     the Lagrange polynomials. Where rare losses carry K it turns too fast for that: `Contour.agrees` tells.
     """
     plain: dict[Pair, float] = {}
-    groups: dict[Kind, list[tuple[Pair, int]]] = {}
+    groups: dict[tuple[Kind, int], list[tuple[Pair, int]]] = {}
     for pair, count in counts.items():
-        groups.setdefault(pair.kind, []).append((pair, count))
-    for kind, members in groups.items():
+        groups.setdefault((pair.kind, pair.group), []).append((pair, count))
+    for (kind, together), members in groups.items():
         # a step repeated many times is better left alone: at the edge of a segment interpolation would amplify it
         members.sort(key=lambda member: -member[1])
         alone = next((i for i, (_, n) in enumerate(members[:_DISTINCT]) if n < _OFTEN), len(members[:_DISTINCT]))
@@ -86,7 +86,7 @@ def total(counts: Mapping[Pair, int], nodes: int = 12) -> Total:
                 weights = np.einsum("t,ts,tr->sr", times[chosen], sigma_basis, rate_basis)
                 for i, s in enumerate(sigma_nodes):
                     for j, r in enumerate(rate_nodes):
-                        pair = Pair(kind, min(math.exp(r), 1.0), math.exp(s))
+                        pair = Pair(kind, min(math.exp(r), 1.0), math.exp(s), together)
                         plain[pair] = plain.get(pair, 0.0) + float(weights[i, j])
     return Total(tuple(plain), tuple(float(w) for w in plain.values()))
 

@@ -87,9 +87,9 @@ def law(pair: Pair, tilt: float, frequency: float = 0.0, tail: float = 0.0) -> N
     """
     reach = max(REACH * pair.sigma, 0.5 + pair.sigma)  # both pieces of ``larger`` must exist
     # e^{cL} moves a Gaussian by up to c, and by 2c where both are shifted
-    top = reach + pair.up + tilt * (2 if pair.kind is Kind.ANTIPODAL else 1)
+    top = reach + pair.group * (pair.up + tilt * (2 if pair.kind is Kind.ANTIPODAL else 1))
     if tail:
-        top = min(top, 1 - float(ndtri(tail)) * pair.sigma)
+        top = min(top, pair.top(tail) if pair.group > 1 else 1 - float(ndtri(tail)) * pair.sigma)
     found = []
     for piece, low, high in pieces(pair, -reach, top):
         edges = np.linspace(low, high, int(np.ceil((high - low) / longest_panel(piece))) + 1)

@@ -46,6 +46,8 @@ class Span(NamedTuple):
 def ends(pair: Pair, tail: float) -> Span:
     """The x between which all but about ``tail`` of P lies at either end."""
     reach = max(-float(ndtri(tail)) * pair.sigma, 0.5 + pair.sigma)  # both pieces of ``larger`` must exist
+    if pair.group > 1:
+        return Span(-reach, max(pair.top(tail), reach))
     return Span(-reach, reach + (1.0 if pair.up else 0.0))
 
 
@@ -80,14 +82,16 @@ def accuracy(pair: Pair, tilt: float, tail: float) -> float:
     z/σ) and that of e^{cl}.
     """
     z = _reach(pair, tail)
-    exponent = (z + 0.5 / pair.sigma) / pair.sigma
+    exponent = pair.group * (z + 0.5 * pair.group / pair.sigma) / pair.sigma
+    if pair.group > 1:  # the logarithms of binomial weights
+        exponent += pair.group * (2 - math.log(pair.rate) - math.log1p(-pair.rate))
     low, high = losses(pair, ends(pair, tail))
     return _EPS * (64 + 4 * z * z + 16 * exponent + 8 * (tilt + 1) * max(-low, high))
 
 
 def _reach(pair: Pair, tail: float) -> float:
-    """How far, in standard deviations, any x lies from any of the means 0, 1 and −1."""
-    return max(-x if x < 0 else x for x in ends(pair, tail)) / pair.sigma + 1 / pair.sigma
+    """How far, in standard deviations, any x lies from any of the means 0, 1 and −1, or of a group's, up to ±k."""
+    return max(-x if x < 0 else x for x in ends(pair, tail)) / pair.sigma + pair.group / pair.sigma
 
 
 def _longest(points: int, reach: float) -> float:
@@ -129,7 +133,7 @@ def _nodes(sigma: float, reach: float, edges: Array, low: float, high: float) ->
 
 def panels(pair: Pair, low: float, high: float) -> _Nodes:
     """Nodes that integrate P or Q between low and high."""
-    reach = (max(-low, high) + 1) / pair.sigma
+    reach = (max(-low, high) + pair.group) / pair.sigma
     return _nodes(pair.sigma, reach, np.empty(0), low, high)
 
 

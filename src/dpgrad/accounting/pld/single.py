@@ -2,8 +2,8 @@
 
 With e^{ε′} = 1 + (e^ε − 1)/q, removing a row has q times the profile of the plain Gaussian at ε′; adding one has
 1 − e^ε(1−q) times it at ε″ with e^{−ε″} = 1 + (e^{−ε} − 1)/q, and nothing from ε = −log(1−q) on. ``larger`` is the
-larger of the two. For ``antipodal``, δ = P(x > x*) − e^ε·Q(x > x*) cancels, and is integrated instead: each term of
-∫(1 − e^{ε−L})dP beyond the x* of loss ε is positive. Proofs: docs/proofs/accounting.md, section 6.
+larger of the two. For ``antipodal`` and for groups, δ = P(x > x*) − e^ε·Q(x > x*) cancels, and is integrated instead:
+each term of ∫(1 − e^{ε−L})dP beyond the x* of loss ε is positive. Proofs: docs/proofs/accounting.md, section 6.
 """
 
 import math
@@ -28,6 +28,8 @@ def delta(pair: Pair, epsilon: float) -> float:
     >>> f"{delta(Pair(Kind.REMOVE, 1e-5, 1.0), 0.01):.6g}"
     '9.2335e-17'
     """
+    if pair.group > 1:
+        return 0.0 if epsilon >= pair.most else _integral(pair, epsilon)
     match pair.kind:
         case Kind.REMOVE:
             return pair.rate * _gaussian(pair.sigma, _amplified(pair.rate, epsilon))
@@ -55,9 +57,10 @@ def _gaussian(sigma: float, epsilon: float) -> float:
 
 def _integral(pair: Pair, epsilon: float) -> float:
     start = float(pair.place(np.array(epsilon)))
-    if start > _BEYOND * pair.sigma + 1:
+    end = _BEYOND * pair.sigma + pair.group
+    if start > end:
         return 0.0
-    x, log_weight = discretise.panels(pair, start, max(start, 1.0) + _BEYOND * pair.sigma)
+    x, log_weight = discretise.panels(pair, start, max(start, pair.group) + _BEYOND * pair.sigma)
     loss = pair.loss(x)
     terms = np.exp(pair.log_p(x) + log_weight) * -np.expm1(np.minimum(epsilon - loss, 0.0))
     return math.fsum(terms)
@@ -66,11 +69,10 @@ def _integral(pair: Pair, epsilon: float) -> float:
 def bound(pair: Pair, epsilon: float, upper: bool) -> float:
     """δ(ε), from above or from below."""
     sign = 1 if upper else -1
-    moved = epsilon - sign * _ROUNDING * (epsilon - math.log1p(-pair.rate))
+    moved = epsilon - sign * _ROUNDING * pair.group * (epsilon - math.log1p(-pair.rate))
     found = min(delta(pair, max(moved, 0.0)) * (1 + sign * SLACK), 1.0)
     # a δ too small for a float is not zero, except where no loss is as large
-    none = pair.kind is Kind.ADD and epsilon >= -math.log1p(-pair.rate)
-    return max(found, _LEAST) if upper and not none else found
+    return max(found, _LEAST) if upper and epsilon < pair.most else found
 
 
 def epsilon_at(pair: Pair, target: float, upper: bool) -> float:
