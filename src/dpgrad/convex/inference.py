@@ -32,12 +32,13 @@ from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
-    "CLEAR", "LEFT", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments", "Perturbed",
-    "Spread", "curvature", "responses", "squared_errors",
+    "CLEAR", "LEFT", "SCORE", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments",
+    "Perturbed", "Spread", "curvature", "responses", "squared_errors",
 ]  # fmt: skip
 
 LEFT = 0.1  # the part of the way that a descent may have left, in any direction
 STRAIGHT = 0.5  # the same for a parabola, of which any part that is left is known
+SCORE = 0.5  # the standard error of a score up to which a curved loss is taken to be a parabola
 CLEAR = 4.0  # how many times its noise the smallest eigenvalue of S must be
 STEP = 1 << 30  # the counter of this noise, beyond the steps of every descent
 _CHUNK = 64  # columns of S that are summed at once

@@ -105,6 +105,13 @@ class TestIntervals:
         with pytest.raises(ValueError, match=r"no intervals: the smallest eigenvalue of the curvature.*more rows"):
             fitted.confidence_intervals()
 
+    def test_scores_that_noise_throws_far_are_refused(self) -> None:
+        """The descent arrives, but the noise on its end is many times what the loss is a parabola over."""
+        noisy = {"max_iter": 60, "batch_size": 300, "learning_rate": 0.5, "inference_share": 0.3}
+        fitted = model("logistic", "output", random_state=1, **noisy).fit(*drawn("logistic", 3000, 0))
+        with pytest.raises(ValueError, match=r"no intervals: the standard error of a score is up to .*no parabola"):
+            fitted.confidence_intervals()
+
     def test_levels_and_shapes(self) -> None:
         fitted = model("logistic", "objective", random_state=1).fit(*drawn("logistic", 3000, 0))
         wide, narrow = fitted.confidence_intervals(0.99), fitted.confidence_intervals(0.5)

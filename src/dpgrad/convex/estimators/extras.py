@@ -21,7 +21,17 @@ from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation
 from dpgrad.convex.design import Matrix
 from dpgrad.convex.estimators import solvers
 from dpgrad.convex.estimators.solvers import Found, Task
-from dpgrad.convex.inference import CLEAR, Curvature, Errors, Intervals, Moments, Spread, curvature, squared_errors
+from dpgrad.convex.inference import (
+    CLEAR,
+    SCORE,
+    Curvature,
+    Errors,
+    Intervals,
+    Moments,
+    Spread,
+    curvature,
+    squared_errors,
+)
 from dpgrad.convex.losses import Array, Counts, HuberSvm, Logistic, Squared, Targets
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Release
@@ -154,7 +164,8 @@ class Measured:
 
     ``weights`` are coefficients of the design, ``total`` its noisy curvature S with noise of ``std``, ``dispersion`` φ.
     Coefficients of the columns are ``scale`` times theirs; the intercept is ``offset`` plus ``scale`` times
-    ``constant`` times the last of them.
+    ``constant`` times the last of them. ``reach`` is the length of the longest row where the loss is no parabola, else
+    0.
     """
 
     weights: Array
@@ -164,6 +175,7 @@ class Measured:
     dispersion: float
     rows: int
     constant: float
+    reach: float = 0.0
     scale: float = 1.0
     offset: float = 0.0
 
@@ -178,6 +190,11 @@ class Measured:
                 "needed"
             )
         estimate, covariance = self.spread.estimated(self.weights, self.total, self.dispersion, self.rows)
+        if (score := self.reach * math.sqrt(float(np.linalg.eigvalsh(covariance)[-1]))) > SCORE:
+            raise OptionError(
+                f"no intervals: the standard error of a score is up to {score:.2g}, above {SCORE:g}, where the loss is "
+                "no parabola; more rows, a larger epsilon, a tighter data_norm or another solver are needed"
+            )
         errors = np.sqrt(np.maximum(np.diag(covariance), 0))
         if not self.constant:
             return Intervals(level, self.scale * estimate, self.scale * errors, np.zeros(1), np.zeros(1))
@@ -291,7 +308,8 @@ def _measured(
         # what is not told from noise is taken to be the noise, which errs to the safe side
         dispersion = max(noisy, errors.std) / max(design.rows - design.features, 1)
     weights, constant = found.weights[:, 0], design.intercept
-    return Measured(weights, found.spread, total, std, dispersion, design.rows, constant, **scaling)
+    reach = 0.0 if isinstance(loss, Squared) else design.bound
+    return Measured(weights, found.spread, total, std, dispersion, design.rows, constant, reach, **scaling)
 
 
 def _signed(targets: Targets, task: Task) -> Targets:
