@@ -114,6 +114,8 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
             )
         labels, targets = _encoded(y, self.classes)
         share = extras.share_checked(inference_share=self.inference_share)
+        if share and self.class_weight is not None:
+            raise OptionError(extras.WEIGHTED)
         balance = isinstance(self.class_weight, str) and self.class_weight == BALANCED
         split = extras.Split(epsilon, delta, relation, extras.COUNTS_SHARE if balance else 0.0, share)
         charge = charging(self.ledger, relation, type(self).__name__)

@@ -32,14 +32,14 @@ from dpgrad.convex.inference import (
     curvature,
     squared_errors,
 )
-from dpgrad.convex.losses import Array, Counts, HuberSvm, Logistic, Squared, Targets
+from dpgrad.convex.losses import Array, HuberSvm, Squared, Targets
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Release
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
-    "COUNTS_SHARE", "ERRORS_SHARE", "ClassCounts", "Inferred", "Measured", "Outcome", "Split", "balanced",
+    "COUNTS_SHARE", "ERRORS_SHARE", "WEIGHTED", "ClassCounts", "Inferred", "Measured", "Outcome", "Split", "balanced",
     "class_counts", "refuse_unknown_spread", "share_checked", "solved", "together",
 ]  # fmt: skip
 
@@ -225,6 +225,10 @@ class Inferred:
         return found.intervals(level)
 
 
+WEIGHTED = (
+    "inference_share is refused: weighted rows have gradients of another covariance, which is not released; leave "
+    "class_weight at None"
+)
 _WITHOUT = {
     "auto": "auto clips gradients far below what the loss allows, which biases coefficients at every n; use gd or "
     "objective",
@@ -235,6 +239,7 @@ _WITHOUT = {
 def refuse_unknown_spread(solver: object, task: Task, options: dict[str, Any]) -> None:
     """Refuse standard errors, before anything is charged, where no theory gives them.
 
+    >>> from dpgrad.convex.losses import Logistic
     >>> task = Task(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, 1.0, True)
     >>> refuse_unknown_spread("auto", task, {})
     Traceback (most recent call last):
@@ -243,8 +248,6 @@ def refuse_unknown_spread(solver: object, task: Task, options: dict[str, Any]) -
     reason = _WITHOUT.get(str(solver))
     if isinstance(task.loss, HuberSvm) or task.classes > 2:
         reason = "standard errors are for linear, logistic (two classes) and Poisson models; leave it at None"
-    elif not isinstance(task.loss, Logistic | Squared | Counts):
-        reason = "weighted rows have gradients of another covariance, which is not released; leave class_weight at None"
     elif "clip" in options and float(options["clip"]) < task.loss.lipschitz(task.bound):
         reason = "a clip bound below the largest gradient biases coefficients; leave clip at None"
     if reason is not None:
