@@ -28,6 +28,7 @@ PUBLIC = {
     "RunFolder": "dpgrad.training.options",
     "Relation": "dpgrad.accounting.events",
     "fit": "dpgrad.training.fit",
+    "report": "dpgrad.reports.report",
 }
 ROOMS = {path.name for path in Path(dpgrad.__path__[0]).iterdir() if (path / "__init__.py").is_file()}
 HOMES = {  # modules that users name often

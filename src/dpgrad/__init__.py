@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dpgrad.grads import scaling
     from dpgrad.mechanism import sampling, schedules
     from dpgrad.mechanism.mechanism import Group, Mechanism
+    from dpgrad.reports.report import report
     from dpgrad.runs import checkpoint
     from dpgrad.training import augment, features, pca, plan, recipes
     from dpgrad.training.callbacks import CSVLog
@@ -82,6 +83,7 @@ __all__ = [
     "plan",
     "randomness",
     "recipes",
+    "report",
     "reports",
     "runs",
     "sampling",
@@ -106,6 +108,7 @@ _HOMES = {
     "Recipe": "training.recipes",
     "Relation": "accounting.events",
     "checkpoint": "runs",
+    "report": "reports.report",
     "scaling": "grads",
 }
 

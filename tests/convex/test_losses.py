@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Counts, Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
 
 Array = NDArray[np.float64]
 
 LOGISTIC = [Logistic(slope) for slope in (1.0, 0.9, 0.5, 0.45, 0.25)]
 MARGIN: list[Any] = [*LOGISTIC, HuberSvm(), HuberSvm(0.7), Hinge()]
-ONE_OUTPUT = [*MARGIN, Squared(2.0), Squared(math.inf)]
+ONE_OUTPUT = [*MARGIN, Squared(2.0), Squared(math.inf), Counts(), Counts(-1.5)]
 ALL = [*ONE_OUTPUT, Softmax(2), Softmax(5)]
 SMOOTH_MARGIN = [loss for loss in MARGIN if loss.smooth]
 
@@ -32,6 +32,8 @@ def corners(loss: Loss) -> list[float]:
             return [1.0]
         case Squared(bound):
             return [-bound, bound]
+        case Counts(offset):
+            return [-offset]
     return []
 
 
@@ -45,6 +47,8 @@ def problem(loss: Loss, rows: int = 400, seed: int = 0) -> tuple[Array, NDArray[
         case Squared():
             targets = random.uniform(-2, 2, rows)
             places = scores[:, 0] - targets
+        case Counts():
+            targets, places = random.uniform(0, 1, rows), scores[:, 0]
         case _:
             targets = random.choice([-1.0, 1.0], rows)
             places = scores[:, 0] * targets
@@ -155,6 +159,7 @@ class TestConstants:
         a, b = scale * random.standard_normal((2, 50, loss.outputs))
         b = np.where(random.random((50, 1)) < 0.5, a + 1e-3 * (b - a), b)
         targets = random.integers(0, 2, 50) if isinstance(loss, Softmax) else random.choice([-1.0, 1.0], 50)
+        targets = np.abs(targets) if isinstance(loss, Counts) else targets
         gap = np.linalg.norm(a - b, axis=1)
         values = np.abs(loss.values(a, targets) - loss.values(b, targets))
         assert (values <= loss.lipschitz(1.0) * gap + 1e-12 * scale).all()
@@ -206,6 +211,7 @@ def test_huge_scores(loss: Loss, size: float) -> None:
     random = np.random.default_rng(5)
     scores = size * random.uniform(-1, 1, (200, loss.outputs))
     targets = random.integers(0, 2, 200) if isinstance(loss, Softmax) else random.choice([-1.0, 1.0], 200)
+    targets = np.abs(targets) if isinstance(loss, Counts) else targets
     residuals = loss.residuals(scores, targets)
     assert np.isfinite(residuals).all()
     if loss == Squared(math.inf):

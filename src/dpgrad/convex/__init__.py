@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dpgrad._submodules import attribute
 from dpgrad.convex import bounds, curvature
 from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Counts, Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
 from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, pace, regression, sgd
 
 if TYPE_CHECKING:
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
         DPLinearRegression,
         DPLinearSVC,
         DPLogisticRegression,
+        DPPoissonRegressor,
         DPStandardScaler,
         PrivacyWarning,
         RowNormalizer,
     )
 
 __all__ = [
+    "Counts",
     "DPLinearRegression",
     "DPLinearSVC",
     "DPLogisticRegression",
+    "DPPoissonRegressor",
     "DPStandardScaler",
     "Design",
     "Hinge",

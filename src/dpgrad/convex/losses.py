@@ -11,6 +11,7 @@ gradient is a scaled residual. For rows of norm at most R:
     hinge                   R                      ∞
     softmax                 √2·R                   R²/2          (Böhning 1992)
     squared, bound b        b·R                    R²
+    counts, in units of b   R                      R²
 
 (Yu et al., "Gradient Perturbation is Underrated for Differentially Private Convex Optimization", IJCAI 2020; Iyengar et
 al., S&P 2019.) Every function is stable for scores of any finite size.
@@ -31,7 +32,7 @@ from scipy.special import expit, logsumexp, softmax
 from dpgrad import _validate
 from dpgrad.errors import DataError, OptionError
 
-__all__ = ["Array", "Hinge", "HuberSvm", "Logistic", "Loss", "Softmax", "Squared", "Targets"]
+__all__ = ["Array", "Counts", "Hinge", "HuberSvm", "Logistic", "Loss", "Softmax", "Squared", "Targets"]
 
 Array = NDArray[np.float64]
 Targets = NDArray[Any]
@@ -287,6 +288,51 @@ class Squared:
                 "bound is infinite: the plain squared loss has no Lipschitz constant; give a bound on errors"
             )
         return self.bound * _radius(radius)
+
+    def smoothness(self, radius: float) -> float:
+        return _radius(radius) ** 2
+
+
+@dataclass(frozen=True)
+class Counts:
+    """e^s − y·s of a count y, in units of the largest: y in [0, 1] and a rate e^{s + offset} that is cut at 1.
+
+    The Poisson loss of a count of at most b, over b: its targets are counts over b, and ``offset`` is −log(b), or 0
+    where an intercept can take its place. Where the rate would exceed the largest count the loss goes on straight, so
+    that no residual exceeds 1.
+
+    >>> Counts().residuals(np.array([[0.0], [9.0]]), np.array([0.25, 1.0])).tolist()
+    [[0.75], [0.0]]
+    """
+
+    offset: float = 0.0
+    smooth: ClassVar[bool] = True
+    outputs: ClassVar[int] = 1
+
+    def checked(self, targets: ArrayLike, rows: int) -> Targets:
+        found = _column(targets, rows).astype(np.float64)
+        if not ((found >= 0) & (found <= 1)).all():  # so that NaN is refused
+            raise DataError("targets must be counts over the largest, from 0 to 1")
+        return found
+
+    def values(self, scores: Array, targets: Targets) -> Array:
+        shifted = _scored(scores, targets, 1)[:, 0] + self.offset
+        curved = np.minimum(shifted, 0.0)
+        return np.asarray(np.exp(curved) + (shifted - curved) - targets * shifted)
+
+    def residuals(self, scores: Array, targets: Targets) -> Array:
+        return (self._rates(scores, targets) - targets)[:, None]
+
+    def curvatures(self, scores: Array, targets: Targets) -> Array:
+        """The second derivative in the score: (n,)."""
+        rates = self._rates(scores, targets)
+        return np.where(scores[:, 0] + self.offset <= 0, rates, 0.0)
+
+    def _rates(self, scores: Array, targets: Targets) -> Array:
+        return np.asarray(np.exp(np.minimum(_scored(scores, targets, 1)[:, 0] + self.offset, 0.0)))
+
+    def lipschitz(self, radius: float) -> float:
+        return _radius(radius)
 
     def smoothness(self, radius: float) -> float:
         return _radius(radius) ** 2

@@ -1,20 +1,23 @@
-"""One self-contained page over one or more runs: a table, the curves, and the privacy report of each run."""
+"""One self-contained page over one or more reports: a table, plain words, the curves, and all that each report says."""
 
 import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpgrad import __version__
 from dpgrad.accounting.guarantee import up
 from dpgrad.errors import OptionError, ReportError
 from dpgrad.reports import strict_json
 from dpgrad.reports.chart import Chart, Line
-from dpgrad.reports.report import Report, facts, shown
 from dpgrad.reports.style import STYLE
+from dpgrad.reports.words import facts, shown
 
-__all__ = ["FILE", "NOT_COVERED", "Beside", "page"]
+__all__ = ["FILE", "NOT_COVERED", "Beside", "Reports", "page"]
+
+Reports = Mapping[str, Mapping[str, Any]]
 
 NOT_COVERED = "not private: computed from the training rows without noise, outside every guarantee and not for release"
 
@@ -39,29 +42,28 @@ class Beside:
 FILE = "report.html"
 
 
-def page(runs: Mapping[str, Report], beside: Beside | None = None, together: str | None = None) -> str:
+def page(runs: Reports, beside: Beside | None = None, together: str | None = None) -> str:
     """The page; ``runs`` are reports by a short name, ``together`` says what all of them cost."""
     if not runs:
         raise OptionError("a page needs at least one run")
-    charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in _charts(runs, beside))
+    curves = _curves(runs, beside)
     sections = "".join(_section(number, *run) for number, run in enumerate(runs.items(), 1))
     embedded = json.dumps(dict(runs), allow_nan=False).replace("<", "\\u003c")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>dpgrad report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n<h1>Training with differential privacy</h1>\n"
-        f"{_contents(runs)}{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
-        '<h2 id="curves">Curves</h2>\n<p class="note">ε at a step is the cost of a run that was planned to end there. '
-        "The metric is on held-out rows, which are not protected.</p>\n"
-        f'<div class="charts">{charts}</div>\n{sections}\n'
+        f"<style>{STYLE}</style></head><body>\n<h1>{_title(runs)}</h1>\n"
+        f"{_contents(runs, bool(curves))}{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
+        f"{''.join(_plain(name, report, alone=len(runs) == 1) for name, report in runs.items())}{curves}{sections}\n"
         f'<p class="note">Written by dpgrad {__version__}.</p>\n'
         f'<script type="application/json" id="reports">{embedded}</script>\n</body></html>\n'
     )
 
 
-def _contents(runs: Mapping[str, Report]) -> str:
+def _contents(runs: Reports, curves: bool) -> str:
     """Links to the parts of the page, in their order."""
-    places = {"#curves": "Curves", **{f"#report-{n}": f"Privacy report: {name}" for n, name in enumerate(runs, 1)}}
+    places = {"#curves": "Curves"} if curves else {}
+    places |= {f"#report-{n}": f"Privacy report: {name}" for n, name in enumerate(runs, 1)}
     listed = "".join(f'<li><a href="{place}">{html.escape(name)}</a></li>' for place, name in places.items())
     return f'<nav aria-label="Contents"><ul>{listed}</ul></nav>\n'
 
@@ -70,42 +72,77 @@ def _paragraph(said: str | None) -> str:
     return "" if said is None else f'<p class="note">{html.escape(said)}</p>'
 
 
-def _warnings(runs: Mapping[str, Report]) -> str:
+def _title(runs: Reports) -> str:
+    trained = any(report["result"] is not None for report in runs.values())
+    return "Training with differential privacy" if trained else "Privacy report"
+
+
+def _plain(name: str, report: Mapping[str, Any], *, alone: bool) -> str:
+    """The promise in plain words, and what it does not mean; nothing for reports of earlier formats."""
+    told = report.get("plain")
+    if told is None:
+        return ""
+    listed = "".join(f"<li>{html.escape(entry)}</li>" for entry in told["does_not_mean"])
+    return (
+        f"<h2>In plain words{'' if alone else ': ' + html.escape(name)}</h2>\n"
+        f'<p class="plain">{html.escape(told["promise"])}</p>\n'
+        f"<h3>What it does not mean</h3>\n<ul>{listed}</ul>\n"
+    )
+
+
+def _curves(runs: Reports, beside: Beside | None) -> str:
+    charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in _charts(runs, beside))
+    if not charts:
+        return ""
+    return (
+        '<h2 id="curves">Curves</h2>\n<p class="note">ε at a step is the cost of a run that was planned to end there. '
+        f'The metric is on held-out rows, which are not protected.</p>\n<div class="charts">{charts}</div>\n'
+    )
+
+
+def _warnings(runs: Reports) -> str:
     return "".join(
         f'<p class="warning"><b>{html.escape(name)} is not for release</b>: {html.escape(report["release"]["reason"])}.'
         "</p>\n"
         for name, report in runs.items()
-        if not report["release"]["allowed"]
+        if report["release"]["allowed"] is False
     )
 
 
-def _table(runs: Mapping[str, Report], beside: Beside | None) -> str:
-    metrics = list(dict.fromkeys(report["result"]["metric"] for report in runs.values()))
-    head = f"<tr><th>run</th><th>method</th>{_figures('ε', 'δ', 'held-out ' + ', '.join(metrics), 'steps', tag='th')}"
-    rows = [f"{head}{_figures('seconds', tag='th')}<th>neighbours, accountant</th></tr>"]
+def _table(runs: Reports, beside: Beside | None) -> str:
+    results = [report["result"] for report in runs.values() if report["result"] is not None]
+    metrics = list(dict.fromkeys(result["metric"] for result in results))
+    trained = ["held-out " + ", ".join(metrics), "steps", "seconds"] if results else []
+    heading = f"<tr><th>{'run' if results else 'name'}</th><th>method</th>{_figures('ε', 'δ', *trained, tag='th')}"
+    rows = [f"{heading}<th>neighbours, accountant</th></tr>"]
     for name, report in runs.items():
-        promise, result = report["guarantee"], report["result"]
+        promise = report["guarantee"]
         epsilon = "∞" if promise["epsilon"] is None else up(promise["epsilon"])
+        outcome = _outcome(report["result"]) if results else []
         rows.append(
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(report['method']['title'])}</td>"
-            + _figures(
-                epsilon, f"{promise['delta']:g}", shown(result["held_out"], result["metric"]),
-                f"{result['steps']:,}", f"{result['seconds']:.1f}",
-            )
+            + _figures(epsilon, f"{promise['delta']:g}", *outcome)
             + f"<td>{html.escape(promise['relation'])}, {html.escape(promise['accountant'])}</td></tr>"
-        )  # fmt: skip
+        )
     if beside is not None:
         figures = _figures("∞", "–", shown(beside.held_out, beside.metric), "–", "–")
         rows.append(f"<tr><td>non-private</td><td>the same model</td>{figures}<td>{NOT_COVERED}</td></tr>")
     return f'<table class="runs">{"".join(rows)}</table>\n'
 
 
+def _outcome(result: Mapping[str, Any] | None) -> list[str]:
+    """What came out of a run; dashes for anything else."""
+    if result is None:
+        return ["–"] * 3
+    return [shown(result["held_out"], result["metric"]), f"{result['steps']:,}", f"{result['seconds']:.1f}"]
+
+
 def _figures(*values: str, tag: str = "td") -> str:
     return "".join(f'<{tag} class="figure">{html.escape(value)}</{tag}>' for value in values)
 
 
-def _charts(runs: Mapping[str, Report], beside: Beside | None) -> list[Chart]:
-    metric = next(iter(runs.values()))["result"]["metric"]
+def _charts(runs: Reports, beside: Beside | None) -> list[Chart]:
+    metric = next((report["result"]["metric"] for report in runs.values() if report["result"] is not None), "metric")
     level = None if beside is None else ("non-private", beside.held_out)
     found = [
         Chart(f"{metric} on held-out rows", _lines(runs, "held_out"), level),
@@ -116,7 +153,7 @@ def _charts(runs: Mapping[str, Report], beside: Beside | None) -> list[Chart]:
     return [chart for chart in found if chart.lines]
 
 
-def _lines(runs: Mapping[str, Report], field: str) -> dict[str, Line]:
+def _lines(runs: Reports, field: str) -> dict[str, Line]:
     found: dict[str, Line] = {}
     for name, report in runs.items():
         points = [point for point in report["curves"] if point[field] is not None]
@@ -125,7 +162,7 @@ def _lines(runs: Mapping[str, Report], field: str) -> dict[str, Line]:
     return found
 
 
-def _section(number: int, name: str, report: Report) -> str:
+def _section(number: int, name: str, report: Mapping[str, Any]) -> str:
     rows, before = [], ""
     for label, fact in facts(report):
         rows.append(f"<tr><td>{'' if label == before else html.escape(label)}</td><td>{html.escape(fact)}</td></tr>")

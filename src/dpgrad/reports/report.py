@@ -1,29 +1,39 @@
-"""The privacy report of a run: what it reveals, for whom, by whose proof, what is public and what is not covered.
+"""The privacy report: what was released, what it reveals, for whom, by whose proof, and what is not covered.
 
-A report is a plain dictionary whose form ``report.schema.json`` describes. It is made once, from what `dpgrad.fit`
-returned, and shown as JSON, as text or as a page; `dpgrad.reports.page` draws the last. It holds nothing that was
-computed from training rows without noise.
+A report is a plain dictionary whose form ``report.schema.json`` describes, with functions that write it. `report` makes
+it, from a run, an estimator, a pipeline, a solver's result, a plan, a ledger or a guarantee; it is shown as JSON, as
+text (`dpgrad.reports.words`) or as a page (`dpgrad.reports.page`). It holds nothing that was computed from training
+rows without noise.
+
+>>> from dpgrad.accounting.events import Gaussian, Relation
+>>> found = report(Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9)))
+>>> found["kind"], found["guarantee"]["epsilon"], round(found["plain"]["odds"]["sure"], 3)
+('guarantee', 1.0, 0.731)
 """
 
+import contextlib
 import json
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from dpgrad import __version__, _validate
+from dpgrad import __version__
 from dpgrad.accounting import events
-from dpgrad.accounting.guarantee import UNIT, Guarantee, down, plural, several, up
-from dpgrad.data import OUTSIDE, ROW_COUNTS, Dataset
+from dpgrad.accounting.guarantee import Guarantee, several
+from dpgrad.data import Dataset
 from dpgrad.errors import ReportError
-from dpgrad.reports import compare, strict_json
+from dpgrad.reports import compare, kinds, plain, strict_json
+from dpgrad.reports.environment import environment, today
+from dpgrad.reports.kinds import ALLOWED, SEEDED, UNFINISHED, Trained
 from dpgrad.reports.schema import faults
+from dpgrad.reports.words import facts, group_lines, interval, shown, text
 
 __all__ = [
     "ALLOWED",
     "FILE",
+    "FORMAT",
     "SCHEMA",
     "SEEDED",
     "UNFINISHED",
@@ -36,133 +46,128 @@ __all__ = [
     "load",
     "privacy",
     "released",
+    "report",
     "shown",
     "text",
     "write",
-]  # fmt: skip
+]
 
-FORMAT, ESTIMATOR_FORMAT = "dpgrad privacy report 2", "dpgrad estimator report 1"
-_FIRST = "dpgrad privacy report 1"  # of 0.1.0: without the way, and the batch size was called lot
+FORMAT = "dpgrad privacy report 3"
+_FIRST, _SECOND = "dpgrad privacy report 1", "dpgrad privacy report 2"
 SCHEMA: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text("utf-8"))
-FILE = "report.json"
+FILE, _TEXT, _PAGE = "report.json", "report.txt", "report.html"
 _MOST_LEAVES = 50  # an event of more is given by their number
-_WIDTH = 100
-
-SEEDED = (
-    "it was made from a seed, for repetition: whoever guesses the seed can subtract the noise, whatever ε says; "
-    "train again without a seed"
-)
-UNFINISHED = "the run was interrupted: resume it, or share it at the price of the whole plan"
-ALLOWED = "under this guarantee; keep the folder private/ and the held-out rows to yourself"
-
-Report = dict[str, Any]
+_VALUES = ("noise_multiplier", "clip", "sampling_rate", "steps")
+_RUN: dict[str, Any] = dict.fromkeys(("data", "model", "way", "stopped", "result", "plan"))
 
 
-@runtime_checkable
-class Trained(Protocol):
-    """What a report is made of: `dpgrad.training.fit.Fitted`, or another record with these fields."""
+class Report(dict[str, Any]):
+    """A report: a dictionary in the format of docs/report.md, which prints as text and can be saved.
 
-    @property
-    def guarantee(self) -> Guarantee: ...
-    @property
-    def plan(self) -> Any: ...
-    @property
-    def curves(self) -> Sequence[Any]: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def held_out(self) -> float | None: ...
-    @property
-    def stopped(self) -> str: ...
-    @property
-    def reproducible(self) -> bool: ...
-    @property
-    def public(self) -> tuple[str, ...]: ...
-    @property
-    def outside(self) -> tuple[str, ...]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def way(self) -> Any: ...
-
-
-def privacy(
-    fitted: Any, data: Dataset | None = None, model: Mapping[str, Any] | None = None, outside: Sequence[str] = ()
-) -> Report:
-    """The report of a run on ``data`` with the named ``model`` (name, shape, outputs), where there are such.
-
-    ``outside`` adds to what the guarantee does not cover. ``fitted`` is what `dpgrad.fit` returned, or a fitted
-    estimator of `dpgrad.convex`, whose report holds its ``privacy_`` under a format of its own.
+    >>> from dpgrad.accounting.events import Gaussian, Relation
+    >>> found = report(Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9)))
+    >>> print(found.text().splitlines()[0][:40])
+    privacy       ε = 1 at δ = 1e-06 for dat
     """
-    if not isinstance(fitted, Trained):
-        return _of_estimator(fitted, outside)
-    event = fitted.guarantee.event
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        """The report in words, one fact after another."""
+        return text(self)
+
+    def json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self, indent=1, allow_nan=False) + "\n"
+
+    def page(self) -> str:
+        """The report as one self-contained HTML page."""
+        from dpgrad.reports.page import page
+
+        return page({self["method"]["name"]: self})
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write report.json, report.txt and report.html into ``folder``, which is made where it is missing.
+
+        A file that is there already is kept: the folder is refused.
+        """
+        path = Path(folder)
+        if path.exists() and not path.is_dir():
+            raise ReportError(f"{path} is a file: choose a folder for the report")
+        if present := [name for name in (FILE, _TEXT, _PAGE) if (path / name).exists()]:
+            raise ReportError(f"{path / present[0]} is there already: choose another folder")
+        path.mkdir(parents=True, exist_ok=True)
+        write(path, self)
+        (path / _PAGE).write_text(self.page(), "utf-8")
+
+
+def report(
+    thing: object,
+    *,
+    delta: float | None = None,
+    data: Dataset | None = None,
+    model: Mapping[str, Any] | None = None,
+    outside: Sequence[str] = (),
+) -> Report:
+    """The privacy report of anything that dpgrad made private.
+
+    ``thing`` is what `dpgrad.fit` returned, a fitted estimator of `dpgrad.convex`, a pipeline that holds such, a result
+    of one of its solvers, a projection of `dpgrad.pca`, a plan, a `Mechanism`, a `Ledger` or a `Guarantee`. ``delta``
+    is required for those that have none of their own: a solver's result, a projection, a mechanism, a ledger. ``data``
+    and ``model`` (name, shape, outputs) describe a run, in place of what it knows of them itself. ``outside`` adds to
+    what the guarantee does not cover.
+
+    Guarantee: a report is a function of what was released and of public facts.
+
+    >>> from dpgrad.accounting.events import Gaussian, Relation
+    >>> ledger = kinds.Ledger()
+    >>> ledger.add(Gaussian(4.0), Relation.ADD_REMOVE, "a model")
+    >>> found = report(ledger, delta=1e-5)
+    >>> found["guarantee"]["statement"]
+    'ε = 0.92635 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, exact accountant)'
+    """
+    if isinstance(thing, Report):
+        return thing
+    if data is None and model is None:  # a run knows its own
+        data, model = getattr(thing, "dataset", None), getattr(thing, "described", None)
+    part = kinds.part(thing, delta, data, model)
+    event, promise = part.guarantee.event, _guarantee(part.guarantee)
     distinct = compare.runs(event)
-    last = fitted.curves[-1].step if fitted.curves else 0
-    named, read = fitted.plan.recipe, _read(data)
-    found: Report = {
+    allowed = {"allowed": part.release[0], "reason": part.release[1]}
+    name, title, citation = part.method
+    found = Report({
         "format": FORMAT,
+        "kind": part.kind,
         "dpgrad": __version__,
-        "data": None if data is None else _data(data),
-        "schema": None if data is None or data.schema is None else data.schema.to_dict(),
-        "model": None if model is None else {**_UNSAID, **model, "parameters": fitted.plan.parameters or 0},
-        "method": {"name": named.name, "title": named.title, "citation": named.citation},
-        "way": None if fitted.way is None else _way(fitted.way),
-        "guarantee": _guarantee(fitted.guarantee),
-        "release": _release(fitted),
-        "public": [*fitted.public, *read["public"]],
-        "outside": [*read["outside"], *fitted.outside, *outside],
-        "stopped": fitted.stopped,
-        "result": {
-            "metric": fitted.metric,
-            "held_out": None if fitted.held_out is None else _finite(fitted.held_out),
-            "steps": last,
-            "seconds": fitted.seconds,
-        },
-        "curves": [_without_infinities(asdict(point)) for point in fitted.curves],
-        "plan": _without_infinities(fitted.plan.to_dict()),
+        "date": today(),
+        "environment": environment(),
+        **_RUN,
+        "schema": None if part.schema is None else kinds.plain_values(part.schema),
+        "method": {"name": name, "title": title, "citation": citation},
+        "preprocessing": list(part.preprocessing),
+        "guarantee": promise,
+        "plain": plain.explained(promise, allowed, part.subject),
+        "values": {**dict.fromkeys(_VALUES), **part.values},
+        "releases": [dict(one) for one in part.releases],
+        "release": allowed,
+        "public": list(part.public),
+        "outside": [*part.outside, *outside],
+        "notes": list(part.notes),
+        "curves": [],
         "event": events.to_dict(event) if distinct < _MOST_LEAVES else None,
         "distinct_steps": distinct,
-    }
+        **part.run,
+    })  # fmt: skip
     check(found)
     return found
 
 
-def _of_estimator(fitted: object, outside: Sequence[str]) -> Report:
-    """The report of a fitted estimator; None but these have ``privacy_``."""
-    told = getattr(fitted, "privacy_", None)
-    if told is None:
-        raise ReportError(
-            f"a report needs what dpgrad.fit returned or a fitted estimator of dpgrad.convex, got "
-            f"{_validate.shown(fitted)}: an estimator has one after fit, unless it releases nothing"
-        )
-    found: Report = {
-        "format": ESTIMATOR_FORMAT, "dpgrad": __version__, "estimator": type(fitted).__name__, **told.to_dict(),
-    }  # fmt: skip
-    found["guarantee"] = {**found["guarantee"], "groups": told.guarantee.groups()}
-    lines = "".join(f"\ngroups: {line}" for line in group_lines(found["guarantee"]))
-    return {**found, "outside": [*found["outside"], *outside], "text": f"{told}{lines}"}
-
-
-def _way(way: Any) -> dict[str, Any]:
-    kept = way.to_release()
-    return {"name": kept.name, "reason": kept.why or None, "cost": kept.cost or None}
-
-
-def _data(data: Dataset) -> dict[str, Any]:
-    classes = None if data.classes is None else list(data.classes)
-    return {"name": data.name, "preprocessing": data.preprocessing, "split": data.split, "classes": classes}
-
-
-def _read(data: Dataset | None) -> dict[str, list[str]]:
-    """What preparing the data took to be public, and what it read from private rows without a charge."""
-    if data is None:
-        return {"public": [], "outside": []}
-    private = data.outside_guarantee
-    return {
-        "public": [entry for entry in data.public if entry not in (*private, ROW_COUNTS)],  # the plan has their number
-        "outside": [entry.removeprefix(OUTSIDE) for entry in private],
-    }
+def privacy(
+    fitted: object, data: Dataset | None = None, model: Mapping[str, Any] | None = None, outside: Sequence[str] = ()
+) -> Report:
+    """`report` of a run on ``data`` with the named ``model`` (name, shape, outputs), where there are such."""
+    return report(fitted, data=data, model=model, outside=outside)
 
 
 def _guarantee(guarantee: Guarantee) -> dict[str, Any]:
@@ -188,56 +193,52 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _without_infinities(value: Any) -> Any:
-    """Plain values with null for what JSON cannot say."""
-    match value:
-        case dict():
-            return {name: _without_infinities(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_without_infinities(inner) for inner in value]
-        case float():
-            return _finite(value)
-        case _:
-            return value
-
-
-def _release(fitted: Trained) -> dict[str, Any]:
-    if fitted.reproducible:
-        return {"allowed": False, "reason": SEEDED}
-    if fitted.stopped == "interrupted":
-        return {"allowed": False, "reason": UNFINISHED}
-    return {"allowed": True, "reason": ALLOWED}
-
-
 def check(report: object, name: str = "report") -> None:
     """Refuse what is not a report of this format or of an earlier one, with the first fault.
 
-    >>> check({"format": "dpgrad privacy report 2"})
+    >>> check({"format": "dpgrad privacy report 3"})
     Traceback (most recent call last):
-    dpgrad.errors.ReportError: report.dpgrad is missing: not a dpgrad privacy report 2
+    dpgrad.errors.ReportError: report.kind is missing: not a dpgrad privacy report 3
     """
     for fault in faults(_current(report), SCHEMA, name):
         raise ReportError(f"{fault}: not a {FORMAT}")
 
 
 def _current(report: Any) -> Any:
-    """A report of an earlier format in the present one; null or nothing for what it does not say."""
+    """A report of an earlier format in the present one; null for what it does not say.
+
+    The first was that of 0.1.0: without the way, and the batch size was called lot. The second was for runs alone.
+    """
     if not isinstance(report, dict):
         return report
     if isinstance(promise := report.get("guarantee"), dict):
         report = {**report, "guarantee": {"groups": [], **promise}}
-    if report.get("format") != _FIRST or "way" in report:
-        return report
-    plan = report.get("plan")
-    if isinstance(plan, dict) and "lot" in plan:
-        plan = {**{name: value for name, value in plan.items() if name != "lot"}, "batch_size": plan["lot"]}
-    model = report.get("model")
-    if isinstance(model, dict):
-        model = {**_UNSAID, **model}
-    return {**report, "format": FORMAT, "way": None, "schema": None, "model": model, "plan": plan}
+    if isinstance(model := report.get("model"), dict):
+        report = {**report, "model": {**kinds.UNSAID, **model}}
+    if report.get("format") == _FIRST and "way" not in report:
+        planned = report.get("plan")
+        if isinstance(planned, dict) and "lot" in planned:
+            planned = {
+                **{name: value for name, value in planned.items() if name != "lot"},
+                "batch_size": planned["lot"],
+            }
+        report = {**report, "format": _SECOND, "way": None, "plan": planned}
+    if report.get("format") == _SECOND and "kind" not in report:
+        report = {**report, "format": FORMAT, **_added(report)}
+    return report
 
 
-_UNSAID: dict[str, Any] = {"dtype": "float32", "source": None}  # of a model
+def _added(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What the third format has and the second, of a run, had not; nothing in plain words where that was edited."""
+    planned, told = report.get("plan"), {}
+    with contextlib.suppress(ReportError, KeyError, TypeError, ValueError):  # `check` says what is wrong
+        told = plain.explained(report["guarantee"], report["release"], "this model")
+    known = planned if isinstance(planned, dict) else {}
+    return {
+        "kind": "run", "date": None, "environment": None, "schema": None, "preprocessing": [], "plain": told,
+        "values": {**dict.fromkeys(_VALUES), **{name: known.get(name) for name in ("noise_multiplier", "steps")}},
+        "releases": [], "notes": [],
+    }  # fmt: skip
 
 
 def released(run: Path) -> Path:
@@ -261,120 +262,10 @@ def load(run: Path) -> Report:
     path = released(run) / FILE
     found = strict_json.read(path)
     check(found, str(path))
-    current: Report = _current(found)
-    return current
+    return Report(_current(found))
 
 
 def write(folder: Path, report: Report) -> None:
     """Write the report into a folder for release, as JSON and as text."""
-    (folder / FILE).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", "utf-8")
-    (folder / "report.txt").write_text(text(report), "utf-8")
-
-
-def facts(report: Report) -> list[tuple[str, str]]:
-    """What the report says, each under a name, in the order in which it should be read."""
-    promise, result, named = report["guarantee"], report["result"], report["method"]
-    found = [
-        ("privacy", promise["statement"]),
-        ("ε", interval(promise)),
-        ("δ", f"{promise['delta']:g}"),
-        ("neighbours", f"{promise['relation']}: {promise['neighbours']}"),
-        ("privacy unit", _unit(promise)),
-        *(("groups", line) for line in group_lines(promise)),
-        ("sampling", "{}, batches of {:g} out of {:,} {}".format(promise["sampling"], *_sizes(report["plan"]))),
-        ("accountant", promise["accountant"]),
-        ("method", f"{named['title']} ({named['citation']})"),
-        *([] if report.get("way") is None else [("gradients", _said(report["way"]))]),
-        ("release", ("yes, " if report["release"]["allowed"] else "NOT FOR RELEASE: ") + report["release"]["reason"]),
-        ("steps", f"{result['steps']:,}, {_STOPPED[report['stopped']]}"),
-    ]
-    if report["data"] is not None:
-        found.append(("data", "{name}, preprocessing {preprocessing}; {split}".format(**report["data"])))
-    if report["model"] is not None:
-        found.append(("model", "{name}, {parameters:,} trained parameters".format(**report["model"])))
-    if result["held_out"] is not None:
-        found.append(("held-out", f"{result['metric']} {shown(result['held_out'], result['metric'])}"))
-    return [
-        *found,
-        *(("public", entry) for entry in report["public"]),
-        *(("not covered", entry) for entry in report["outside"]),
-    ]
-
-
-def _said(way: Mapping[str, Any]) -> str:
-    """The way in which gradients were computed, in words.
-
-    >>> _said({"name": "lifted", "reason": "sort has no rule", "cost": None})
-    'lifted: sort has no rule'
-    """
-    told = way["name"] if way["reason"] is None else f"{way['name']}: {way['reason']}"
-    return told if way["cost"] is None else f"{told}; every batch is checked, which costs {way['cost']}"
-
-
-def _sizes(plan: Mapping[str, Any]) -> tuple[float, int, str]:
-    return plan["batch_size"], plan["dataset_size"], plural(plan.get("unit", UNIT))
-
-
-def _unit(promise: Mapping[str, Any]) -> str:
-    unit = promise["privacy_unit"]
-    if unit == several(UNIT, 1):
-        return f"{unit}; someone with several rows is protected less"
-    return f"{unit}, with all of their rows; several who belong together are protected less"
-
-
-def group_lines(promise: Mapping[str, Any]) -> list[str]:
-    """What groups that change together are promised, one line each; none of a report that does not say.
-
-    >>> group_lines({"privacy_unit": "one row", "delta": 1e-5, "groups": [{"size": 2, "epsilon": 1.23456789}]})
-    ['2 rows together: ε at most 1.2346 at δ = 1e-05']
-    """
-    unit = promise["privacy_unit"].removeprefix("one ")
-    return [
-        f"{several(unit, group['size'])}{' together' if group['size'] > 1 else ''}: "
-        + ("no finite ε" if group["epsilon"] is None else f"ε at most {up(group['epsilon'])}")
-        + f" at δ = {promise['delta']:g}"
-        for group in promise["groups"]
-    ]
-
-
-_STOPPED = {
-    "plan": "as planned",
-    "budget": "as many as the budget allowed",
-    "interrupted": "interrupted: the guarantee is that of the whole plan",
-}
-
-
-def interval(promise: Mapping[str, Any]) -> str:
-    """The certified interval of ε in words; figures are never rounded towards comfort.
-
-    >>> interval({"epsilon": 2.9999991, "epsilon_lower": 2.99991, "reason": None})
-    'at most 3, and at least 2.9999 by any proof'
-    """
-    if promise["epsilon"] is None:
-        return f"infinite: {promise['reason']}"
-    least = "" if promise["epsilon_lower"] is None else f", and at least {down(promise['epsilon_lower'])} by any proof"
-    return f"at most {up(promise['epsilon'])}{least}"
-
-
-def shown(value: float | None, metric: str) -> str:
-    """A figure on held-out rows: a share as per cent, a loss as it is.
-
-    >>> shown(0.9583, "accuracy"), shown(0.25, "squared"), shown(None, "accuracy")
-    ('95.8 %', '0.25', '–')
-    """
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
-
-
-def text(report: Report) -> str:
-    """The report in words, one fact after another."""
-    if report["format"] == ESTIMATOR_FORMAT:
-        return f"{report['text']}\n"
-    lines, before = [], ""
-    for name, fact in facts(report):
-        label = "" if name == before else name
-        first, rest = f"{label:<14}", " " * 14
-        lines.append(textwrap.fill(fact, _WIDTH, initial_indent=first, subsequent_indent=rest))
-        before = name
-    return "\n".join(lines) + "\n"
+    (folder / FILE).write_text(report.json(), "utf-8")
+    (folder / _TEXT).write_text(report.text(), "utf-8")

@@ -122,7 +122,7 @@ class Fitted:
 
     def report(self) -> report.Report:
         """The privacy report as a plain dictionary, in the format of docs/report.md."""
-        return report.privacy(self, self.dataset, self.described)
+        return report.report(self)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write a release folder: the weights, and the report as JSON, text and page.

@@ -19,7 +19,7 @@ True
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from dpgrad.errors import DataError
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
+from dpgrad.reports.report import Report, report
 from dpgrad.training import source
 
 __all__ = ["Projection", "calibrated", "principal_directions"]
@@ -60,6 +61,7 @@ class Projection:
     event: Gaussian
     relation: Relation
     reproducible: bool
+    title: ClassVar[str] = "principal directions (DP-PCA)"
 
     def __repr__(self) -> str:
         directions, features = self.components.shape
@@ -104,6 +106,10 @@ class Projection:
         ε = 0.92635 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, pld accountant)
         """
         return Guarantee.of(account(self.event, self.relation, accountant), delta)
+
+    def report(self, delta: float) -> Report:
+        """The privacy report of the directions alone, in the format of docs/report.md."""
+        return report(self, delta=delta)
 
 
 def principal_directions(

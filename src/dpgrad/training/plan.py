@@ -21,6 +21,7 @@ from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
+from dpgrad.reports.report import Report, report
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
@@ -193,6 +194,10 @@ class Plan:
             "public": list(self.public),
             "expected_seconds": self.seconds,
         }
+
+    def report(self) -> Report:
+        """The privacy report of the plan, before anything is released, in the format of docs/report.md."""
+        return report(self)
 
     def suggestions(self) -> Iterator[tuple[str, str]]:
         """The papers' advice on these settings, each with a name; in words, since most constants are unknown.

@@ -15,6 +15,7 @@ from dpgrad.convex.estimators import (
     DPLinearRegression,
     DPLinearSVC,
     DPLogisticRegression,
+    DPPoissonRegressor,
     DPStandardScaler,
     PrivacyWarning,
     RowNormalizer,
@@ -33,6 +34,7 @@ ESTIMATORS = {
     "regression gd": DPLinearRegression(
         LARGE, data_norm=20.0, target_bounds=(-5.0, 5.0), solver="gd", momentum=0.9, max_iter=100
     ),
+    "poisson": DPPoissonRegressor(LARGE, alpha=0.0, data_norm=5.0, target_bounds=(0.0, 8.0), max_iter=100),
     "scaler": DPStandardScaler(LARGE, bounds=(-1000.0, 1000.0)),
     "scaler without mean": DPStandardScaler(LARGE, bounds=(-1000.0, 1000.0), with_mean=False),
     "normalizer": RowNormalizer(),

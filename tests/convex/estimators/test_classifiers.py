@@ -436,7 +436,22 @@ BAD = {
     "no list": ({"classes": 2}, "classes must be a list of at least 2 different labels"),
     "other labels": ({"classes": [1, 2]}, "y holds labels that are not among the 2 classes"),
     "labels of another kind": ({"classes": ["0", "1"]}, "y holds labels that are not among the 2 classes"),
-    "balanced": ({"class_weight": "balanced"}, "class_weight must be a dict of public weights, got 'balanced'"),
+    "weights by another name": ({"class_weight": "even"}, "class_weight must be a dict of public weights or"),
+    "balanced": (
+        {"class_weight": "balanced", "solver": "objective"},
+        "solver objective does not use class_weight",
+    ),
+    "intervals of auto": ({"inference_share": 0.1}, "inference_share is refused: "),
+    "intervals of amp": ({"inference_share": 0.1, "solver": "amp"}, "inference_share is refused: "),
+    "intervals, clipped": (
+        {"inference_share": 0.1, "solver": "gd", "clip": 0.1},
+        "inference_share is refused: ",
+    ),
+    "intervals, weighted": (
+        {"inference_share": 0.1, "solver": "gd", "class_weight": "balanced"},
+        "inference_share is refused: weighted rows",
+    ),
+    "inference_share": ({"inference_share": 0.95, "solver": "gd"}, "inference_share must be at most 0.9, got 0.95"),
     "weight of another class": ({"class_weight": {7: 1.0}}, "class_weight names 7, which is not among the classes"),
     "weight negative": ({"class_weight": {0: -1.0}}, "class_weight must be zero or more"),
     "weights zero": ({"class_weight": {0: 0, 1: 0}}, "class_weight must have a positive weight"),

@@ -106,7 +106,7 @@ def test_sparse_rows_and_pickle() -> None:
         ({"target_bounds": (-1e308, 1e308)}, r"target_bounds must lie within ±1e\+100"),
         ({"fit_intercept": "no"}, "fit_intercept must be True or False, got 'no'"),
         ({"solver": "svd"}, "solver must be one of adassp, gd, got 'svd'"),
-        ({"l2": 0.1}, "solver adassp does not use l2"),
+        ({"clip": 0.1}, "solver adassp does not use clip"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:

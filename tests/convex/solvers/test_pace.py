@@ -121,7 +121,8 @@ def test_sampled_descent_comes_as_close() -> None:
     ("options", "remedy"),
     [
         ({"epsilon": 0.05}, "more rows, a larger epsilon or a tighter data_norm are needed"),
-        ({"epsilon": 8.0, "max_iter": 20}, "raise max_iter"),
+        ({"epsilon": 8.0, "max_iter": 20}, r"raise max_iter to about [\d,]+, or learning_rate where it is given"),
+        ({"epsilon": 8.0, "learning_rate": 1e-3}, r"raise max_iter to about [\d,]+, or learning_rate .*"),
         ({"epsilon": 8.0, "data_norm": 100.0}, "more rows, a larger epsilon or a tighter data_norm are needed"),
     ],
 )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from dpgrad._submodules import attribute
 from dpgrad.convex.estimators.classifiers import DPLinearSVC, DPLogisticRegression
+from dpgrad.convex.estimators.counts import DPPoissonRegressor
 from dpgrad.convex.estimators.preprocessing import DPStandardScaler, RowNormalizer
 from dpgrad.convex.estimators.privacy import FitPrivacy, PrivacyWarning
 from dpgrad.convex.estimators.regressor import DPLinearRegression
@@ -31,6 +32,7 @@ __all__ = [
     "DPLinearRegression",
     "DPLinearSVC",
     "DPLogisticRegression",
+    "DPPoissonRegressor",
     "DPStandardScaler",
     "FitPrivacy",
     "PrivacyWarning",

@@ -2,8 +2,8 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,11 +15,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
+from dpgrad.accounting.events import Event
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.convex.estimators import rows, solvers
+from dpgrad.convex.estimators import extras, rows, solvers
 from dpgrad.convex.estimators.privacy import (
     FitPrivacy,
     PrivacyWarning,
+    Reported,
     charging,
     delta_for,
     guarantee,
@@ -29,16 +31,21 @@ from dpgrad.convex.estimators.privacy import (
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.solvers import auto
+from dpgrad.convex.solvers.solved import Release
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import DataError, OptionError
+from dpgrad.mechanism.keys import Key
 
-__all__ = ["DPLinearSVC", "DPLogisticRegression", "LinearClassifier"]
+__all__ = ["BALANCED", "DPLinearSVC", "DPLogisticRegression", "LinearClassifier"]
 
 _LARGEST_LABEL = 2**53
+BALANCED = "balanced"  # weights by class counts, which are released
 
 
-class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
+class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """What private linear classifiers share: the arguments, the fit, and the scores."""
+
+    _title: ClassVar[str]
 
     @_validate.keywords(rows.sklearn_option)
     def __init__(
@@ -49,7 +56,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         relation: str = "replace-one",
         data_norm: float | str | None = None,
         classes: ArrayLike | None = None,
-        class_weight: Mapping[Any, float] | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        inference_share: float | None = None,
         fit_intercept: bool = True,
         solver: str = "auto",
         max_iter: int | None = None,
@@ -69,6 +77,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         self.data_norm = data_norm
         self.classes = classes
         self.class_weight = class_weight
+        self.inference_share = inference_share
         self.fit_intercept = fit_intercept
         self.solver = solver
         self.max_iter = max_iter
@@ -104,27 +113,61 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
                 stacklevel=2,
             )
         labels, targets = _encoded(y, self.classes)
-        loss = _weighted(self._loss(len(labels)), self.class_weight, labels)
+        share = extras.share_checked(inference_share=self.inference_share)
+        if share and self.class_weight is not None:
+            raise OptionError(extras.WEIGHTED)
+        balance = isinstance(self.class_weight, str) and self.class_weight == BALANCED
+        split = extras.Split(epsilon, delta, relation, extras.COUNTS_SHARE if balance else 0.0, share)
         charge = charging(self.ledger, relation, type(self).__name__)
+        key = rows.key_of(self.random_state, type(self).__name__)
+        loss, before = self._weighed(targets, labels, split, charge, key)
         task = solvers.Task(loss, len(labels), epsilon, delta, relation, radius, fit_intercept, charge)
         options = {name: value for name in solvers.OPTIONS if (value := getattr(self, name)) is not None}
-        key = rows.key_of(self.random_state, type(self).__name__)
-        found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
+        outcome = extras.solved(self.solver, rows.narrowed(X), targets, task, options, key, split)
+        found = outcome.found
         self.classes_, self.radius_, self.one_vs_rest_ = labels, radius, found.coef.shape[1] > loss.outputs
         self.coef_, self.intercept_, self.n_iter_ = found.coef.T, found.intercept, found.steps
-        self.cut_ = found.cut
-        inferred = ("the labels that occur, read from y",) if self.classes is None else ()
-        named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
-        self.privacy_ = FitPrivacy(
-            guarantee(found.event, relation, delta),
-            found.releases,
-            (*rows.shape_facts(X, radius), *named, "every argument of the estimator"),
-            (*inferred, *not_covered(self.ledger)),
-            key.reproducible,
-        )
+        self.cut_, self.inference_ = found.cut, outcome.inference
+        self.privacy_ = self._told(X, labels, split, outcome, before, key)
         if found.unsettled:
             warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
         return self
+
+    def _weighed(
+        self, targets: NDArray[np.int64], labels: NDArray[Any], split: extras.Split, charge: Callable[[Event], None],
+        key: Key,
+    ) -> tuple[Loss, tuple[tuple[Event, Release], ...]]:  # fmt: skip
+        """The loss with the weights of its classes, and the release of class counts where these are balanced."""
+        plain = self._loss(len(labels))
+        if not split.counts:
+            return _weighted(plain, self.class_weight, labels), ()
+        if self.solver in solvers.BINARY:
+            raise OptionError(solvers.unweighted(str(self.solver)))
+        plan = split.counts_plan
+        charge(plan.event)
+        made = extras.balanced(extras.class_counts(targets, len(labels)), plan, key)
+        release = Release("class counts", plan.sensitivity, plan.std, split.counts)
+        return Weighted(plain, made), ((plan.event, release),)
+
+    def _told(
+        self, X: Any, labels: NDArray[Any], split: extras.Split, outcome: extras.Outcome,
+        before: tuple[tuple[Event, Release], ...], key: Key,
+    ) -> FitPrivacy:  # fmt: skip
+        """What the fit says of itself."""
+        inferred = ("the labels that occur, read from y",) if self.classes is None else ()
+        named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
+        event = extras.together(*(made for made, _ in before), outcome.event)
+        return FitPrivacy(
+            guarantee(event, split.relation, split.delta),
+            (*(release for _, release in before), *outcome.releases),
+            (*rows.shape_facts(X, self.radius_), *named, "every argument of the estimator"),
+            (*inferred, *not_covered(self.ledger)),
+            key.reproducible,
+            f"{self._title}, solver {self.solver}",
+            rows.prepared_by(self.radius_, bool(self.fit_intercept)),
+            rows.schema_of(self, X, classes=None if self.classes is None else labels.tolist()),
+            () if outcome.found.unsettled is None else (outcome.found.unsettled,),
+        )
 
     def decision_function(self, X: Any) -> Array:
         """The scores of raw rows, clipped or normalised as those of the fit were: (n,) for two classes, else (n, K)."""
@@ -145,7 +188,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[mis
         return tags
 
 
-class DPLogisticRegression(LinearClassifier):
+class DPLogisticRegression(extras.Inferred, LinearClassifier):
     """Logistic regression with differential privacy; softmax for more than two classes.
 
     The default solver, ``"auto"``, has nothing to tune (`dpgrad.convex.auto`). ``"gd"`` and ``"sgd"`` are DP-GD and
@@ -158,7 +201,9 @@ class DPLogisticRegression(LinearClassifier):
     ``data_norm`` bounds the norm of a row: a number R, to which longer rows are clipped, or None (``"normalize"``), by
     which every row is normalised. Prediction does the same to its rows, and ``coef_`` applies to rows so treated.
     ``classes`` are all labels that could occur; where they are not named they are read from ``y`` with a warning.
-    ``delta`` is 1/n² unless given, and below 1/n. ``class_weight`` names public weights, relative to the largest.
+    ``delta`` is 1/n² unless given, and below 1/n. ``class_weight`` names public weights, relative to the largest, or is
+    ``"balanced"``: weights by class counts, which are released with noise for 5 % of the budget. ``inference_share`` is
+    the share of the budget that pays for `confidence_intervals` (docs/scikit_learn.md says of which solvers).
     With ``random_state`` a fit can be repeated, by anyone who guesses it: not for release. ``ledger``, a
     `dpgrad.Ledger`, adds up all fits that share it, also those of a grid search; one with a file also across
     processes. Sample weights and warm starts are not offered.
@@ -194,6 +239,8 @@ class DPLogisticRegression(LinearClassifier):
     >>> print(model.privacy_.guarantee)
     ε = 1 at δ = 2.5e-07 for datasets of the same public size that differ in one row (full batch, exact accountant)
     """
+
+    _title = "logistic regression"
 
     def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
         return Logistic() if classes == 2 or self.solver in solvers.BINARY else Softmax(classes)
@@ -234,6 +281,8 @@ class DPLinearSVC(LinearClassifier):
     >>> bool(model.score(X, y) > 0.9)
     True
     """
+
+    _title = "linear support vector machine"
 
     def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
         return HuberSvm() if classes == 2 or self.solver in solvers.BINARY else Joint(HuberSvm(), classes)
@@ -282,15 +331,14 @@ def _ordered(labels: NDArray[Any], refused: str) -> tuple[NDArray[Any], NDArray[
 
 
 def _weighted(
-    loss: Logistic | HuberSvm | Softmax | Joint, class_weight: Mapping[Any, float] | None, labels: NDArray[Any]
+    loss: Logistic | HuberSvm | Softmax | Joint, class_weight: Mapping[Any, float] | str | None, labels: NDArray[Any]
 ) -> Loss:
     """The loss with the weights of the classes, 1 where none is given, divided by the largest."""
     if class_weight is None:
         return loss
     if not isinstance(class_weight, Mapping):
         raise OptionError(
-            f"class_weight must be a dict of public weights, got {_validate.shown(class_weight)}: how often a class "
-            "occurs is private"
+            f"class_weight must be a dict of public weights or {BALANCED!r}, got {_validate.shown(class_weight)}"
         )
     known: list[Hashable] = labels.tolist()
     if unknown := [label for label in class_weight if label not in known]:

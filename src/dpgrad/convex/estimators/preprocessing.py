@@ -12,11 +12,20 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import Gaussian
+from dpgrad.accounting.events import NOTHING, Gaussian, Relation
+from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
 from dpgrad.convex.estimators import rows
-from dpgrad.convex.estimators.privacy import FitPrivacy, charging, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.estimators.privacy import (
+    FitPrivacy,
+    Reported,
+    charging,
+    delta_for,
+    guarantee,
+    not_covered,
+    relation_of,
+)
 from dpgrad.convex.losses import Array
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
@@ -30,7 +39,7 @@ _AIM = 2.0**-22  # how far below the norm rows are scaled to: what rounding to f
 _SLACK = 1e-6  # and so do the sums, as those of `Design`
 
 
-class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class RowNormalizer(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Each row scaled to the Euclidean ``norm``, or, by the rule ``"clip"``, only where it is longer.
 
     What happens to a row depends on that row alone, so it costs no privacy; rows of zeros stay, and a row shorter than
@@ -50,7 +59,14 @@ class RowNormalizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
     def fit(self, X: Any, y: Any = None) -> Self:
         """Nothing is learned; the input is checked."""
         self._check()
-        rows.validated(self, X)
+        X = rows.validated(self, X)
+        verb = "longer than" if self.rule == "clip" else "of any length but"
+        self.privacy_ = FitPrivacy(
+            Guarantee(0.0, min(1 / X.shape[0] ** 2, 0.5), Relation.ZERO_OUT, "exact", NOTHING),
+            (), rows.table_facts(X), ("the rows that it returns: they are as private as those that it was given",),
+            False, "scaling of each row by itself, which releases nothing",
+            (f"rows {verb} {self.norm:g} are scaled to that norm",), rows.schema_of(self, X),
+        )  # fmt: skip
         return self
 
     def transform(self, X: Any) -> Matrix:
@@ -78,7 +94,7 @@ def _scaled(X: Matrix, by: Array) -> Matrix:
     return _with_data(X, X.data * np.repeat(by, np.diff(X.indptr)))
 
 
-class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Columns with mean 0 and variance 1 by a noisy mean and a noisy mean square, which are released and charged.
 
     ``bounds`` is a pair (low, high) of numbers, or of arrays with one value for each column, chosen without looking at
@@ -152,7 +168,12 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         )
         release = Release("mean and mean square", relation.reach * math.sqrt(columns) / count, std / count, 1.0)
         facts = (*rows.table_facts(X), "bounds", "every other argument")
-        self.privacy_ = FitPrivacy(price, (release,), facts, not_covered(self.ledger), key.reproducible)
+        self.privacy_ = FitPrivacy(
+            price, (release,), facts, not_covered(self.ledger), key.reproducible,
+            "scaling by noisy means and variances",
+            ("values are clipped to the bounds", "columns are scaled by released means and variances"),
+            rows.schema_of(self, X, bounds=[low.tolist(), high.tolist()]),
+        )  # fmt: skip
         return self
 
     def transform(self, X: Any) -> Matrix:

@@ -1,7 +1,7 @@
 """What a fitted estimator says about privacy: the guarantee, every release, and what was taken for granted."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +13,18 @@ from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
 from dpgrad.errors import DataError, OptionError
+from dpgrad.reports.report import Report, report
 
-__all__ = ["FitPrivacy", "PrivacyWarning", "charging", "delta_for", "guarantee", "not_covered", "relation_of"]
+__all__ = [
+    "FitPrivacy",
+    "PrivacyWarning",
+    "Reported",
+    "charging",
+    "delta_for",
+    "guarantee",
+    "not_covered",
+    "relation_of",
+]
 
 
 class PrivacyWarning(UserWarning):
@@ -24,6 +34,9 @@ class PrivacyWarning(UserWarning):
 @dataclass(frozen=True)
 class FitPrivacy:
     """The guarantee of one fit, the releases it is made of, what is assumed public, and what it does not cover.
+
+    ``title`` names the method, ``preprocessing`` says what was done to rows by public rules, ``schema`` what was
+    declared of the columns, and ``notes`` what else to know of the result. `dpgrad.report` shows all of it.
 
     >>> from dpgrad.accounting.events import Gaussian
     >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
@@ -40,12 +53,17 @@ class FitPrivacy:
     public: tuple[str, ...]
     outside: tuple[str, ...]
     reproducible: bool
+    title: str = "an estimator"
+    preprocessing: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [str(self.guarantee)]
         lines += [f"released: {_told(release)}" for release in self.releases]
         lines += [f"assumed public: {fact}" for fact in self.public]
         lines += [f"not covered: {fact}" for fact in self.outside]
+        lines += [f"note: {fact}" for fact in self.notes]
         return "\n".join(lines + ["reproducible, not for release"] * self.reproducible)
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,6 +92,14 @@ class FitPrivacy:
             "reproducible": self.reproducible,
             "event": to_dict(promise.event),
         }
+
+
+class Reported:
+    """What every estimator has: its privacy report."""
+
+    def report(self) -> Report:
+        """The privacy report, in the format of docs/report.md: a dictionary that prints as text and can be saved."""
+        return report(self)
 
 
 def _told(release: Release) -> str:

@@ -11,15 +11,23 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.convex.estimators import rows, solvers
-from dpgrad.convex.estimators.privacy import FitPrivacy, charging, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.estimators import extras, rows, solvers
+from dpgrad.convex.estimators.privacy import (
+    FitPrivacy,
+    Reported,
+    charging,
+    delta_for,
+    guarantee,
+    not_covered,
+    relation_of,
+)
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.errors import DataError, OptionError
 
 __all__ = ["OPTIONS", "DPLinearRegression"]
 
 
-class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Linear regression with differential privacy.
 
     The default solver, ``"adassp"``, releases XᵀX and Xᵀy once (`dpgrad.convex.regression`); ``"gd"`` is DP-GD on
@@ -29,7 +37,8 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     ``data_norm`` and ``target_bounds`` are required, chosen without looking at the data: longer rows are clipped to
     the norm, in the fit and in prediction (``"normalize"`` scales every row to norm 1, which few regressions want), and
-    targets beyond their bounds (low, high) are clipped to these. The other arguments are those of
+    targets beyond their bounds (low, high) are clipped to these. ``l2`` makes it a ridge regression; ``"adassp"`` does
+    not shrink the intercept. ``inference_share`` pays for `confidence_intervals`. The other arguments are those of
     `DPLogisticRegression`.
 
     Guarantee: `privacy_` holds (ε, δ) for neighbours under ``relation``, every release, what is assumed public, and
@@ -52,6 +61,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         relation: str = "replace-one",
         data_norm: float | str | None = None,
         target_bounds: tuple[float, float] | None = None,
+        inference_share: float | None = None,
         fit_intercept: bool = True,
         solver: str = "adassp",
         max_iter: int | None = None,
@@ -67,6 +77,7 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.relation = relation
         self.data_norm = data_norm
         self.target_bounds = target_bounds
+        self.inference_share = inference_share
         self.fit_intercept = fit_intercept
         self.solver = solver
         self.max_iter = max_iter
@@ -103,16 +114,25 @@ class DPLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         task = solvers.Task(Squared(bound=1.0), 0, epsilon, delta, relation, radius, fit_intercept, charge)
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         key = rows.key_of(self.random_state, type(self).__name__)
-        found = solvers.solve(self.solver, rows.narrowed(X), targets, task, options, key)
+        share = extras.share_checked(inference_share=self.inference_share)
+        outcome = extras.solved(
+            self.solver, rows.narrowed(X), targets, task, options, key,
+            extras.Split(epsilon, delta, relation, inference=share), scale=half, offset=middle,
+        )  # fmt: skip
+        found, self.inference_ = outcome.found, outcome.inference
         self.radius_, self.n_iter_, self.target_bounds_ = radius, found.steps, (low, high)
         self.coef_ = half * found.coef[:, 0]
         self.intercept_ = float(middle + half * found.intercept[0])
         self.privacy_ = FitPrivacy(
-            guarantee(found.event, relation, delta),
-            found.releases,
+            guarantee(outcome.event, relation, delta),
+            outcome.releases,
             (*rows.shape_facts(X, radius), "target_bounds", "every other argument of the estimator"),
             not_covered(self.ledger),
             key.reproducible,
+            f"linear regression, solver {self.solver}",
+            (*rows.prepared_by(radius, fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
+            rows.schema_of(self, X, target_bounds=[low, high]),
+            () if found.unsettled is None else (found.unsettled,),
         )
         if found.unsettled:
             warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)

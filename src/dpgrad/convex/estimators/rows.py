@@ -15,7 +15,8 @@ from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "FLOATS", "NORMALIZE", "NUMBERS", "WHOLE", "budget_checked", "canonical", "flag_checked", "key_of", "narrowed",
-    "norm_checked", "pair_of", "radius_of", "shape_facts", "sklearn_option", "table_facts", "validated",
+    "norm_checked", "pair_of", "prepared_by", "radius_of", "schema_of", "shape_facts", "sklearn_option", "table_facts",
+    "validated",
 ]  # fmt: skip
 
 NORMALIZE = "normalize"
@@ -45,7 +46,7 @@ _MISSING = "fill in missing values by a public rule, such as a constant, since t
 # What options of scikit-learn's estimators correspond to: here the mean loss plus l2·‖w‖²/2 is minimised.
 _SKLEARN = {
     "C": "write l2=1/(C*n) for n rows; the solvers gd, sgd, output and objective take it, and auto needs none",
-    "alpha": "write l2=alpha for the alpha of SGDClassifier, l2=alpha/n for that of Ridge, n rows; solver gd takes it",
+    "alpha": "write l2=alpha for the alpha of SGDClassifier, l2=alpha/n for that of Ridge, n rows",
     "penalty": "it is always l2, whose weight the option l2 sets",
     "tol": "a private fit takes a fixed number of steps, which max_iter sets",
     "eta0": "write learning_rate",
@@ -279,6 +280,26 @@ def shape_facts(X: Matrix, radius: float | None) -> tuple[str, ...]:
         *table_facts(X),
         f"{rule}, by a rule that is not read from them",
     )
+
+
+def prepared_by(radius: float | None, fit_intercept: bool = False) -> tuple[str, ...]:
+    """What is done to rows before a model sees them.
+
+    >>> prepared_by(2.0, fit_intercept=True)
+    ('rows longer than 2 are scaled to that norm', 'a constant column is added for the intercept')
+    """
+    rule = "every row is scaled to norm 1" if radius is None else f"rows longer than {radius:g} are scaled to that norm"
+    return (rule, "a constant column is added for the intercept") if fit_intercept else (rule,)
+
+
+def schema_of(estimator: Any, X: Matrix, **declared: Any) -> dict[str, Any]:
+    """What a report says of the columns: their number and names, and what else was declared public.
+
+    >>> schema_of(object(), np.zeros((3, 2)), classes=["no", "yes"])
+    {'rows': 3, 'columns': 2, 'classes': ['no', 'yes']}
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    return {"rows": X.shape[0], "columns": X.shape[1] if names is None else [str(name) for name in names], **declared}
 
 
 def budget_checked(epsilon: object) -> float:

@@ -10,7 +10,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,18 +20,21 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Relation, Repeat
 from dpgrad.convex.design import Design, Matrix, Rule
-from dpgrad.convex.losses import Array, Loss, Targets
+from dpgrad.convex.inference import LEFT, STRAIGHT, Descended, Moments, Perturbed, Spread
+from dpgrad.convex.losses import Array, Counts, Loss, Squared, Targets
 from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
-from dpgrad.convex.solvers.auto import Release
 from dpgrad.convex.solvers.pace import ALLOWED, UNSETTLED, Pace, Path, paced
 from dpgrad.convex.solvers.perturbed import Perturbation
+from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import OptionError
+from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 
 __all__ = [
     "BINARY",
+    "COUNTS_ALLOWED",
     "OPTIONS",
     "REGRESSION",
     "REGRESSION_ALLOWED",
@@ -41,12 +44,15 @@ __all__ = [
     "Solver",
     "Task",
     "design",
+    "prepared_rows",
     "solve",
     "unfolded",
+    "unweighted",
 ]  # fmt: skip
 
 Options = Mapping[str, Any]
 REGRESSION_ALLOWED = 0.2  # the noise on a prediction, in units of half the width of the target's bounds
+COUNTS_ALLOWED = 1.0  # the noise on the logarithm of an expected count
 _MOST_COLUMNS = 10_000  # of a second moment: 800 MB
 
 
@@ -55,7 +61,8 @@ class Task:
     """What is asked of a solver, in public numbers. Without a ``radius`` rows are normalised.
 
     A loss of one score for more than two classes separates each class from the rest, in fits that share the budget. No
-    classes: a regression. ``charge`` is told the event before anything is released.
+    classes: a regression. ``charge`` is told the event before anything is released. ``share`` is what the solver may
+    take of the budget, in μ².
     """
 
     loss: Loss
@@ -66,6 +73,18 @@ class Task:
     radius: float | None
     fit_intercept: bool
     charge: Callable[[Event], None] = lambda event: None
+    share: float = 1.0
+
+    @property
+    def mu(self) -> float:
+        """The μ that the solver may take."""
+        return exact.mu_for(self.epsilon, self.delta) * math.sqrt(self.share)
+
+    @property
+    def bound(self) -> float:
+        """No row of the design is longer: that of `prepared`."""
+        reach = self.radius or 1.0
+        return math.hypot(reach, reach) if self.fit_intercept else reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +92,8 @@ class Found:
     """Coefficients (features, outputs) and intercept (outputs,) for rows as the public rule leaves them.
 
     ``cut`` is that of `auto.Solution`, by which probabilities are corrected. ``unsettled`` says, from what was
-    released, that the coefficients are not those of the optimum.
+    released, that the coefficients are not those of the optimum. ``spread`` says how ``weights``, the coefficients of
+    the design with its constant column, scatter around the optimum; None where that is not known.
     """
 
     coef: Array
@@ -83,6 +103,8 @@ class Found:
     steps: int
     cut: float | None = None
     unsettled: str | None = None
+    weights: Array | None = None
+    spread: Spread | None = None
 
 
 def design(rows: Matrix, radius: float | None, intercept: float = 0.0) -> Design:
@@ -100,7 +122,7 @@ def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Opt
     _validate.one_of(known, solver=name)
     run, taken = known[str(name)]
     if name in BINARY and isinstance(task.loss, Weighted):
-        raise OptionError(f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output")
+        raise OptionError(unweighted(str(name)))
     if task.loss.outputs == 1 and task.classes == 2:
         targets = 2.0 * targets - 1
     unused = sorted(set(options) - taken)
@@ -113,36 +135,46 @@ def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Opt
     return run(rows, targets, task, options, key)
 
 
+def unweighted(name: str) -> str:
+    """Why a solver has no use for class weights.
+
+    >>> unweighted("amp")
+    'solver amp does not use class_weight: leave it at None, or use auto, gd, sgd or output'
+    """
+    return f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output"
+
+
 def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     steps = options.get("max_iter", 60)
     found = auto.solve(
         rows, targets, task.loss, epsilon=task.epsilon, delta=task.delta, relation=task.relation, radius=task.radius,
         fit_intercept=task.fit_intercept, kappa=options.get("kappa", 1.0), steps=steps, key=key, charge=task.charge,
+        share=task.share,
     )  # fmt: skip
     return Found(found.coef, found.intercept, found.event, found.releases, steps, found.cut)
 
 
 def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """DP-GD, clipped where nothing is cut; see `_descended`."""
-    prepared = _prepared(rows, task)
+    prepared = prepared_rows(rows, task)
     clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
-    mu = exact.mu_for(task.epsilon, task.delta)
-    pace = _pace(prepared, clip, mu, task, options)
+    pace = _pace(prepared, clip, task.mu, task, options)
     mechanism = gd.calibrated(
-        prepared.rows, pace.steps, clip=clip, epsilon=task.epsilon, delta=task.delta, relation=task.relation
-    )
+        prepared.rows, pace.steps, clip=clip, epsilon=task.epsilon, delta=task.delta, relation=task.relation,
+        share=task.share,
+    )  # fmt: skip
     return _descended("gradients", gd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
 def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """DP-SGD on a tenth of the rows a step; see `_descended`."""
-    prepared = _prepared(rows, task)
+    prepared = prepared_rows(rows, task)
     clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
     sampled = options.get("sampling_rate", 0.1)
-    pace = _pace(prepared, clip, exact.mu_for(task.epsilon, task.delta), task, options)
+    pace = _pace(prepared, clip, task.mu, task, options)
     mechanism = sgd.calibrated(
         prepared.rows, pace.steps, sampling_rate=sampled, clip=clip,
-        epsilon=task.epsilon, delta=task.delta, relation=task.relation,
+        epsilon=task.epsilon, delta=task.delta, relation=task.relation, share=task.share,
     )  # fmt: skip
     # the μ of full batches with as much noise on their mean gradient
     mu = task.relation.reach * sampled * math.sqrt(pace.steps) / mechanism.noise_multiplier
@@ -151,7 +183,7 @@ def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
     return _descended(name, sgd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
-def _prepared(rows: Matrix, task: Task) -> Design:
+def prepared_rows(rows: Matrix, task: Task) -> Design:
     """The rows, with a constant column as long as they are where an intercept is learned."""
     return design(rows, task.radius, (task.radius or 1.0) if task.fit_intercept else 0.0)
 
@@ -159,20 +191,25 @@ def _prepared(rows: Matrix, task: Task) -> Design:
 def _pace(prepared: Design, clip: float, mu: float, task: Task, options: Options) -> Pace:
     """The pace that public numbers suggest; that of the paper, 100 plain steps, where a learning rate is given."""
     rate, steps, momentum = (options.get(name) for name in ("learning_rate", "max_iter", "momentum"))
-    if rate is not None:
-        return Pace(steps or 100, rate, momentum or 0.0, 1.0)
     if momentum is not None:
         gd.check_momentum(momentum)
-    return paced(
-        prepared.rows, clip=clip, radius=prepared.bound, smoothness=task.loss.smoothness(prepared.bound), mu=mu,
-        moved=task.relation.reach, allowed=ALLOWED if task.classes else REGRESSION_ALLOWED, steps=steps,
-        momentum=momentum,
+    smoothness = task.loss.smoothness(prepared.bound)
+    if isinstance(task.loss, Counts):  # whose penalty may exceed the curvature of the loss
+        smoothness += float(np.max(options["l2"]))
+    suggested = paced(
+        prepared.rows, clip=clip, radius=prepared.bound, smoothness=smoothness, mu=mu, moved=task.relation.reach,
+        allowed=COUNTS_ALLOWED if isinstance(task.loss, Counts) else ALLOWED if task.classes else REGRESSION_ALLOWED,
+        steps=steps if rate is None else None, momentum=momentum if rate is None else None,
     )  # fmt: skip
+    if rate is None:
+        return suggested
+    own = Pace(steps or 100, rate, momentum or 0.0, 1.0)
+    return replace(own, reached=min(own.travel * suggested.reached / suggested.travel, 1.0))
 
 
 def _descended(
     name: str,
-    solve: Callable[..., tuple[Array, Event]],
+    solve: Callable[..., Solved],
     prepared: Design,
     targets: Targets,
     mechanism: Mechanism,
@@ -184,59 +221,81 @@ def _descended(
     """The mean of the second half of the iterates; with a learning rate of the caller's own, the last of them."""
     planned, path = "learning_rate" not in options, Path(pace.steps)
     rate = pace.learning_rate if planned or solve is gd.solve else sgd.halved(pace.learning_rate, pace.steps)
+    penalty = options.get("l2", 0.0)
     task.charge(mechanism.event())
-    last, event = solve(
+    solved = solve(
         prepared, targets, task.loss, mechanism,
-        learning_rate=rate, l2=options.get("l2", 0.0), momentum=pace.momentum, key=key, each=path.add,
+        learning_rate=rate, l2=penalty, momentum=pace.momentum, key=key, each=path.add,
     )  # fmt: skip
-    release = Release(
-        name, task.relation.reach * mechanism.clip_at(0), mechanism.std_at(0), share=1.0, count=mechanism.steps
-    )
-    found = unfolded(path.mean if planned else last, prepared.intercept)
-    return Found(*found, event, (release,), mechanism.steps, unsettled=_unsettled(path, pace))
+    weights = path.mean if planned else solved.coefficients
+    spread = None
+    if mechanism.clip_at(0) >= task.loss.lipschitz(prepared.bound) * (1 - 1e-9):  # else clipped gradients are biased
+        rates = tuple(float(one) for one in schedules.values(rate, pace.steps, name="learning_rate"))
+        sampled = (1 / solved.releases[0].sampling_rate - 1) / prepared.rows
+        counted = Path.weights(pace.steps) if planned else (*(0.0,) * (pace.steps - 1), 1.0)
+        std = mechanism.std_at(0) / mechanism.divisor
+        left = STRAIGHT if isinstance(task.loss, Squared) else LEFT
+        spread = Descended(rates, pace.momentum, counted, penalty, std, sampled=sampled, left=left)
+    releases = tuple(replace(release, name=name) for release in solved.releases)
+    return Found(
+        *unfolded(weights, prepared.intercept), solved.event, releases, mechanism.steps,
+        unsettled=_unsettled(path, pace), weights=weights, spread=spread,
+    )  # fmt: skip
 
 
 def _unsettled(path: Path, pace: Pace) -> str | None:
-    """What to say where the coefficients still moved at the end of the descent."""
+    """What to say where the coefficients still moved at the end of the descent, and what would help.
+
+    A descent that went less far than its noise allows wants more steps; one that went as far wants less noise.
+    """
     if path.moved <= UNSETTLED:
         return None
-    remedy = (
-        "raise max_iter" if pace.reached < 0.99 else "more rows, a larger epsilon or a tighter data_norm are needed"
-    )
+    remedy = "more rows, a larger epsilon or a tighter data_norm are needed"
+    if pace.reached < 0.99:
+        remedy = f"raise max_iter to about {math.ceil(pace.steps / pace.reached):,}, or learning_rate where it is given"
     return (
         f"the coefficients had not settled: they moved by {path.moved:.0%} of their length in the last quarter of the "
-        f"descent. Do not read them as the optimum's: {remedy}. Predictions may be good all the same"
+        f"descent, which went {pace.reached:.0%} as far as its noise allows. Do not read them as the optimum's: "
+        f"{remedy}. Predictions may be good all the same"
     )
 
 
 def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """Output perturbation after ``max_iter`` passes over batches of 50 rows, at the learning rate 1/√n of Wu et al."""
-    prepared = _prepared(rows, task)
+    prepared = prepared_rows(rows, task)
     usual = min(1 / math.sqrt(prepared.rows), 1 / task.loss.smoothness(prepared.bound))
     plan = output.calibrated(
         prepared.rows, task.loss, radius=prepared.bound, passes=options.get("max_iter", 10),
         batch_size=min(options.get("batch_size", 50), prepared.rows), learning_rate=options.get("learning_rate", usual),
-        l2=options.get("l2", 0.0), epsilon=task.epsilon, delta=task.delta, relation=task.relation,
+        l2=options.get("l2", 0.0), epsilon=task.epsilon, delta=task.delta, relation=task.relation, share=task.share,
     )  # fmt: skip
     task.charge(plan.event)
-    coefficients, event = output.solve(prepared, targets, task.loss, plan, key=key)
-    release = Release("coefficients", plan.sensitivity, plan.std, share=1.0)
-    return Found(*unfolded(coefficients, prepared.intercept), event, (release,), plan.passes)
+    solved = output.solve(prepared, targets, task.loss, plan, key=key)
+    filled = prepared.rows / (plan.batch_size * -(-prepared.rows // plan.batch_size))  # the last batch is shorter
+    rates = tuple(rate * filled for rate in plan.rates)
+    counted = (*(0.0,) * (len(rates) - 1), 1.0)
+    spread = Descended(rates, 0.0, counted, plan.l2 / filled, std=0.0, output_std=plan.std)
+    return Found(
+        *unfolded(solved.coefficients, prepared.intercept), solved.event, solved.releases, plan.passes,
+        weights=solved.coefficients, spread=spread,
+    )  # fmt: skip
 
 
 def _objective(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """Tight objective perturbation, each class against the rest; ``l2`` where it exceeds what privacy needs."""
-    prepared = _prepared(rows, task)
+    prepared = prepared_rows(rows, task)
     plan = objective.calibrated(
         prepared.rows, task.loss, radius=prepared.bound, epsilon=task.epsilon, delta=task.delta,
-        relation=task.relation, ridge=options.get("l2", 0.0) * prepared.rows, models=_models(task),
+        relation=task.relation, ridge=options.get("l2", 0.0) * prepared.rows, models=_models(task), share=task.share,
     )  # fmt: skip
-    return _minimised(prepared, targets, plan, task, key)
+    found = _minimised(prepared, targets, plan, task, key)
+    spread = Perturbed(plan.ridge, options.get("l2", 0.0) * prepared.rows, plan.scale, plan.output_scale)
+    return replace(found, spread=spread)
 
 
 def _amp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """AMP without tuning, each class against the rest."""
-    prepared = _prepared(rows, task)
+    prepared = prepared_rows(rows, task)
     plan = amp.tuning_free(
         prepared.rows, task.loss, radius=prepared.bound, epsilon=task.epsilon, delta=task.delta,
         relation=task.relation, models=_models(task), unit=task.radius or 1.0,
@@ -256,36 +315,30 @@ def _minimised(prepared: Design, targets: Targets, plan: Perturbation, task: Tas
         coefficients, event = binary(prepared, targets, key=key)
     else:
         coefficients, event = one_vs_rest.solve(prepared, targets, models, binary, key=key)
-    releases = (
-        Release("objective", task.relation.reach * plan.loss.lipschitz(plan.radius), plan.scale, 0.99, models),
-        Release("minimiser", 2 * plan.tolerance / plan.ridge, plan.output_scale, 0.01, models),
-    )
-    return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1)
+    releases = tuple(replace(release, count=models) for release in plan.releases)
+    return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1, weights=coefficients)
 
 
 def _adassp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """AdaSSP, for targets in [−1, 1]."""
-    prepared = _prepared(rows, task)
+    prepared = prepared_rows(rows, task)
     if prepared.features > _MOST_COLUMNS:
         raise OptionError(
             f"solver adassp forms a matrix of columns × columns, got {prepared.features:,} of them, "
             f"at most {_MOST_COLUMNS:,}: use gd"
         )
+    l2 = options.get("l2", 0.0)
+    _validate.non_negative(l2=l2)
     plan = regression.calibrated(
         prepared.rows, radius=prepared.bound, target_bound=1.0, epsilon=task.epsilon, delta=task.delta,
-        relation=task.relation,
+        relation=task.relation, share=task.share,
     )  # fmt: skip
     task.charge(plan.event)
-    coefficients, event = regression.solve(prepared, targets, plan, key=key)
-    releases = tuple(
-        Release(name, plan.share * std, std, 1 / 3)
-        for name, std in [
-            ("second moment", plan.moment_std),
-            ("products with the target", plan.product_std),
-            ("smallest eigenvalue", plan.eigenvalue_std),
-        ]
-    )
-    return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1)
+    noisy = regression.released(prepared, targets, plan, key)
+    weights = noisy.coefficients(plan, l2)
+    spread = Moments(noisy.moment, noisy.ridge(plan, l2), noisy.penalty(l2), plan.moment_std, plan.product_std)
+    found = unfolded(weights, prepared.intercept)
+    return Found(*found, plan.event, plan.releases, 1, weights=weights, spread=spread)
 
 
 def unfolded(coefficients: Array, constant: float) -> tuple[Array, Array]:
@@ -310,6 +363,6 @@ SOLVERS: dict[str, tuple[Solver, set[str]]] = {
     "objective": (_objective, {"l2"}),
     "amp": (_amp, set()),
 }
-REGRESSION: dict[str, tuple[Solver, set[str]]] = {"adassp": (_adassp, set()), "gd": (_gd, _DESCENT)}
+REGRESSION: dict[str, tuple[Solver, set[str]]] = {"adassp": (_adassp, {"l2"}), "gd": (_gd, _DESCENT)}
 BINARY = {"objective", "amp"}  # proved for losses of one score
 OPTIONS = sorted(set().union(*(taken for _, taken in SOLVERS.values())))

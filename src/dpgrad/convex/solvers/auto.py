@@ -43,6 +43,7 @@ True
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -55,11 +56,13 @@ from dpgrad.convex.design import Design, Matrix, Rule
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.solved import Release
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import BudgetSpentError, OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
+from dpgrad.reports.report import Report, report
 
 __all__ = [
     "INTERCEPT",
@@ -106,28 +109,6 @@ _CHUNK = 64  # columns of the second moment that are summed at once
 _ROUNDING = 1e-9  # μ stays below the target by this much, so that the price does in floating point
 
 
-@dataclass(frozen=True)
-class Release:
-    """What was released: its name, how far one row moves it, the noise on it, and its share of the budget.
-
-    The share is one of μ²; in objective perturbation and AMP, whose loss is not the noise's alone, that of the two
-    parts between which the plan divides its budget: the minimiser of the perturbed objective, and the noise on it.
-
-    The sensitivity is in the Euclidean norm (Frobenius for the matrix), between neighbours; ``std`` is the noise
-    on each coordinate. The gradients are sums over the rows, and their two numbers those of one of ``count`` steps. The
-    matrix is symmetric: entries off its diagonal count twice in the norm and carry noise of std/√2.
-
-    >>> Release("mean", sensitivity=0.02, std=0.5, share=0.05).count
-    1
-    """
-
-    name: str
-    sensitivity: float
-    std: float
-    share: float
-    count: int = 1
-
-
 @dataclass(frozen=True, eq=False)
 class Solution:
     """Coefficients (columns, outputs) and intercept (outputs,) for rows as the public rule leaves them, and the price.
@@ -137,7 +118,7 @@ class Solution:
     where the descent was preconditioned: only then it reaches its end in every direction, and scores are too large by
     what clipping did. Elsewhere they may be too small as well, by what is left of the way.
 
-    >>> one = Solution(np.array([[2.0]]), np.array([0.5]), 1.0, "clip", Compose(()), ())
+    >>> one = Solution(np.array([[2.0]]), np.array([0.5]), 1.0, "clip", Compose(()), (), Relation.ZERO_OUT, False)
     >>> one.scores([[0.25], [9.0]]).round(6).tolist()
     [[1.0], [2.5]]
     """
@@ -148,7 +129,14 @@ class Solution:
     rule: Rule
     event: Event
     releases: tuple[Release, ...]
+    relation: Relation
+    reproducible: bool
     cut: float | None = None
+    title: ClassVar[str] = "auto"
+
+    def report(self, delta: float) -> Report:
+        """The privacy report, in the format of docs/report.md."""
+        return report(self, delta=delta)
 
     def scores(self, rows: ArrayLike | Matrix) -> Array:
         """The scores (n, outputs) of raw rows, which are first clipped or normalised as those of the fit were."""
@@ -267,6 +255,7 @@ def solve(
     steps: int = 60,
     key: AnyKey | None = None,
     charge: Callable[[Event], None] | None = None,
+    share: float = 1.0,
 ) -> Solution:
     """The coefficients of a private linear classifier within (ε, δ), with every release it took to find them.
 
@@ -274,7 +263,7 @@ def solve(
     normalised, and its length is lost. Where lengths carry information give a radius: for columns scaled to [0, 1] half
     the diagonal of the box, √p/2, is a public rule. ``rows`` is dense or CSR, which is never made dense. ``kappa`` is
     the noise allowed on a logit. ``key`` is fresh unless given; one key serves one run on one dataset. ``charge`` is
-    told the event before anything is released.
+    told the event before anything is released. ``share`` as for `gd.calibrated`.
 
     Guarantee: (ε, δ) for neighbours under ``relation``, by the exact profile of all releases together; which are made
     and with how much noise depends on the numbers of rows and columns, the radius, the loss and the arguments alone.
@@ -289,7 +278,7 @@ def solve(
     checked = loss.checked(targets, plain.rows)
     gd.check_delta(delta, plain.rows)
     relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
-    mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING)
+    mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING) * math.sqrt(share)
     plan = AutoPlan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
     mechanism = plan.mechanism(relation)
     releases = plan.releases(mechanism)
@@ -310,7 +299,8 @@ def solve(
     coefficients, _ = gd.solve(design, checked, loss, mechanism, learning_rate=rate, momentum=MOMENTUM, key=secret)
     scored = loss == Logistic() or isinstance(loss, Softmax)
     cut = math.hypot(reach, constant) / plan.clip if plan.preconditioned and scored else None
-    return Solution(*_folded(coefficients, constant, centre, linear_map), reach, rule, event, releases, cut)
+    folded = _folded(coefficients, constant, centre, linear_map)
+    return Solution(*folded, reach, rule, event, releases, relation, secret.reproducible, cut)
 
 
 def _check(loss: Loss, epsilon: float, kappa: float, steps: int, fit_intercept: bool) -> None:

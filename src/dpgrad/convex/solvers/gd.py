@@ -24,27 +24,31 @@ from numpy.typing import ArrayLike
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import Event, Gaussian, Relation, Repeat
+from dpgrad.accounting.events import NOTHING, Event, Gaussian, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss, Targets
+from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import normal, schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
-from dpgrad.mechanism.sampling import FullBatch
+from dpgrad.mechanism.sampling import FullBatch, Poisson
 from dpgrad.mechanism.schedules import Schedule
 
 __all__ = [
     "calibrated", "check_delta", "check_design", "check_momentum", "clipped_sum", "closed_form", "descend",
-    "gaussian", "same_size", "solve",
+    "gaussian", "others", "same_size", "solve",
 ]  # fmt: skip
 
 
-def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: float, relation: Relation) -> Mechanism:
+def calibrated(
+    rows: int, steps: int, *, clip: float, epsilon: float, delta: float, relation: Relation, share: float = 1.0
+) -> Mechanism:
     """The full-batch mechanism of ``steps`` steps with the least noise that is (ε, δ)-private.
 
     ``rows`` divides the noisy sum: the number of rows, or under add/remove a number declared without counting them. To
-    give the noise instead, build the `Mechanism` and declare ``batch_size``.
+    give the noise instead, build the `Mechanism` and declare ``batch_size``. ``share`` is what it may take of the
+    budget, in μ², where other Gaussian releases take the rest.
 
     Guarantee: by the exact profile of the composition, for neighbours under ``relation``. A δ of 1/n or more is
     refused: it would allow to publish a row.
@@ -55,7 +59,19 @@ def calibrated(rows: int, steps: int, *, clip: float, epsilon: float, delta: flo
     """
     check_delta(delta, rows)
     plain = Mechanism(FullBatch(), steps, 1.0, clip, relation=relation, batch_size=rows)
-    return plain.calibrated(epsilon, delta, "exact")
+    return plain.calibrated(epsilon, delta, "exact", beside=others(share, epsilon, delta, relation))
+
+
+def others(share: float, epsilon: float, delta: float, relation: Relation) -> Event:
+    """The event of other Gaussian releases that take all but ``share`` of the budget, in μ².
+
+    >>> others(0.75, epsilon=1.0, delta=1e-5, relation=Relation.ZERO_OUT).noise_multiplier.__round__(3)
+    7.461
+    """
+    if share == 1:
+        return NOTHING
+    _validate.open_unit(share=share)
+    return Gaussian(Relation(relation).reach / (exact.mu_for(epsilon, delta) * math.sqrt(1 - share)))
 
 
 def check_delta(delta: float, rows: int) -> None:
@@ -108,15 +124,16 @@ def solve(
     mechanism: Mechanism,
     *,
     learning_rate: float | Schedule,
-    l2: float = 0.0,
+    l2: float | Array = 0.0,
     momentum: float = 0.0,
     average: bool = False,
     key: AnyKey | None = None,
     each: Callable[[int, Array], None] | None = None,
-) -> tuple[Array, Event]:
+) -> Solved:
     """The coefficients (features, outputs) after DP-GD, and the event of having found them.
 
-    ``l2`` is the weight of ‖w‖²/2, which no row owns: its gradient is added after clipping and noise. ``momentum`` and
+    ``l2`` is the weight of ‖w‖²/2, which no row owns: its gradient is added after clipping and noise; an array of shape
+    (features, 1) weighs each coefficient by itself. ``momentum`` and
     ``average`` (the mean of the iterates in place of the last, for losses without curvature) work on what has been
     released already and cost nothing. ``key`` is fresh unless given; one key serves one run on one dataset. ``each`` is
     told the number of every step and the iterate after it, which is released.
@@ -142,14 +159,15 @@ def descend(
     mechanism: Mechanism,
     *,
     learning_rate: float | Schedule,
-    l2: float,
+    l2: float | Array,
     momentum: float,
     average: bool,
     key: AnyKey | None,
     each: Callable[[int, Array], None] | None = None,
-) -> tuple[Array, Event]:
+) -> Solved:
     """The descent that full and sampled batches share; see `solve`."""
-    _validate.non_negative(l2=l2)
+    for weight in np.ravel(l2).tolist():
+        _validate.non_negative(l2=weight)
     check_momentum(momentum)
     rates = schedules.values(learning_rate, mechanism.steps, name="learning_rate")
     secret = Key.fresh() if key is None else Key.of(key)
@@ -169,7 +187,18 @@ def descend(
         mean += (coefficients - mean) / (step + 1)
         if each is not None:
             each(step, coefficients)
-    return mean if average else coefficients, mechanism.event()
+    release = Release(
+        "gradients", mechanism.relation.reach * mechanism.clip_at(0), mechanism.std_at(0), 1.0, mechanism.steps,
+        _sampling_rate(mechanism),
+    )  # fmt: skip
+    found, title = mean if average else coefficients, f"gradient descent, {mechanism.sampler.name} sampling"
+    return Solved(found, mechanism.event(), mechanism.relation, title, secret.reproducible, (release,))
+
+
+def _sampling_rate(mechanism: Mechanism) -> float:
+    """That of the first step."""
+    sampler = mechanism.sampler
+    return sampler.sampling_rate_at(0) if isinstance(sampler, Poisson) else 1.0
 
 
 def check_momentum(momentum: float) -> None:

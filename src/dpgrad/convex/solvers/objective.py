@@ -29,7 +29,7 @@ import math
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.calibrate import least
-from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted
+from dpgrad.accounting.events import NOTHING, Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted
 from dpgrad.convex.losses import HuberSvm, Logistic, Loss
 from dpgrad.convex.solvers import gd, perturbed
 from dpgrad.convex.solvers.perturbed import Law, Perturbation, solve
@@ -55,12 +55,13 @@ def calibrated(
     ridge: float = 0.0,
     shift_share: float = 0.1,
     models: int = 1,
+    share: float = 1.0,
 ) -> Perturbation:
     """The tight perturbation with the least Gaussian noise that is (ε, δ)-private.
 
     ``radius`` is ``design.bound``; ``rows`` as for `gd.calibrated`. The ridge λ is the least for which the determinants
     take no more than ``shift_share`` of ε, nor more than 10, or ``ridge`` if that is larger. ``models`` such fits on
-    the same rows share the budget.
+    the same rows share the budget; ``share`` as for `gd.calibrated`.
 
     Guarantee: by docs/proofs/objective.md, for Logistic and HuberSvm under zero-out and replace-one. Add/remove is
     refused: the accuracy of the minimiser, and so whether one is found, depends on the number of rows.
@@ -82,8 +83,11 @@ def calibrated(
         first = Shifted(shift, Gaussian(multiplier / math.sqrt(1 - OUTPUT_SHARE)))
         return Compose((first, Pinned(Gaussian(multiplier / math.sqrt(OUTPUT_SHARE)), relation)))
 
+    beside = gd.others(share, epsilon, delta, relation)
+
     def price(multiplier: float) -> float:
-        return exact.account(Repeat(event_of(multiplier), models), relation).epsilon(delta)
+        fits = Repeat(event_of(multiplier), models)
+        return exact.account(fits if beside == NOTHING else Compose((fits, beside)), relation).epsilon(delta)
 
     if price(_MOST_NOISE) > epsilon:
         raise BudgetSpentError(

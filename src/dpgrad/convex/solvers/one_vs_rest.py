@@ -22,6 +22,7 @@ fits are K releases from the same rows, so the budget is split, and every calibr
 ([0, 1, 2], 3)
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from dpgrad import _validate
 from dpgrad.accounting.events import Compose, Event, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Softmax
+from dpgrad.convex.solvers.solved import Solved
 from dpgrad.mechanism.keys import AnyKey, Key
 
 __all__ = ["Binary", "solve"]
@@ -54,12 +56,17 @@ def solve(
     """
     checked = Softmax(classes).checked(targets, design.rows)
     secret = Key.fresh() if key is None else Key.of(key)
-    columns, events = [], []
+    columns, events, last = [], [], None
     for each in range(classes):
         own = Key(secret.derive("one versus rest", str(each)), reproducible=secret.reproducible)
-        column, event = binary(design, np.where(checked == each, 1.0, -1.0), key=own)
+        last = binary(design, np.where(checked == each, 1.0, -1.0), key=own)
+        column, event = last
         _validate.whole(most=1, **{"scores of a binary model": column.shape[1]})
         columns.append(column)
         events.append(event)
     same = all(event == events[0] for event in events)
-    return np.hstack(columns), Repeat(events[0], classes) if same else Compose(tuple(events))
+    whole, found = Repeat(events[0], classes) if same else Compose(tuple(events)), np.hstack(columns)
+    if not isinstance(last, Solved):  # a solver of the caller's own, which does not say its relation
+        return found, whole
+    releases = tuple(replace(release, count=classes * release.count) for release in last.releases)
+    return Solved(found, whole, last.relation, f"{last.title}, one against the rest", secret.reproducible, releases)

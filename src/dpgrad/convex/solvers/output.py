@@ -43,6 +43,7 @@ from dpgrad.accounting.events import Event, Gaussian, Relation
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss
 from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
@@ -87,12 +88,13 @@ def calibrated(
     learning_rate: float | Schedule | None = None,
     l2: float = 0.0,
     models: int = 1,
+    share: float = 1.0,
 ) -> Descent:
     """The descent with the least noise on its result that is (ε, δ)-private.
 
     ``radius`` is ``design.bound``. Without ``learning_rate`` it is min(1/(β + l2), 1/(l2·t)), for which l2 must be
     positive. ``batch_size=rows`` takes full gradients. ``models`` such fits on the same rows get μ²/models each, so
-    that together they are exactly as private as one.
+    that together they are exactly as private as one; ``share`` as for `gd.calibrated`.
 
     Guarantee: by the sensitivity of this module and the exact profile of the Gaussian mechanism. Add/remove is refused:
     the batches reveal the number of rows. The authors' grids are learning rates .001, .01, .1 and passes 5, 10, 100 at
@@ -116,7 +118,7 @@ def calibrated(
     smoothness = loss.smoothness(radius) + l2
     rates = _rates(learning_rate, passes * batches, l2, smoothness)
     sensitivity = relation.reach * loss.lipschitz(radius) / batch_size * stability(rates, batches, l2, smoothness)
-    std = sensitivity * math.sqrt(models) / (exact.mu_for(epsilon, delta) * (1 - 1e-9))
+    std = sensitivity * math.sqrt(models / share) / (exact.mu_for(epsilon, delta) * (1 - 1e-9))
     return Descent(loss, radius, rows, relation, passes, batch_size, rates, l2, sensitivity, std)
 
 
@@ -138,9 +140,7 @@ def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: flo
     return float((eta * left).reshape(-1, batches).sum(axis=0).max())
 
 
-def solve(
-    design: Design, targets: ArrayLike, loss: Loss, plan: Descent, *, key: AnyKey | None = None
-) -> tuple[Array, Event]:
+def solve(design: Design, targets: ArrayLike, loss: Loss, plan: Descent, *, key: AnyKey | None = None) -> Solved:
     """The coefficients (features, outputs) after the descent and its noise, and the event of having found them.
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
@@ -154,7 +154,9 @@ def solve(
     gd.check_design(design, plan.radius, plan.rows)
     secret = Key.fresh() if key is None else Key.of(key)
     found = descend(design, targets, loss, plan, order(secret, plan.rows))
-    return found + gd.gaussian(secret, 0, found.shape, plan.std), plan.event
+    noisy = found + gd.gaussian(secret, 0, found.shape, plan.std)
+    release = Release("coefficients", plan.sensitivity, plan.std, share=1.0)
+    return Solved(noisy, plan.event, plan.relation, "output perturbation", secret.reproducible, (release,))
 
 
 def order(key: Key, rows: int) -> "np.typing.NDArray[np.int64]":

@@ -97,6 +97,16 @@ class Path:
         self._sums: list[Array | float] = [0.0, 0.0]
         self._counts = [0, 0]
 
+    @staticmethod
+    def weights(steps: int) -> tuple[float, ...]:
+        """How much each iterate counts in `mean`.
+
+        >>> Path.weights(4)
+        (0.0, 0.0, 0.5, 0.5)
+        """
+        first = steps // 2
+        return (*(0.0,) * first, *(1 / (steps - first),) * (steps - first))
+
     def add(self, step: int, coefficients: Array) -> None:
         """Take note of the iterate after a step."""
         if step >= self._ends[0]:

@@ -22,6 +22,7 @@ from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
 from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 
@@ -59,6 +60,15 @@ class Perturbation:
     output_scale: float
     tolerance: float
     event: Event
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """The minimiser of the perturbed objective, and the noise on it, by their shares of the budget."""
+        moved = self.relation.reach * self.loss.lipschitz(self.radius)
+        return (
+            Release("objective", moved, self.scale, 0.99),
+            Release("minimiser", 2 * self.tolerance / self.ridge, self.output_scale, 0.01),
+        )
 
 
 def approximate(
@@ -119,9 +129,7 @@ def moved(relation: Relation) -> int:
     return gd.same_size(relation, "how accurately the minimiser is found depends on the number of rows").reach
 
 
-def solve(
-    design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None
-) -> tuple[Array, Event]:
+def solve(design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None) -> Solved:
     """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
@@ -138,7 +146,8 @@ def solve(
     shape = (design.features, 1)
     linear = noise(plan.law, secret, 0, shape, plan.scale)
     found = minimiser(design, checked, plan.loss, plan.ridge, linear, plan.tolerance)
-    return found + noise(plan.law, secret, 1, shape, plan.output_scale), plan.event
+    noisy = found + noise(plan.law, secret, 1, shape, plan.output_scale)
+    return Solved(noisy, plan.event, plan.relation, "objective perturbation", secret.reproducible, plan.releases)
 
 
 def noise(law: Law, key: Key, step: int, shape: tuple[int, ...], scale: float) -> Array:

@@ -37,9 +37,10 @@ from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.convex.solvers import auto, gd
+from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.mechanism.keys import AnyKey, Key
 
-__all__ = ["FAILURE", "Statistics", "calibrated", "solve", "statistics"]
+__all__ = ["FAILURE", "Noisy", "Statistics", "calibrated", "released", "solve", "statistics"]
 
 FAILURE = 0.05  # ρ: the chance that the ridge is too small
 
@@ -73,6 +74,16 @@ class Statistics:
         """The noise on the smallest eigenvalue."""
         return self.radius**2 / self.share
 
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """The three releases, of equal price."""
+        named = {
+            "second moment": self.moment_std,
+            "products with the target": self.product_std,
+            "smallest eigenvalue": self.eigenvalue_std,
+        }
+        return tuple(Release(name, self.share * std, std, 1 / 3) for name, std in named.items())
+
     def ridge(self, smallest: float, features: int) -> float:
         """λ, from the noisy smallest eigenvalue.
 
@@ -93,11 +104,12 @@ def calibrated(
     epsilon: float,
     delta: float,
     relation: Relation,
+    share: float = 1.0,
 ) -> Statistics:
     """The releases with the least noise that are (ε, δ)-private together.
 
     ``radius`` is ``design.bound`` and ``target_bound`` B, both chosen without looking at the data; ``rows`` as for
-    `gd.calibrated`.
+    `gd.calibrated`, and so is ``share``.
 
     Guarantee: by the exact profile of three Gaussian releases.
 
@@ -107,28 +119,71 @@ def calibrated(
     """
     _validate.positive(radius=radius, target_bound=target_bound, epsilon=epsilon)
     gd.check_delta(delta, rows)
-    share = exact.mu_for(epsilon, delta) * (1 - 1e-9) / math.sqrt(3)
-    return Statistics(float(radius), float(target_bound), Relation(relation), share)
+    one = exact.mu_for(epsilon, delta) * (1 - 1e-9) * math.sqrt(share / 3)
+    return Statistics(float(radius), float(target_bound), Relation(relation), one)
 
 
-def solve(design: Design, targets: ArrayLike, plan: Statistics, *, key: AnyKey | None = None) -> tuple[Array, Event]:
+@dataclass(frozen=True, eq=False)
+class Noisy:
+    """The three releases as they came out: the moment (features, features), the products (features, 1), an eigenvalue.
+
+    ``rows`` and ``constant`` say how many rows there were, and whether the last column is that of an intercept.
+    """
+
+    moment: Array
+    product: Array
+    smallest: float
+    rows: int
+    constant: bool
+
+    def penalty(self, l2: float) -> Array:
+        """What ``l2`` adds to the diagonal: n·l2, but nothing for the intercept."""
+        found = np.full(len(self.moment), l2 * self.rows)
+        if self.constant:
+            found[-1] = 0.0
+        return found
+
+    def ridge(self, plan: Statistics, l2: float) -> Array:
+        """What is added to the diagonal: ``l2`` where it exceeds what privacy needs."""
+        return np.maximum(plan.ridge(self.smallest, len(self.moment)), self.penalty(l2))
+
+    def coefficients(self, plan: Statistics, l2: float = 0.0) -> Array:
+        """The coefficients (features, 1) by these statistics."""
+        found = np.linalg.lstsq(self.moment + np.diag(self.ridge(plan, l2)), self.product, rcond=None)[0]
+        return np.asarray(found, np.float64)
+
+
+def released(design: Design, targets: ArrayLike, plan: Statistics, key: Key) -> Noisy:
+    """The three releases of ``plan``, with their noise.
+
+    Guarantee: as for `solve`, which makes them.
+    """
+    gd.check_design(design, plan.radius)
+    checked, p = Squared(math.inf).checked(targets, design.rows), design.features
+    moment, product = statistics(design, np.clip(checked, -plan.target_bound, plan.target_bound))
+    smallest = float(np.linalg.eigvalsh(moment)[0]) + float(gd.gaussian(key, 0, (1,), plan.eigenvalue_std)[0])
+    noisy = moment + auto.symmetric_noise(key, 1, p, plan.moment_std)
+    target = product + gd.gaussian(key, 2, (p, 1), plan.product_std)
+    return Noisy(noisy, target, smallest, design.rows, design.intercept > 0)
+
+
+def solve(
+    design: Design, targets: ArrayLike, plan: Statistics, *, l2: float = 0.0, key: AnyKey | None = None
+) -> Solved:
     """The coefficients (features, 1) of AdaSSP, and the event of having found them.
 
-    Targets beyond the bound are cut to it. ``key`` is fresh unless given; one key serves one run on one dataset.
+    Targets beyond the bound are cut to it. ``l2`` is the weight of ‖w‖²/2 beside the mean loss, as in ridge regression
+    without a penalty on the intercept; it counts where it exceeds what privacy needs. ``key`` is fresh unless given;
+    one key serves one run on one dataset.
 
     Guarantee: the event is that of ``plan``; rows longer than it was made for are refused. Everything read from the
     data is one of its three releases. Sums run in float64, and every row's part in a release is lowered by what
     rounding may add to it.
     """
-    gd.check_design(design, plan.radius)
-    checked = Squared(math.inf).checked(targets, design.rows)
-    secret, p = Key.fresh() if key is None else Key.of(key), design.features
-    moment, product = statistics(design, np.clip(checked, -plan.target_bound, plan.target_bound))
-    smallest = float(np.linalg.eigvalsh(moment)[0]) + float(gd.gaussian(secret, 0, (1,), plan.eigenvalue_std)[0])
-    noisy = moment + auto.symmetric_noise(secret, 1, p, plan.moment_std) + plan.ridge(smallest, p) * np.eye(p)
-    target = product + gd.gaussian(secret, 2, (p, 1), plan.product_std)
-    found: Array = np.linalg.lstsq(noisy, target, rcond=None)[0].astype(np.float64)
-    return found, plan.event
+    _validate.non_negative(l2=l2)
+    secret = Key.fresh() if key is None else Key.of(key)
+    found = released(design, targets, plan, secret).coefficients(plan, l2)
+    return Solved(found, plan.event, plan.relation, "AdaSSP", secret.reproducible, plan.releases)
 
 
 def statistics(design: Design, targets: Array) -> tuple[Array, Array]:

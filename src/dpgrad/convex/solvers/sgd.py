@@ -20,10 +20,11 @@ from collections.abc import Callable
 from numpy.typing import ArrayLike
 
 from dpgrad import _validate
-from dpgrad.accounting.events import Event, Relation
+from dpgrad.accounting.events import Relation
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array, Loss
 from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.solved import Solved
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey
@@ -44,11 +45,13 @@ def calibrated(
     delta: float,
     relation: Relation,
     accountant: str = "pld",
+    share: float = 1.0,
 ) -> Mechanism:
     """The Poisson-sampled mechanism of ``steps`` steps with the least noise that ``accountant`` finds (ε, δ)-private.
 
     ``rows`` gives the expected size of a batch, q·n: the number of rows, or under add/remove a number declared without
-    counting them. To give the noise instead, build the `Mechanism` and declare ``batch_size``.
+    counting them. To give the noise instead, build the `Mechanism` and declare ``batch_size``. ``share``
+    as for `gd.calibrated`.
 
     Guarantee: for neighbours under ``relation``; under replace-one a row that changes moves the sum by two clip bounds
     whenever it is sampled, and is priced so. A δ of 1/n or more is refused.
@@ -61,7 +64,7 @@ def calibrated(
     _validate.positive(sampling_rate=sampling_rate)
     size = sampling_rate * rows
     plain = Mechanism(Poisson(sampling_rate), steps, 1.0, clip, relation=relation, batch_size=size)
-    return plain.calibrated(epsilon, delta, accountant)
+    return plain.calibrated(epsilon, delta, accountant, beside=gd.others(share, epsilon, delta, relation))
 
 
 def solve(
@@ -76,7 +79,7 @@ def solve(
     average: bool = False,
     key: AnyKey | None = None,
     each: Callable[[int, Array], None] | None = None,
-) -> tuple[Array, Event]:
+) -> Solved:
     """The coefficients (features, outputs) after DP-SGD, and the event of having found them; see `gd.solve`.
 
     A loss with corners is descended by its subgradient. An empty batch is a step like any other: noise is added.

@@ -1,0 +1,164 @@
+"""Private Poisson regression for scikit-learn."""
+
+import math
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import d2_tweedie_score
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from dpgrad import _validate
+from dpgrad.accounting.ledger import Ledger
+from dpgrad.convex.estimators import extras, rows, solvers
+from dpgrad.convex.estimators.privacy import (
+    FitPrivacy,
+    Reported,
+    charging,
+    delta_for,
+    guarantee,
+    not_covered,
+    relation_of,
+)
+from dpgrad.convex.losses import Array, Counts
+from dpgrad.errors import DataError, OptionError
+
+__all__ = ["DPPoissonRegressor"]
+
+_OPTIONS = ("max_iter", "learning_rate", "momentum")
+
+
+class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Poisson regression with differential privacy, for counts and rates: the expected target is exp(x·w + b).
+
+    As scikit-learn's ``PoissonRegressor``, it minimises the mean Poisson loss plus ``alpha``·‖w‖²/2, without a penalty
+    on the intercept, and `score` is D², the part of the deviance that it explains. The solver is DP-GD
+    (`dpgrad.convex.gd`) at the pace that public numbers suggest, unless ``learning_rate`` is given.
+
+    ``data_norm`` and ``target_bounds`` are required, chosen without looking at the data: longer rows are clipped to the
+    norm, and targets to their bounds (low, high), low ≥ 0. No expected target exceeds the bounds, in the fit and in
+    prediction. Noise is in proportion to the upper bound, so that a bound near the largest usual count serves best.
+    ``inference_share`` pays for `confidence_intervals`, which assume that targets are Poisson. The other arguments are
+    those of `DPLogisticRegression`.
+
+    Guarantee: `privacy_` holds (ε, δ) for neighbours under ``relation``. With the expected target cut at the upper
+    bound no gradient exceeds that bound times the norm of a row, and nothing is clipped.
+
+    >>> random = np.random.default_rng(7)
+    >>> X = random.uniform(-1, 1, (20_000, 2))
+    >>> y = random.poisson(np.exp(1 + X @ [0.5, -0.5]))
+    >>> model = DPPoissonRegressor(4.0, alpha=0.0, data_norm=1.5, target_bounds=(0, 10), random_state=7).fit(X, y)
+    >>> bool(np.abs(model.coef_ - [0.5, -0.5]).max() < 0.15), bool(model.score(X, y) > 0.1)
+    (True, True)
+    """
+
+    @_validate.keywords(rows.sklearn_option)
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        alpha: float = 1.0,
+        delta: float | None = None,
+        relation: str = "replace-one",
+        data_norm: float | str | None = None,
+        target_bounds: tuple[float, float] | None = None,
+        inference_share: float | None = None,
+        fit_intercept: bool = True,
+        max_iter: int | None = None,
+        learning_rate: float | None = None,
+        momentum: float | None = None,
+        random_state: Any = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.alpha = alpha
+        self.delta = delta
+        self.relation = relation
+        self.data_norm = data_norm
+        self.target_bounds = target_bounds
+        self.inference_share = inference_share
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.random_state = random_state
+        self.ledger = ledger
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
+
+        Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
+        """
+        epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
+        _validate.non_negative(alpha=self.alpha)
+        if self.data_norm is None:
+            raise OptionError(
+                "data_norm is required: a bound on the norm of every row, chosen without looking at the data"
+            )
+        radius = rows.radius_of(self.data_norm)
+        low, high = rows.pair_of("target_bounds", self.target_bounds)
+        if low < 0:
+            raise OptionError(f"target_bounds must begin at 0 or above, got {low:g}: counts are not negative")
+        fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
+        X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
+        if y.dtype.kind not in "iufb":
+            raise DataError("X and y must hold numbers: encode text, by categories that are public")
+        delta = delta_for(self.delta, X.shape[0])
+        targets = np.clip(np.clip(y.astype(np.float64), low, high) / high, 0, 1)
+        # in units of the largest count; an intercept holds its logarithm, and an offset where there is none
+        loss, raised = Counts(0.0 if fit_intercept else -math.log(high)), math.log(high) if fit_intercept else 0.0
+        task = solvers.Task(
+            loss, 0, epsilon, delta, relation, radius, fit_intercept,
+            charging(self.ledger, relation, type(self).__name__),
+        )  # fmt: skip
+        key = rows.key_of(self.random_state, type(self).__name__)
+        share = extras.share_checked(inference_share=self.inference_share)
+        outcome = extras.solved(
+            "gd", rows.narrowed(X), targets, task, self._options(X.shape[1], high), key,
+            extras.Split(epsilon, delta, relation, inference=share), dispersion=1 / high, offset=raised,
+        )  # fmt: skip
+        found, self.inference_ = outcome.found, outcome.inference
+        self.radius_, self.n_iter_, self.target_bounds_ = radius, found.steps, (low, high)
+        self.coef_, self.intercept_ = found.coef[:, 0], float(raised + found.intercept[0])
+        self.privacy_ = FitPrivacy(
+            guarantee(outcome.event, relation, delta),
+            outcome.releases,
+            (*rows.shape_facts(X, radius), "target_bounds", "every other argument of the estimator"),
+            not_covered(self.ledger),
+            key.reproducible,
+            "Poisson regression, solver gd",
+            (*rows.prepared_by(radius, fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
+            rows.schema_of(self, X, target_bounds=[low, high]),
+            () if found.unsettled is None else (found.unsettled,),
+        )
+        if found.unsettled:
+            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
+        return self
+
+    def _options(self, columns: int, high: float) -> dict[str, Any]:
+        """The options of the solver; ``alpha`` in its units, and nothing of it for the intercept."""
+        penalty = np.full((columns, 1), float(self.alpha) / high)
+        found = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        return {**found, "l2": np.vstack([penalty, [[0.0]]]) if self.fit_intercept else penalty}
+
+    def predict(self, X: Any) -> Array:
+        """The expected target of raw rows, clipped or normalised as those of the fit were; within ``target_bounds``."""
+        check_is_fitted(self)
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        low, high = self.target_bounds_
+        scores = solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
+        least = max(low, float(np.finfo(np.float64).tiny))  # an expected count is positive
+        return np.clip(np.exp(np.clip(scores, math.log(least), math.log(high))), least, high)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D² of the predictions: 1 for the true targets, 0 for their mean; these rows are not protected."""
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.positive_only = True
+        return tags

@@ -1,0 +1,332 @@
+"""What estimators release besides their coefficients, each for a share of the one budget of a fit.
+
+`Split` divides the budget, in μ². `balanced` releases how often each class occurs; `solved` solves, and releases what
+standard errors need.
+
+>>> split = Split(1.0, 1e-6, Relation.REPLACE_ONE, counts=0.05)
+>>> round(split.left, 2), round(split.counts_plan.sensitivity, 4)
+(0.95, 1.4142)
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgrad import _validate
+from dpgrad.accounting import exact
+from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation
+from dpgrad.convex.design import Matrix
+from dpgrad.convex.estimators import solvers
+from dpgrad.convex.estimators.solvers import Found, Task
+from dpgrad.convex.inference import (
+    CLEAR,
+    SCORE,
+    Curvature,
+    Errors,
+    Intervals,
+    Moments,
+    Spread,
+    curvature,
+    squared_errors,
+)
+from dpgrad.convex.losses import Array, HuberSvm, Squared, Targets
+from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.solved import Release
+from dpgrad.errors import OptionError
+from dpgrad.mechanism.keys import Key
+
+__all__ = [
+    "COUNTS_SHARE", "ERRORS_SHARE", "WEIGHTED", "ClassCounts", "Inferred", "Measured", "Outcome", "Split", "balanced",
+    "class_counts", "refuse_unknown_spread", "share_checked", "solved", "together",
+]  # fmt: skip
+
+COUNTS_SHARE = 0.05  # of μ², for class_weight="balanced"
+ERRORS_SHARE = 1 / 3  # of the share of standard errors, for the variance of errors where the curvature needs the rest
+_ROUNDING = 1e-9  # μ stays below its share by this much
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """The release of how many rows each class has.
+
+    Guarantee: a row adds 1 to one count, so leaving it out moves the counts by 1, exchanging it by √2.
+    """
+
+    mu: float
+    relation: Relation
+
+    @property
+    def sensitivity(self) -> float:
+        """How far neighbours are apart."""
+        return math.sqrt(self.relation.reach)
+
+    @property
+    def std(self) -> float:
+        """The noise on each count."""
+        return self.sensitivity / self.mu
+
+    @property
+    def event(self) -> Event:
+        """One Gaussian release, with a multiplier that is right for its relation alone."""
+        return Pinned(Gaussian(self.relation.reach / self.mu), self.relation)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A budget divided in μ²: ``counts`` and ``inference`` are shares of it, the solver has what is left."""
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    counts: float = 0.0
+    inference: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """The share of the solver."""
+        return 1 - self.counts - self.inference
+
+    def _mu(self, share: float) -> float:
+        return exact.mu_for(self.epsilon, self.delta) * math.sqrt(share) * (1 - _ROUNDING)
+
+    @property
+    def counts_plan(self) -> ClassCounts:
+        """The release of class counts."""
+        return ClassCounts(self._mu(self.counts), self.relation)
+
+    def curvature_plan(self, task: Task, share: float) -> Curvature:
+        """The release of the curvature of all rows."""
+        return Curvature(task.loss.smoothness(task.bound), self._mu(share), self.relation)
+
+    def errors_plan(self, share: float) -> Errors:
+        """The release of the squared errors of a regression, in units of half the width of the target's bounds."""
+        return Errors(1.0, self._mu(share), self.relation)
+
+
+def together(*events: Event) -> Event:
+    """The composition, of one event the event itself.
+
+    >>> together(Gaussian(1.0))
+    Gaussian(noise_multiplier=1.0)
+    """
+    return events[0] if len(events) == 1 else Compose(events)
+
+
+def share_checked(**share: object) -> float:
+    """A share of the budget; None is none of it.
+
+    >>> share_checked(inference_share=0.5)
+    0.5
+    """
+    ((name, value),) = share.items()
+    if value is None:
+        return 0.0
+    _validate.open_unit(**share)
+    if float(value) > 0.9:  # type: ignore[arg-type]
+        raise OptionError(f"{name} must be at most 0.9, got {value!r}: nothing would be left for the coefficients")
+    return float(value)  # type: ignore[arg-type]
+
+
+def class_counts(places: NDArray[np.int64], classes: int) -> Array:
+    """How many rows each class has, before any noise.
+
+    Guarantee: the sensitivity of `ClassCounts`.
+
+    >>> class_counts(np.array([0, 2, 2]), 3).tolist()
+    [1.0, 0.0, 2.0]
+    """
+    return np.bincount(places, minlength=classes).astype(np.float64)
+
+
+def balanced(counts: Array, plan: ClassCounts, key: Key) -> tuple[float, ...]:
+    """Weights that are inverse to noisy class counts, 1 for the rarest class.
+
+    A count below its noise is taken to be the noise: a class may well be absent.
+
+    Guarantee: a function of one release of ``plan``.
+
+    >>> made = balanced(np.array([900.0, 100.0]), ClassCounts(1e9, Relation.ZERO_OUT), Key.from_seed(7))
+    >>> [round(weight, 3) for weight in made]
+    [0.111, 1.0]
+    """
+    own = Key(key.derive("class counts"), reproducible=key.reproducible)
+    noisy = counts + gd.gaussian(own, 0, counts.shape, plan.std)
+    inverse = 1 / np.maximum(noisy, max(plan.std, 1.0))
+    return tuple((inverse / inverse.max()).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What was released for standard errors, and what coefficients they are of.
+
+    ``weights`` are coefficients of the design, ``total`` its noisy curvature S with noise of ``std``, ``dispersion`` φ.
+    Coefficients of the columns are ``scale`` times theirs; the intercept is ``offset`` plus ``scale`` times
+    ``constant`` times the last of them. ``reach`` is the length of the longest row where the loss is no parabola, else
+    0.
+    """
+
+    weights: Array
+    spread: Spread
+    total: Array
+    std: float
+    dispersion: float
+    rows: int
+    constant: float
+    reach: float = 0.0
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def intervals(self, level: float) -> Intervals:
+        """The estimate with its standard errors, refused where noise hides what they depend on."""
+        _validate.open_unit(level=level)
+        smallest = float(np.linalg.eigvalsh(self.total)[0])
+        if smallest < CLEAR * self.std:
+            raise OptionError(
+                f"no intervals: the smallest eigenvalue of the curvature, {smallest:.4g}, is not {CLEAR:g} times its "
+                f"noise, {self.std:.4g}; more rows, a larger epsilon or inference_share, or a tighter data_norm are "
+                "needed"
+            )
+        estimate, covariance = self.spread.estimated(self.weights, self.total, self.dispersion, self.rows)
+        if (score := self.reach * math.sqrt(float(np.linalg.eigvalsh(covariance)[-1]))) > SCORE:
+            raise OptionError(
+                f"no intervals: the standard error of a score is up to {score:.2g}, above {SCORE:g}, where the loss is "
+                "no parabola; more rows, a larger epsilon, a tighter data_norm or another solver are needed"
+            )
+        errors = np.sqrt(np.maximum(np.diag(covariance), 0))
+        if not self.constant:
+            return Intervals(level, self.scale * estimate, self.scale * errors, np.zeros(1), np.zeros(1))
+        last = self.scale * self.constant
+        return Intervals(
+            level, self.scale * estimate[:-1], self.scale * errors[:-1],
+            self.offset + last * estimate[-1:], last * errors[-1:],
+        )  # fmt: skip
+
+
+class Inferred:
+    """What estimators with standard errors have: confidence intervals, once fitted with a share of the budget."""
+
+    def confidence_intervals(self, level: float = 0.95) -> Intervals:
+        """Standard errors and confidence intervals of the coefficients, for which ``inference_share`` has paid.
+
+        They hold the sampling error of the rows and the noise of the mechanism, and are computed from what was
+        released: calling this costs nothing. They are for the coefficients that rows of the same law, clipped in the
+        same way, would give without privacy in the limit; docs/proofs/intervals.md says when they cover these with the
+        stated probability.
+        """
+        found = getattr(self, "inference_", None)
+        if not isinstance(found, Measured):
+            raise OptionError(
+                "no intervals: nothing was released for them; fit with inference_share, such as 0.1, the share of the "
+                "budget that they cost"
+            )
+        return found.intervals(level)
+
+
+WEIGHTED = (
+    "inference_share is refused: weighted rows have gradients of another covariance, which is not released; leave "
+    "class_weight at None"
+)
+_WITHOUT = {
+    "auto": "auto clips gradients far below what the loss allows, which biases coefficients at every n; use gd or "
+    "objective",
+    "amp": "amp adds more noise than objective for the same promise; use objective",
+}
+
+
+def refuse_unknown_spread(solver: object, task: Task, options: dict[str, Any]) -> None:
+    """Refuse standard errors, before anything is charged, where no theory gives them.
+
+    >>> from dpgrad.convex.losses import Logistic
+    >>> task = Task(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, 1.0, True)
+    >>> refuse_unknown_spread("auto", task, {})
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: inference_share is refused: auto clips gradients far below what the loss allows, ...
+    """
+    reason = _WITHOUT.get(str(solver))
+    if isinstance(task.loss, HuberSvm) or task.classes > 2:
+        reason = "standard errors are for linear, logistic (two classes) and Poisson models; leave it at None"
+    elif "clip" in options and float(options["clip"]) < task.loss.lipschitz(task.bound):
+        reason = "a clip bound below the largest gradient biases coefficients; leave clip at None"
+    if reason is not None:
+        raise OptionError(f"inference_share is refused: {reason}")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a fit found, the event of all its releases, what a report says of them, and what standard errors need."""
+
+    found: Found
+    event: Event
+    releases: tuple[Release, ...]
+    inference: Measured | None
+
+
+def solved(
+    solver: object, rows: Matrix, targets: Targets, task: Task, options: dict[str, Any], key: Key, split: Split,
+    **scaling: float,
+) -> Outcome:  # fmt: skip
+    """Solve the task for the share that is left, and release what standard errors need, all charged at once.
+
+    ``scaling`` are fields of `Measured`.
+    """
+    charge, moment = task.charge, solver == "adassp"
+    extra: tuple[Event, ...] = ()
+    releases: tuple[Release, ...] = ()
+    if split.inference:
+        refuse_unknown_spread(solver, task, options)
+        curved, errors = _plans(task, split, moment)
+        shares = (split.inference * (1 - _errors_part(task, moment)), split.inference * _errors_part(task, moment))
+        made = [(plan, share) for plan, share in zip((curved, errors), shares, strict=True) if plan is not None]
+        extra = tuple(plan.event for plan, _ in made)
+        releases = tuple(plan.release(share) for plan, share in made)
+    own = replace(task, share=split.left, charge=lambda event: charge(together(event, *extra)))
+    found = solvers.solve(solver, rows, targets, own, options, key)
+    scaled = tuple(replace(release, share=release.share * split.left) for release in found.releases)
+    inference = _measured(rows, targets, found, own, split, key, **scaling) if split.inference else None
+    return Outcome(found, together(found.event, *extra), (*scaled, *releases), inference)
+
+
+def _measured(
+    rows: Matrix, targets: Targets, found: Found, task: Task, split: Split, key: Key, dispersion: float = 1.0,
+    **scaling: float,
+) -> Measured:  # fmt: skip
+    """Release what standard errors need at the coefficients that were found, as it was charged."""
+    assert found.weights is not None
+    assert found.spread is not None
+    design = solvers.prepared_rows(rows, task).precise()
+    own = Key(key.derive("standard errors"), reproducible=key.reproducible)
+    curved, errors = _plans(task, split, isinstance(found.spread, Moments))
+    loss: Any = task.loss
+    scores, checked = design.scores(found.weights), loss.checked(_signed(targets, task), design.rows)
+    if isinstance(found.spread, Moments):
+        total, std = found.spread.moment, found.spread.moment_std
+    else:
+        assert curved is not None
+        total, std = curved.noisy(curvature(design, loss.curvatures(scores, checked)), own), curved.std
+    if errors is not None:
+        noisy = errors.noisy(squared_errors(scores[:, 0] - checked, errors.bound), own)
+        # what is not told from noise is taken to be the noise, which errs to the safe side
+        dispersion = max(noisy, errors.std) / max(design.rows - design.features, 1)
+    weights, constant = found.weights[:, 0], design.intercept
+    reach = 0.0 if isinstance(loss, Squared) else design.bound
+    return Measured(weights, found.spread, total, std, dispersion, design.rows, constant, reach, **scaling)
+
+
+def _signed(targets: Targets, task: Task) -> Targets:
+    """Class indices as −1 and +1; other targets as they are."""
+    return 2.0 * targets - 1 if task.classes == 2 else targets
+
+
+def _errors_part(task: Task, moment: bool) -> float:
+    """The part of the share that the squared errors get: all where a ``moment`` was released already."""
+    return 0.0 if not isinstance(task.loss, Squared) else 1.0 if moment else ERRORS_SHARE
+
+
+def _plans(task: Task, split: Split, moment: bool) -> tuple[Curvature | None, Errors | None]:
+    """The releases that standard errors need."""
+    part = _errors_part(task, moment)
+    curved = split.curvature_plan(task, split.inference * (1 - part)) if part < 1 else None
+    return curved, split.errors_plan(split.inference * part) if part else None
