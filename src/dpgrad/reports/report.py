@@ -268,6 +268,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("sampling", "{}, batches of {:g} out of {:,} rows".format(promise["sampling"], *_sizes(report["plan"]))),
         ("accountant", promise["accountant"]),
         ("method", f"{named['title']} ({named['citation']})"),
+        *([("chosen by rule", why)] if (why := report["plan"].get("chosen_by_rule")) else []),
         *([] if report.get("way") is None else [("gradients", _said(report["way"]))]),
         ("release", ("yes, " if report["release"]["allowed"] else "NOT FOR RELEASE: ") + report["release"]["reason"]),
         ("steps", f"{result['steps']:,}, {_STOPPED[report['stopped']]}"),

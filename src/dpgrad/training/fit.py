@@ -132,7 +132,7 @@ class Fitted:
 
 def _elsewhere(name: str) -> str:
     """Where an option that is no parameter of `fit` is written."""
-    recipes = {field.name: f"method=recipes.dpsgd({field.name}=...)" for field in fields(Recipe)}
+    recipes = {field.name: f"method=recipes.auto({field.name}=...)" for field in fields(Recipe)}
     if place := written(name) or recipes.get(name):
         return f": write {place}"
     own = inspect.signature(fit).parameters
@@ -152,7 +152,7 @@ def fit(
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: float | None = None,
-    method: str | Recipe = "dpsgd",
+    method: str | Recipe = "auto",
     held_out: Any = None,
     folder: str | PathLike[str] | RunFolder | None = None,
     ledger: Ledger | None = None,
@@ -167,8 +167,10 @@ def fit(
     whose test rows are then held out. A loss by name takes (inputs, targets): cross-entropy, bce (summed over labels),
     squared, huber. A loss of your own is a function of (model, batch) that returns one value per example.
 
-    ``epsilon``, ``delta`` and ``epochs`` (or ``steps``) set the noise; `dpgrad.plan` explains the other ways to give a
-    budget. ``method`` is the name of a paper's method or a `Recipe`, such as ``recipes.psasc(clip=0.1)``. ``held_out``
+    ``epsilon`` and ``delta`` are enough: method auto chooses steps, batch size and learning rate from public facts
+    (`dpgrad.training.auto`) and adapts to ``epochs``, ``steps`` or ``batch_size`` where they are given. `dpgrad.plan`
+    explains the other ways to give a budget. ``method`` may also be the name of a paper's method, which needs
+    ``epochs`` or ``steps``, or a `Recipe`, such as ``recipes.psasc(clip=0.1)``. ``held_out``
     rows (or a `HeldOut`) are for the curves; they cost the training rows nothing and are not protected. With ``folder``
     (a path or a `RunFolder`) the run can be resumed after a crash, and a release folder with weights and report is
     written at its end. ``ledger`` adds up several runs on the same data. A callback is called after each step with a
