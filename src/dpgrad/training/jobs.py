@@ -56,7 +56,7 @@ def job(data: Dataset) -> Job:
 
 def constants(found: Job, recipe: Recipe, clip: float | None) -> dict[str, float]:
     """The clip bound and learning rate of a job for one method, for options that the command line does not give."""
-    if found.largest_step is None:
+    if found.largest_step is None or recipe.by_rule:
         return {}
     step = found.largest_step * (1 - recipe.momentum)
     if recipe.clip is None:

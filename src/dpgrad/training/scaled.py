@@ -55,14 +55,13 @@ class SelfScaled(torch.optim.Optimizer):
         moving = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not moving:
             return
-        shared, device = self.param_groups[0], moving[0].device
+        shared, like = self.param_groups[0], _inner(moving[:1], moving[:1])
         for parameter in moving:
             if not self.state[parameter]:
                 self.state[parameter].update(mean=torch.zeros_like(parameter), moved=torch.zeros_like(parameter))
         gradients = [p.grad for p in moving if p.grad is not None]
         moved = [self.state[parameter]["moved"] for parameter in moving]
-        before = torch.as_tensor(shared["log_scale"], dtype=torch.float32, device=device)
-        square = torch.as_tensor(shared["square"], dtype=torch.float32, device=device)
+        before, square = (torch.as_tensor(shared[name]).to(like) for name in ("log_scale", "square"))
         after = before - PACE * self._evidence(gradients, moved, square / _filled(SQUARES, shared["taken"]))
         count = sum(gradient.numel() for gradient in gradients)
         square = SQUARES * square + (1 - SQUARES) * _inner(gradients, gradients) / count
@@ -79,7 +78,7 @@ class SelfScaled(torch.optim.Optimizer):
         """Step by the momentum over ``size``, and carry the displacement from one scale to the other."""
         taken = self.param_groups[0]["taken"]
         for group in self.param_groups:
-            pace = group["lr"] / (_filled(group["momentum"], taken) * size.clamp_min(torch.finfo(torch.float32).tiny))
+            pace = torch.where(size > 0, group["lr"] / (_filled(group["momentum"], taken) * size), 0.0)
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -97,6 +96,6 @@ def _filled(decay: float, taken: int) -> float:
 
 
 def _inner(one: list[Tensor], other: list[Tensor]) -> Tensor:
-    """The inner product over all tensors, in float32."""
-    found = [torch.sum(a.float() * b.float()) for a, b in zip(one, other, strict=True)]
-    return torch.stack(found).sum()
+    """The inner product over all tensors, in at least float32."""
+    kind = torch.promote_types(one[0].dtype, torch.float32)
+    return torch.stack([torch.sum(a.to(kind) * b.to(kind)) for a, b in zip(one, other, strict=True)]).sum()
