@@ -119,7 +119,7 @@ TASKS = (
     Task("Adult linear, 1,000 rows", "judged", "adult", 1000, linear),
     Task("Reuters 8315-32-2", "judged", "reuters", 7770, relu(32), heavy=True),
     Task("Sonar linear, 166 rows", "judged", "sonar", 166, linear),
-    Task("Swedish Motor Insurance linear", "judged", "swedish-motor-insurance", 1745, linear, "squared"),
+    Task("Swedish Motor Insurance linear", "selection", "swedish-motor-insurance", 1745, linear, "squared"),
     Task("Elevation from Covertype, MLP", "judged", "elevation", 50_000, relu(64), "squared"),
     Task("letters GRU", "judged", "letters", 10_000, lambda x, outputs: Gru(outputs)),
     Task("letters transformer", "judged", "letters", 10_000, lambda x, outputs: Transformer(outputs)),

@@ -184,7 +184,7 @@ def self_scaled(C: float, c: float) -> nn.Module:
     """Method auto: Abadi's noisy mean, and the formulas of `SelfScaled` with the rate of the rule, falling to 0."""
     w, w_0 = network(), weights(network())
     eta = min(0.1, 15 / math.sqrt(STEPS * w_0.numel()))
-    D, m, v, log_s = torch.zeros_like(w_0), torch.zeros_like(w_0), 0.0, 0.0
+    D, m, v, log_s = torch.zeros_like(w_0), torch.zeros_like(w_0), torch.zeros_like(w_0), 0.0
     for t in range(STEPS):
         total = torch.zeros_like(w_0)
         for i in sampled(t):
@@ -192,10 +192,10 @@ def self_scaled(C: float, c: float) -> nn.Module:
             total += g * min(1.0, C / float(g.norm()))
         g = (total + SIGMA * C * standard_normal(w, t)) / LOT
         if t:
-            z = float(g @ D) / (float(D.norm()) * math.sqrt(v / (1 - 0.99**t)))
+            z = float(g @ D) / (float(D.norm()) * math.sqrt(float(v.mean()) / (1 - 0.99**t)))
             log_s -= 0.03 * min(3.0, max(-3.0, z))
-        v, m = 0.99 * v + 0.01 * float(g.square().mean()), c * m + (1 - c) * g
-        D = D - eta * (1 - t / STEPS) * (m / (1 - c ** (t + 1))) / math.sqrt(v / (1 - 0.99 ** (t + 1)))
+        v, m = 0.99 * v + 0.01 * g.square(), c * m + (1 - c) * g
+        D = D - eta * (1 - t / STEPS) * (m / (1 - c ** (t + 1))) / (v / (1 - 0.99 ** (t + 1))).sqrt()
         moved(w, w_0 + math.exp(log_s) * D - weights(w))
     return w
 
