@@ -409,12 +409,6 @@ def _method(declared: Callable[P, Recipe]) -> Callable[P, Recipe]:
 
 _DECLARED: "dict[str, functools.partial[Recipe]]" = {}
 
-auto = _method(
-    partial(
-        Recipe, name="auto", title="DP-SGD with nothing to tune", citation=RULE, rule="hard", clip=1.0, momentum=0.9,
-        learning_rate_schedule="linear", optimizer="self-scaled", by_rule=True,
-    )
-)  # fmt: skip
 # DP-SGD, momentum and dynamic clipping: Figure 2 of Yu et al. (2018). Scaling rules: the MNIST row of Table II of Huang
 # et al., whose learning rates are not printed. They are chosen so that one example's largest step, learning rate times
 # C, is 0.24 as in Figure 2; with momentum c, learning rate/(1 − c) takes the place of the learning rate.
@@ -474,6 +468,13 @@ psasc_gd = _method(
     partial(
         Recipe, name="psasc-gd", title="DP-PSASC with momentum on full batches", citation=HUANG, rule="psasc",
         learning_rate=3.0, clip=0.3, s=0.9, r=1e-4, gamma=0.3, full_batch=True, chosen=("learning_rate", "gamma"),
+    )
+)  # fmt: skip
+# Last, since the papers' methods come first in a message that lists all.
+auto = _method(
+    partial(
+        Recipe, name="auto", title="DP-SGD with nothing to tune", citation=RULE, rule="hard", clip=1.0, momentum=0.9,
+        learning_rate_schedule="linear", optimizer="self-scaled", by_rule=True,
     )
 )  # fmt: skip
 
