@@ -59,7 +59,7 @@ def compared(tasks: list[Task], budgets: list[float], known: dict[Job, float]) -
         for epsilon in budgets:
             own = [known.get(Job(task.name, epsilon, "auto", seed)) for seed in range(KEYS)]
             others = {name: known[job] for name in grid() if (job := Job(task.name, epsilon, name)) in known}
-            if None in own or not others:
+            if None in own or len(others) < len(grid()) or Job(task.name, epsilon, OLD) not in known:
                 continue
             best = max(others, key=lambda name: others[name])
             mean = sum(value for value in own if value is not None) / KEYS
@@ -83,28 +83,28 @@ def sections(found: list[dict[str, Any]]) -> list[str]:
             where = max(some, key=lambda row: row["behind"])
             lines.append(
                 [
-                    part, len({row["task"] for row in some}), f"{sum(behind) / len(behind):.2f}",
+                    part, str(len({row["task"] for row in some})), f"{sum(behind) / len(behind):.2f}",
                     f"{max(behind):.1f} ({where['task']}, ε = {where['epsilon']:g})", f"{sum(old) / len(old):.1f}",
                 ]
             )  # fmt: skip
     heads = ["tasks", "number", "auto: mean behind", "auto: most behind", "0.1.0: mean behind"]
-    summary = environment.table(heads, lines)
-    table = environment.table(
-        ["task", "part", "points", "rows", "ε", "0.1.0", "auto", "best of the grid", "which", "behind"],
+    summary = environment.table([heads, *lines])
+    columns = ["task", "part", "points", "rows", "ε", "0.1.0", "auto", "best of the grid", "which", "behind"]
+    listed = [
         [
-            [
-                row["task"], row["part"], row["points"], f"{row['rows']:,}", f"{row['epsilon']:g}", f"{row['old']:.1f}",
-                f"{row['auto']:.1f}", f"{row['best']:.1f}", row["best_setting"], f"{row['behind']:.1f}",
-            ]
-            for row in found
-        ],
-    )  # fmt: skip
+            row["task"], row["part"], row["points"], f"{row['rows']:,}", f"{row['epsilon']:g}", f"{row['old']:.1f}",
+            f"{row['auto']:.1f}", f"{row['best']:.1f}", row["best_setting"], f"{row['behind']:.1f}",
+        ]
+        for row in found
+    ]  # fmt: skip
+    missing = 3 * len(TASKS) - len(found)
     return [
+        *([f"**Partial**: {missing} of {3 * len(TASKS)} pairs of task and ε are not measured yet."] if missing else []),
         f"δ = {DELTA:g}; points are accuracy or R² on the test rows, times 100. Auto is the mean of {KEYS} keys; the "
         f"best of {len(grid())} settings was chosen on the test rows, one key each. Tasks of the selection were looked "
         "at while the rule was found, judged ones were not.",
         summary,
-        table,
+        environment.table([columns, *listed]),
     ]
 
 
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", default=["all"], help="selection, judged, all, or names")
     parser.add_argument("--epsilon", nargs="+", type=float, default=[1.0, 3.0, 8.0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="for the larger tasks")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="with 0, only what is in --rows is shown")
     parser.add_argument("--rows", type=Path, default=Path("defaults.jsonl"), help="where results are kept as they come")
     parser.add_argument("--prepared", type=Path, help="where the rows of the tasks are kept")
     parser.add_argument("--prepare", action="store_true", help="prepare the rows and stop")
@@ -133,11 +133,12 @@ def main() -> int:
         folder = given.prepared or Path(own)
         known, _ = _read(given.rows)
         wanted = list(jobs(tasks, given.epsilon))
-        if given.prepare or any(job not in known for job in wanted):
+        if given.prepare or (given.processes and any(job not in known for job in wanted)):
             prepared(tasks, folder)
         if given.prepare:
             return 0
-        measure(wanted, known, given, folder)
+        if given.processes:
+            measure(wanted, known, given, folder)
     known, ran = _read(given.rows)
     found = compared(tasks, given.epsilon, known)
     print("\n\n".join(sections(found)))
