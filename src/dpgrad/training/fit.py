@@ -167,16 +167,14 @@ def fit(
     whose test rows are then held out. A loss by name takes (inputs, targets): cross-entropy, bce (summed over labels),
     squared, huber. A loss of your own is a function of (model, batch) that returns one value per example.
 
-    ``epsilon`` and ``delta`` are enough: method auto chooses steps, batch size and learning rate from public facts
-    (`dpgrad.training.auto`) and adapts to ``epochs``, ``steps`` or ``batch_size`` where they are given. `dpgrad.plan`
-    explains the other ways to give a budget. ``method`` may also be the name of a paper's method, which needs
-    ``epochs`` or ``steps``, or a `Recipe`, such as ``recipes.psasc(clip=0.1)``. ``held_out``
-    rows (or a `HeldOut`) are for the curves; they cost the training rows nothing and are not protected. With ``folder``
-    (a path or a `RunFolder`) the run can be resumed after a crash, and a release folder with weights and report is
-    written at its end. ``ledger`` adds up several runs on the same data. A callback is called after each step with a
-    `Progress`; where it returns True, or at Ctrl-C, the run stops and costs what the plan costs. A `Diagnostics` among
-    the callbacks records the papers' diagnostics, which are private. ``seed`` repeats a run and makes it unfit for
-    release. Modules stay in the mode they are in.
+    ``epsilon`` and ``delta`` are enough: method auto chooses the rest from public facts (`dpgrad.training.auto`).
+    ``method`` is also the name of a paper's method, which needs ``epochs`` or ``steps``, or a `Recipe`, such as
+    ``recipes.psasc(clip=0.1)``. ``held_out`` rows (or a `HeldOut`) are for the curves; they cost the training rows
+    nothing and are not protected. With ``folder`` (a path or a `RunFolder`) the run can be resumed after a crash, and a
+    release folder with weights and report is written at its end. ``ledger`` adds up several runs on the same data. A
+    callback is called after each step with a `Progress`; where it returns True, or at Ctrl-C, the run stops and costs
+    what the plan costs. A `Diagnostics` among the callbacks records the papers' diagnostics, which are private.
+    ``seed`` repeats a run and makes it unfit for release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
     returned, one example being one row of the data. `Fitted.outside` lists what is not covered.
