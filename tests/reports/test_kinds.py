@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from sklearn.preprocessing import StandardScaler
 import dpgrad
 from dpgrad import Guarantee, Ledger, Mechanism, Relation, convex, events, pca, plan, sampling
 from dpgrad.convex import Design, Logistic, amp, auto, gd, objective, one_vs_rest, output, regression, sgd
-from dpgrad.data import Dataset
 from dpgrad.reports import environment, report
 from dpgrad.training.fit import Fitted
 
@@ -225,11 +225,7 @@ class TestOthers:
 
     @pytest.mark.parametrize("declared", [{"columns": {"age": {"bounds": (0, 99)}}}, None])
     def test_a_schema_of_the_data(self, fitted: Fitted, declared: Any) -> None:
-        class WithSchema(Dataset):
-            schema = declared
-
-        digits = dpgrad.data.load("digits")
-        held = WithSchema(**{name: getattr(digits, name) for name in Dataset.__dataclass_fields__ if name != "schema"})
+        held = replace(dpgrad.data.load("digits"), schema=declared)
         found = report.report(fitted, data=held)
         assert found["schema"] == (None if declared is None else {"columns": {"age": {"bounds": [0, 99]}}})
 

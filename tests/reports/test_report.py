@@ -74,7 +74,8 @@ class TestPrivacy:
         found = report.privacy(fitted)
         assert [point["epsilon"] for point in found["curves"]] == [fitted.plan.epsilon_after(n) for n in (1, 2, 3)]
         assert [point["clip"] for point in found["curves"]] == [12.0, pytest.approx(9.0), pytest.approx(7.2)]
-        assert found["model"] == {"name": "own", "shape": [3], "outputs": 2, "parameters": 8}
+        wanted = {"name": "own", "shape": [3], "outputs": 2, "parameters": 8, "dtype": "float32", "source": None}
+        assert found["model"] == wanted
         assert found["data"] is None
 
     def test_a_seeded_run_is_not_for_release(self, made: report.Report, short: Any) -> None:

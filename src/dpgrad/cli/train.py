@@ -77,7 +77,12 @@ def _job(parser: "Parser") -> None:
         type=_options.count,
         help="With hf:FOLDER: train adapters of rank R and the head, and keep the other weights.",
     )
-    add("--method", metavar="NAME", nargs="+", help=_options.First("One or more methods, such as dpsgd or psasc."))
+    add(
+        "--method",
+        metavar="NAME",
+        nargs="+",
+        help=_options.First("One or more methods, such as dpsgd or psasc; auto without it, four for digits."),
+    )
     add(
         "--baseline",
         action=argparse.BooleanOptionalAction,
@@ -93,7 +98,7 @@ def _budget(parser: "Parser") -> None:
 
 
 def _constants(parser: "Parser") -> None:
-    group = parser.add_argument_group("constants of the method; without them, those of its paper")
+    group = parser.add_argument_group("constants of the method; without them, its own")
     for option, settings in _options.declared(Recipe):
         group.add_argument(option, **settings)
     add = group.add_argument
@@ -245,15 +250,16 @@ class _Training:
         budget, privacy, own = (given(kind, typed) for kind in (Budget, Privacy, Recipe))
         named, found = recipe(method), self.job
         defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA}
-        if not named.full_batch:
+        if not (named.full_batch or named.by_rule):
             size = privacy.get("dataset_size", self.size)  # not read where it is declared
             defaults["batch_size"] = min(found.batch_size, size)
         ends = {"epsilon", "noise_multiplier"} <= {*budget, *privacy}
-        if not {"steps", "epochs"} & budget.keys() and not ends:
+        if not ({"steps", "epochs"} & budget.keys() or ends or named.by_rule):
             defaults |= {"steps": found.steps, "epochs": found.epochs}
         if "noise_multiplier" in privacy:
             del defaults["epsilon"]
-        own = {"averaging": found.averaging, **jobs.constants(found, named, own.get("clip")), **own}
+        if not named.by_rule:
+            own = {"averaging": found.averaging, **jobs.constants(found, named, own.get("clip")), **own}
         if self.args.group:
             own["groups"] = _groups(self.args.group)
         if self.args.augment is not None:

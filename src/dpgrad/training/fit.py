@@ -143,7 +143,7 @@ class Fitted:
 
 def _elsewhere(name: str) -> str:
     """Where an option that is no parameter of `fit` is written."""
-    recipes = {field.name: f"method=recipes.dpsgd({field.name}=...)" for field in fields(Recipe)}
+    recipes = {field.name: f"method=recipes.auto({field.name}=...)" for field in fields(Recipe)}
     if place := written(name) or recipes.get(name):
         return f": write {place}"
     own = inspect.signature(fit).parameters
@@ -163,7 +163,7 @@ def fit(
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: float | None = None,
-    method: str | Recipe = "dpsgd",
+    method: str | Recipe = "auto",
     held_out: Any = None,
     folder: str | PathLike[str] | RunFolder | None = None,
     ledger: Ledger | None = None,
@@ -180,15 +180,15 @@ def fit(
     cross-entropy, bce (summed over labels), squared, huber. A loss of your own is a function of (model, batch) that
     returns one value per example.
 
-    ``epsilon``, ``delta`` and ``epochs`` (or ``steps``) set the noise; `dpgrad.plan` explains the other ways to give a
-    budget. ``method`` is the name of a paper's method or a `Recipe`, such as ``recipes.psasc(clip=0.1)``. ``held_out``
-    rows (or a `HeldOut`) are for the curves; they cost the training rows nothing and are not protected. With ``folder``
-    (a path or a `RunFolder`) the run can be resumed after a crash, and a release folder with weights and report is
-    written at its end. ``ledger`` adds up several runs on the same data. A callback is called after each step with a
-    `Progress`, or has methods for steps, evaluations and the end (`dpgrad.training.callbacks`), such as `CSVLog`; where
-    it returns True, or at Ctrl-C, the run stops and costs what the plan costs. A `Diagnostics` among the callbacks
-    records the papers' diagnostics, which are private. ``seed`` repeats a run and makes it unfit for
-    release. Modules stay in the mode they are in.
+    ``epsilon`` and ``delta`` are enough: method auto chooses the rest from public facts (`dpgrad.training.auto`).
+    ``method`` is also the name of a paper's method, which needs ``epochs`` or ``steps``, or a `Recipe`, such as
+    ``recipes.psasc(clip=0.1)``. ``held_out`` rows (or a `HeldOut`) are for the curves; they cost the training rows
+    nothing and are not protected. With ``folder`` (a path or a `RunFolder`) the run can be resumed after a crash, and a
+    release folder with weights and report is written at its end. ``ledger`` adds up several runs on the same data. A
+    callback is called after each step with a `Progress`, or has methods for steps, evaluations and the end
+    (`dpgrad.training.callbacks`), such as `CSVLog`; where it returns True, or at Ctrl-C, the run stops and costs what
+    the plan costs. A `Diagnostics` among the callbacks records the papers' diagnostics, which are private. ``seed``
+    repeats a run and makes it unfit for release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
     returned, for one row of the data or, with ``Privacy(units=...)``, one person. `Fitted.outside` is not covered.

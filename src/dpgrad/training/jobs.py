@@ -23,6 +23,7 @@ class Job:
 
     A method without C has the learning rate ``largest_step``, one with momentum c the share 1 − c of it: one example
     then moves the model equally far with every method. If it is None, methods keep the constants of their papers.
+    Method auto chooses for itself, and none of the numbers apply to it.
     """
 
     model: str
@@ -42,8 +43,8 @@ _DIGITS = Job(
     "oriented-gradients", ("dpsgd", "autos", "psac", "psasc"),
     batch_size=512, baseline_epochs=60, steps=300, clip=0.1, largest_step=6.0, averaging="ema:0.97", threads=1,
 )  # fmt: skip
-_IMAGES = Job("cnn", ("dpsgd",), batch_size=512, baseline_epochs=10, epochs=20)
-_VECTORS = Job("linear", ("dpsgd",), batch_size=256, baseline_epochs=10, epochs=20)
+_IMAGES = Job("cnn", ("auto",), batch_size=512, baseline_epochs=10, epochs=20)
+_VECTORS = Job("linear", ("auto",), batch_size=256, baseline_epochs=10, epochs=20)
 
 
 def job(data: Dataset) -> Job:
@@ -55,7 +56,7 @@ def job(data: Dataset) -> Job:
 
 def constants(found: Job, recipe: Recipe, clip: float | None) -> dict[str, float]:
     """The clip bound and learning rate of a job for one method, for options that the command line does not give."""
-    if found.largest_step is None:
+    if found.largest_step is None or recipe.by_rule:
         return {}
     step = found.largest_step * (1 - recipe.momentum)
     if recipe.clip is None:

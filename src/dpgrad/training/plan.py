@@ -22,6 +22,7 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.reports.report import Report, report
+from dpgrad.training import auto
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
@@ -160,6 +161,17 @@ class Plan:
         most = several("row", self.rows_per_unit or 1).replace("one ", "1 ")
         return f"that at most {most} of one {self.unit} are used, chosen by {rule} among the rows of that {self.unit}"
 
+    @property
+    def chosen_by_rule(self) -> str | None:
+        """What method auto chose and why, in one line; None for other methods.
+
+        >>> make(rows=600, parameters=78, epsilon=1.0, delta=1e-5).chosen_by_rule
+        '144 steps of 50 rows (12 epochs), learning rate 0.1, self-scaled: from 600 rows, 78 parameters and ε'
+        """
+        if not self.recipe.by_rule:
+            return None
+        return auto.reason(self.recipe, self.steps, self.batch_size, self.dataset_size, self.parameters, self.unit)
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, for JSON; a clip bound that is a plain function is refused."""
         figures: dict[str, Any] = {
@@ -190,6 +202,7 @@ class Plan:
             "parameters": self.parameters,
             "accountants": figures,
             "momentum_noise": self.momentum_noise,
+            "chosen_by_rule": self.chosen_by_rule,
             "suggestions": dict(self.suggestions()),
             "public": list(self.public),
             "expected_seconds": self.seconds,
@@ -205,8 +218,9 @@ class Plan:
         The noise that Adam's second moment takes in is that of Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: your DP-Adam
         is actually DP-SGD (unless you apply bias correction)" (2024): the variance of one coordinate of the noisy mean.
         """
-        yield "batches", _batches(self)
-        if self.recipe.momentum:
+        if not self.recipe.by_rule:
+            yield "batches", _batches(self)
+        if self.recipe.momentum and self.optimizer == "sgd":
             yield (
                 "momentum",
                 f"with c = {self.recipe.momentum:g} (γ₁ = {1 - self.recipe.momentum:.3g}) the momentum carries "
@@ -223,7 +237,7 @@ class Plan:
                 f"squared gradient, and where gradients are below {floor:.3g} all coordinates get nearly the same rate",
             )
         first, last = self.learning_rate_at(0), self.learning_rate_at(self.steps - 1)
-        if first and last is not None and last < first / 20:
+        if first and last is not None and last < first / 20 and not self.recipe.by_rule:
             yield (
                 "learning rate",
                 f"it falls from {first:.3g} to {last:.3g}: with noise there is no need to end near zero (Abadi et al., "
@@ -252,6 +266,8 @@ class Plan:
             found.append(f"  {name:<20}{told}" + ("" if isinstance(figure, str) or figure.guarantee else " (no proof)"))
         if any(not isinstance(figure, str) and figure.rounded for _, figure in figures):
             found.append(f"  of these, {compare.ROUNDED}")
+        if self.chosen_by_rule is not None:
+            found.append(f"chosen by rule    {self.chosen_by_rule}")
         found += [f"{name:<18}{text}" for name, text in self.suggestions()]
         if named.chosen:
             found.append(f"chosen by us      {', '.join(named.chosen)}: not printed in the paper")
@@ -345,7 +361,7 @@ def _batches(plan: Plan) -> str:
 
 
 def make(
-    method: str | Recipe = "dpsgd",
+    method: str | Recipe = "auto",
     *,
     rows: int | None = None,
     parameters: int | None = None,
@@ -381,8 +397,9 @@ def planned(
     as well, the run takes as many steps as the budget allows; where ``epochs`` is given too, they are checked to be
     within it. With ``noise_multiplier`` and no ``epsilon``, the cost is whatever it is.
 
-    Without ``batch_size`` there are as many batches an epoch as epochs, as Abadi et al. advise. An epoch is N/B batches
-    and T = int(epochs·N/B). The relation is zero-out where the number of rows was taken from the data, and add-remove
+    Method auto fills in whatever is not given, by the rule of `dpgrad.training.auto`. For the others, without
+    ``batch_size`` there are as many batches an epoch as epochs, as Abadi et al. advise. An epoch is N/B batches and
+    T = int(epochs·N/B). The relation is zero-out where the number of rows was taken from the data, and add-remove
     where it was declared (``dataset_size``): then sampling rate, steps, divisor and δ do not depend on the data.
     """
     privacy.refuse_without_units()
@@ -390,6 +407,8 @@ def planned(
     size = privacy.dataset_size if privacy.dataset_size is not None else rows
     if not size:
         raise DataError("data must hold at least one row, got none")
+    if method.by_rule:
+        budget = auto.lengthened(budget, privacy, size)
     delta = _checked(budget, privacy, size)
     batch_size = _batch_size(method, budget, size, privacy.unit)
     count = _steps(size, batch_size, budget.epochs, budget.steps)
@@ -410,6 +429,8 @@ def planned(
         )
     if method.averaging is not None:
         parse_averaging(method.averaging, mechanism.steps)
+    if method.by_rule:
+        method = auto.completed(method, mechanism, parameters)
     rate = _learning_rate(method, mechanism.steps, size / batch_size)
     target = None if budget.epsilon is None else float(budget.epsilon)
     return Plan(

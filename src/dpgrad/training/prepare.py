@@ -22,6 +22,7 @@ from dpgrad.training.losses import NamedLoss, outputs_and_targets, refuse_target
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import OptimizerChoice, optimizers, refuse_optimizer
+from dpgrad.training.scaled import SelfScaled
 
 __all__ = ["classes_of", "device_of", "expected_seconds", "optimizer_named", "within_reach"]
 
@@ -67,7 +68,7 @@ def within_reach(data: Any, device: torch.device) -> Any:
 def optimizer_named(
     choice: "OptimizerChoice | None", parameters: Iterable[nn.Parameter], rate: float, momentum: float
 ) -> torch.optim.Optimizer:
-    """An optimizer of `torch.optim` by its name, or what a function makes of the parameters; None is SGD.
+    """An optimizer of `torch.optim` or our own by its name, or what a function makes of the parameters; None is SGD.
 
     >>> optimizer_named("adamw", [nn.Parameter(torch.zeros(1))], rate=0.1, momentum=0.0).param_groups[0]["lr"]
     0.1
@@ -77,6 +78,8 @@ def optimizer_named(
         # One kernel for all parameters; on the CPU it gains nothing.
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
     refuse_optimizer(choice, momentum)
+    if isinstance(choice, str) and choice.lower() == "self-scaled":
+        return SelfScaled(parameters, rate, momentum)
     if not isinstance(choice, str):
         made: object = choice(parameters)
         if not isinstance(made, torch.optim.Optimizer):

@@ -36,11 +36,13 @@ __all__ = [
     "BU",
     "HUANG",
     "RECIPES",
+    "RULE",
     "XIA",
     "YU_2018",
     "YU_2020",
     "OptimizerChoice",
     "Recipe",
+    "auto",
     "autos",
     "dpgd",
     "dpsgd",
@@ -68,6 +70,7 @@ YU_2018 = 'Yu et al., "Improve the gradient perturbation approach for differenti
 YU_2020 = 'Yu et al., "Gradient perturbation is underrated for differentially private convex optimization" (2020)'
 BU = 'Bu et al., "Automatic clipping" (2022), and Yang et al., "Normalized/clipped SGD with perturbation" (2022)'
 XIA = 'Xia et al., "Differentially private learning with per-sample adaptive clipping" (2023)'
+RULE = "steps, batch size and learning rate from public facts: docs/defaults.md"
 HUANG = 'Huang et al., "Enhancing DP-SGD through non-monotonous adaptive scaling gradient weight" (2024)'
 
 
@@ -79,7 +82,8 @@ class Recipe:
     ``momentum`` is Yu's c, and 1 − γ₁ of Huang et al. ``gamma`` is γ₀ of Algorithm 3 where ``length`` (K₀) is given,
     and γ of Algorithm 2 otherwise. ``rule`` is one of the papers' by name, or any ``rule(norms, clip)`` of your own;
     ``clip`` is then the bound itself. ``optimizer`` is the name of one of torch.optim or a function of the parameters.
-    ``augment(batch, generator)`` makes K rows of one example, whose mean gradient is scaled once.
+    ``augment(batch, generator)`` makes K rows of one example, whose mean gradient is scaled once. ``by_rule``: steps,
+    batch size and learning rate follow from public facts where they are not given (`dpgrad.training.auto`).
 
     Guarantee: none depends on a recipe. The engine keeps one example within the clip bound whatever the rule returns
     (`dpgrad.scaling.Bounded`), and what follows the noise is computed from what has been released.
@@ -121,7 +125,7 @@ class Recipe:
         kind="text", metavar="NAME",
     )  # fmt: skip
     optimizer: "OptimizerChoice | None" = option(
-        None, "An optimizer of torch.optim, such as adam; sgd without it.", kind="name", metavar="NAME"
+        None, "An optimizer of torch.optim, such as adam, or self-scaled.", kind="name", metavar="NAME"
     )
     averaging: str | None = option(
         None, "An average of the iterates: ema:DECAY or tail:SHARE.", kind="text", metavar="NAME"
@@ -129,6 +133,7 @@ class Recipe:
     augment: "Augment | None" = None
     groups: "tuple[Group, ...]" = ()
     full_batch: bool = False
+    by_rule: bool = False
     chosen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -262,6 +267,8 @@ class Recipe:
             changed["learning_rate_schedule"] = None
         if callable(changed.get("optimizer")) and not changed.keys() & {"learning_rate", "learning_rate_schedule"}:
             changed["learning_rate"] = None  # the optimizer's own
+        if self.by_rule and not _has_momentum(changed.get("optimizer", self.optimizer)):
+            changed.setdefault("momentum", 0.0)
         if "rule" in changed and "title" not in changed:
             changed["title"] = f"{self.title}, scaled by {_name(changed['rule'])}"
         left = tuple(name for name in self.chosen if name not in changed)
@@ -317,6 +324,11 @@ def optimizer_name(optimizer: "OptimizerChoice | None") -> str:
     return "sgd" if optimizer is None else _name(optimizer)
 
 
+def _has_momentum(optimizer: object) -> bool:
+    """Whether ``momentum`` of a recipe is that of the optimizer."""
+    return optimizer is None or (isinstance(optimizer, str) and optimizer.lower() in ("sgd", "self-scaled"))
+
+
 def refuse_optimizer(optimizer: "OptimizerChoice | None", momentum: float = 0.0) -> None:
     """Refuse what `Recipe.optimizer` cannot be: a name that torch.optim does not have, or an optimizer itself.
 
@@ -325,7 +337,7 @@ def refuse_optimizer(optimizer: "OptimizerChoice | None", momentum: float = 0.0)
     dpgrad.errors.OptionError: optimizer must be a function of the parameters or one of ..., got 'adm': did you mean ...
     """
     given: object = optimizer  # a caller may ignore types
-    if given is None or (isinstance(given, str) and given.lower() == "sgd"):
+    if _has_momentum(given):
         return
     import torch
 
@@ -346,7 +358,7 @@ def refuse_optimizer(optimizer: "OptimizerChoice | None", momentum: float = 0.0)
 
 
 def optimizers() -> "dict[str, Callable[..., torch.optim.Optimizer]]":
-    """The optimizers of torch by lower-case name, without those that a private step does not suit.
+    """The optimizers of torch by lower-case name, without those that a private step does not suit, and our own.
 
     LBFGS evaluates the loss several times a step, and SparseAdam needs sparse gradients.
 
@@ -355,11 +367,14 @@ def optimizers() -> "dict[str, Callable[..., torch.optim.Optimizer]]":
     """
     import torch
 
-    found = {
+    from dpgrad.training.scaled import SelfScaled
+
+    found: dict[str, Callable[..., torch.optim.Optimizer]] = {
         name.lower(): kind
         for name, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
+    found["self-scaled"] = SelfScaled
     return {name: found[name] for name in sorted(found) if name not in ("lbfgs", "sparseadam")}
 
 
@@ -453,6 +468,13 @@ psasc_gd = _method(
     partial(
         Recipe, name="psasc-gd", title="DP-PSASC with momentum on full batches", citation=HUANG, rule="psasc",
         learning_rate=3.0, clip=0.3, s=0.9, r=1e-4, gamma=0.3, full_batch=True, chosen=("learning_rate", "gamma"),
+    )
+)  # fmt: skip
+# Last, since the papers' methods come first in a message that lists all.
+auto = _method(
+    partial(
+        Recipe, name="auto", title="DP-SGD with nothing to tune", citation=RULE, rule="hard", clip=1.0, momentum=0.9,
+        learning_rate_schedule="linear", optimizer="self-scaled", by_rule=True,
     )
 )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""The default method beside a grid search that is tuned on the test set."""
