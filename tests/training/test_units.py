@@ -292,3 +292,19 @@ def test_a_wrong_label_is_refused_before_a_step_is_charged() -> None:
     inputs, labels = rows()
     with pytest.raises(DataError, match="targets must be class indices"):
         trained((inputs, labels + 5), quiet(units=IDS))
+
+
+def test_a_file_names_persons_and_how_many_rows_of_each_count(tmp_path: Path) -> None:
+    lines = ["patient,age,sick", *(f"p{row // 3},{20 + row % 50},{row % 2}" for row in range(90))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines), "utf-8")
+    schema = {
+        "unit": "patient", "rows_per_unit": 2, "split": {"rule": "none"},
+        "target": {"column": "sick", "classes": ["0", "1"], "public": True},
+        "columns": {"patient": {"kind": "id"}, "age": {"kind": "number", "bounds": [0, 100], "public": True}},
+    }  # fmt: skip
+    people = dpgrad.data.read(tmp_path / "rows.csv", schema=schema)
+    for privacy, most in ((Privacy(), 2), (Privacy(rows_per_unit=1), 1)):
+        fitted = dpgrad.fit(
+            nn.Linear(1, 2), people, epsilon=3.0, delta=1e-4, steps=2, batch_size=10, method="dpsgd", privacy=privacy
+        )
+        assert (fitted.plan.dataset_size, fitted.plan.rows_per_unit, fitted.guarantee.unit) == (30, most, "person")

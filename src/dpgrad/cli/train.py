@@ -264,7 +264,7 @@ class _Training:
             own["groups"] = _groups(self.args.group)
         if self.args.augment is not None:
             own["augment"] = Shifts(self.args.augment)
-        whose = Privacy(**privacy, units=self.dataset.units)
+        whose = Privacy(**privacy).of_data(self.dataset)
         return Budget(**{**defaults, **budget}), whose, named.with_options(**own)
 
     @property

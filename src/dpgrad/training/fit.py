@@ -257,8 +257,7 @@ class _Task:
         if dataset is not None:
             rows = Rows.of(dataset)
             data, held_out = rows.train, rows.held_out if held_out is None else held_out
-            if privacy.units is None and dataset.units is not None:
-                privacy = replace(privacy, units=dataset.units)
+            privacy = privacy.of_data(dataset)
         judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
         if judged is not None and judged.rows is not None:
             judged = _judged(judged, data)

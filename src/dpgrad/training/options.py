@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, runtime_checkable
 
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
 from dpgrad.accounting.guarantee import UNIT
 from dpgrad.errors import OptionError
+
+if TYPE_CHECKING:
+    from dpgrad.data import Dataset
 
 __all__ = [
     "Budget", "Computing", "HeldOut", "Privacy", "Released", "RunFolder", "check", "given", "option", "parted",
@@ -235,6 +238,13 @@ class Privacy:
                 f"also_released was priced for one row, and with units one {self.unit} may own many: prepare the data "
                 "without it, or leave out units"
             )
+
+    def of_data(self, data: "Dataset") -> "Privacy":
+        """The same with the owners of rows that a dataset names, and as many rows of each as its schema says."""
+        if self.units is not None or data.units is None:
+            return self
+        most = None if data.schema is None else data.schema.rows_per_unit
+        return dataclasses.replace(self, units=data.units, rows_per_unit=self.rows_per_unit or most)
 
     def refuse_without_units(self) -> None:
         """Refuse details of units where nothing names the units."""
