@@ -150,7 +150,7 @@ def shifts(rate: float, group: int) -> Shifts:
     above = np.minimum(np.append(some, law.logsf(points) + 1e-9), some)
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = above[:-1] + np.log(-np.expm1(above[1:] - above[:-1]))
-    weights[-1] = max(weights[-1], _LEAST)
+    weights[-1] = weights[-1] if weights[-1] >= _LEAST else _LEAST  # what is not a number, too
     kept = weights >= _LEAST  # the others have less than the last, all of the group, was given
     return Shifts(tuple(map(float, points[kept])), tuple(map(float, weights[kept])), none)
 

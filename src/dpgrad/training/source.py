@@ -139,16 +139,36 @@ def comparable(data: Any) -> Any:
     return (data.batch([*range(start, min(start + _BLOCK, count))], default_collate) for start in starts)
 
 
+def _joined(singles: list[Batch]) -> Batch:
+    """Batches of one example each as one batch."""
+    leaves = [pytree.tree_leaves(one) for one in singles]
+    if not all(isinstance(leaf, Tensor) for one in leaves for leaf in one):
+        return singles[0]  # refused by the caller
+    shapes = [[(leaf.dtype, leaf.shape) for leaf in one] for one in leaves]
+    if any(one != shapes[0] for one in shapes) or len({repr(pytree.tree_structure(one)) for one in singles}) > 1:
+        raise DataError(
+            "collate must give every example tensors of one shape and type, whatever the others are: pad all to "
+            "one length"
+        )
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *singles)
+
+
 def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
     """The examples of a Dataset as one batch of tensors.
 
+    Guarantee: a ``collate`` of the user's own is called with one example at a time, so that none can act on another.
+
     >>> together([(torch.zeros(2), 1), (torch.ones(2), 3)])[1]
     tensor([1, 3])
+    >>> def centred(examples):
+    ...     return torch.tensor(examples) - torch.tensor(examples).mean()
+    >>> together([2.0, 6.0], centred)
+    tensor([0., 0.])
     """
     if collate is default_collate:
         _refuse_mixed(examples)
     try:
-        batch = collate(list(examples))
+        batch = collate(list(examples)) if collate is default_collate else _joined([collate([one]) for one in examples])
     except (RuntimeError, TypeError) as error:
         raise DataError(
             "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
