@@ -88,7 +88,10 @@ def test_whole_numbers_of_any_width_are_labels() -> None:
 @pytest.mark.parametrize("label", [3, 77, -1, -100])
 def test_labels_out_of_range_are_refused_without_being_repeated(label: int) -> None:
     """Also −100, which torch would pass over in silence."""
-    message = "targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class"
+    message = (
+        "targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class, and subtract 1 "
+        "from labels that begin at 1"
+    )
     for refused in (
         lambda: cross_entropy(normal(2, 3), torch.tensor([0, label])),
         lambda: refuse_targets(NamedLoss("cross-entropy"), normal(2, 3), torch.tensor([0, label])),

@@ -303,7 +303,7 @@ class TestWhereAnOptionIsWritten:
             ({"privacy": {"relation": "zero-out"}}, "write privacy=dpgrad.Privacy(...)"),
             ({"computing": "vmap"}, "write computing=dpgrad.Computing(...)"),
             ({"epsilon": None}, "or delta and privacy=Privacy(noise_multiplier=...)"),
-            ({"steps": None}, "(or both epsilon and privacy=Privacy(noise_multiplier=...))"),
+            ({"steps": None, "method": "dpsgd"}, "(or both epsilon and privacy=Privacy(noise_multiplier=...))"),
             ({"privacy": Privacy(relation="add-remove")}, "Give privacy=Privacy(dataset_size=...)"),
             ({"privacy": Privacy(noise_multiplier=0.1)}, "leave out privacy=Privacy(noise_multiplier=...)"),
             ({"clip": 1.0}, "fit has no option 'clip': write method=recipes.auto(clip=...)"),

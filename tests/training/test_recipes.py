@@ -282,7 +282,7 @@ def multiplier(leaf: Leaf) -> float:
 def test_clip_noise_and_charge_agree_at_every_step(method: str) -> None:
     """What was clipped to and added, read off the step itself, has the ratio for which the step was charged."""
     options = {} if RECIPES[method].full_batch else {"batch_size": LOT}
-    plan = make(method, rows=ROWS, steps=STEPS, noise_multiplier=SIGMA, delta=1e-3, **options)
+    plan = make(method, rows=ROWS, parameters=4, steps=STEPS, noise_multiplier=SIGMA, delta=1e-3, **options)
     made, seen = plan.recipe, []
     model = network()
     charged: list[Leaf] = []

@@ -126,7 +126,7 @@ def test_fit_takes_tensors_arrays_datasets_and_memory_maps(tmp_path: Path) -> No
     kept[:] = data[0].numpy()
     named = Named(
         "mine", data[0].numpy(), data[1].numpy(), data[0].numpy()[:0], data[1].numpy()[:0], ("no", "yes"), "default",
-        "none", (), numbered(IDS, ROWS)[0],
+        "none", (), units=numbered(IDS, ROWS)[0],
     )  # fmt: skip
     ids = np.array(IDS)
     for given, privacy in (

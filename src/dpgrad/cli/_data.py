@@ -27,7 +27,9 @@ def add_own(parser: Any) -> None:
     parser.add_argument(
         "--schema",
         metavar="FILE.toml",
-        help="What is publicly known about the columns of a file of your own; `dpgrad data describe` proposes one.",
+        help=_options.First(
+            "What is publicly known about the columns of a file of your own; `dpgrad data describe` proposes one."
+        ),
     )
     parser.add_argument(
         "--classes", metavar="K", type=_options.count, help="How many classes the labels of an .npz or .npy have."

@@ -47,15 +47,25 @@ def closure(module: str) -> set[str]:
 
 
 def _imported(module: str) -> Iterator[str]:
-    for node in ast.walk(_tree(module)):
-        names = []
+    """What runs when the module does: reports only show what was computed, and some imports are for types alone."""
+    tree = _tree(module)
+    unread = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if node in unread:
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             # a name of a package is a module of it, or lies in its __init__
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if _file(name) else node.module for name in inner]
-        yield from (name for name in names if _file(name))
+        yield from (name for name in names if _file(name) and not name.startswith("dpgrad.reports"))
 
 
 def _file(module: str) -> Path | None:

@@ -31,6 +31,7 @@ UNFINISHED = "the run was interrupted: resume it, or share it at the price of th
 ALLOWED = "under this guarantee; keep the folder private/ and the held-out rows to yourself"
 RELEASED = "under this guarantee; keep the rows to yourself"
 UNKNOWN = "under this guarantee, unless its noise came from a seed, which this report does not know"
+UNPAID = "a step learned from these rows without noise: leave it out, or use one of dpgrad.convex in its place"
 PLANNED = "nothing has been released yet: this is the guarantee of a plan"
 UNSAID: dict[str, Any] = {"dtype": "float32", "source": None}  # of a model
 _NOT_FITTED = "an estimator has one after fit"
@@ -293,10 +294,13 @@ def _pipeline(thing: object, steps: list[tuple[str, Any]]) -> Part:
         name: list(dict.fromkeys(fact for _, told in fitted for fact in getattr(told, name)))
         for name in ("public", "outside", "preprocessing", "notes")
     }
+    release = _shareable([told for _, told in fitted])
+    if unpaid and release[0]:
+        release = False, UNPAID
     title = " → ".join(name for name, step in steps if not isinstance(step, str))
     return Part(
         "pipeline", "this pipeline", found, (type(thing).__name__, title, None),
-        _shareable([told for _, told in fitted]), gathered["public"], [*unpaid, *gathered["outside"]],
+        release, gathered["public"], [*unpaid, *gathered["outside"]],
         gathered["preprocessing"], fitted[0][1].schema, gathered["notes"], _main(releases), releases,
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ def _made(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     named, result, known = report["method"], report["result"], report.get("values", {})
     yield "method", named["title"] if named["citation"] is None else f"{named['title']} ({named['citation']})"
     if report["plan"] is not None and (why := report["plan"].get("chosen_by_rule")):
-        yield "chosen by rule", why
+        yield "chosen", f"by rule: {why}"
     if values := [f"{label} {known[name]:.6g}" for name, label in _VALUES.items() if known.get(name) is not None]:
         yield "values", ", ".join(values)
     yield from (("released", _released(one)) for one in report.get("releases", ()))

@@ -45,7 +45,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
             f"targets {_shape(targets)}: use a loss of your own for other shapes{of_tokens}"
         )
     if targets.is_floating_point():
-        raise DataError(f"cross-entropy needs class indices as targets, got {targets.dtype}: convert with .long()")
+        raise DataError(
+            f"cross-entropy needs class indices as targets, got {targets.dtype}: remove rows without a "
+            "target, then convert with .long(), or .astype(int) of a column"
+        )
     try:
         # torch skips targets equal to ignore_index, by default -100; a wrong label must not be skipped
         return F.cross_entropy(outputs, targets.long(), reduction="none", ignore_index=_NO_CLASS)
@@ -109,8 +112,8 @@ def _shape(tensor: Tensor) -> str:
 
 def _wrong_class(classes: int) -> str:
     return (
-        f"targets must be class indices from 0 to {classes - 1}: the model has {classes} outputs; "
-        "give it one for each class"
+        f"targets must be class indices from 0 to {classes - 1}: the model has {classes} outputs; give it one for each "
+        "class, and subtract 1 from labels that begin at 1"
     )
 
 
