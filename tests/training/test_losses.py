@@ -89,8 +89,8 @@ def test_whole_numbers_of_any_width_are_labels() -> None:
 def test_labels_out_of_range_are_refused_without_being_repeated(label: int) -> None:
     """Also −100, which torch would pass over in silence."""
     message = (
-        "targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class, and subtract 1 "
-        "from labels that begin at 1"
+        "targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class, and subtract "
+        "1 from labels that begin at 1"
     )
     for refused in (
         lambda: cross_entropy(normal(2, 3), torch.tensor([0, label])),

@@ -111,5 +111,5 @@ def _mismatch(model: nn.Module, batch: Batch, reason: str) -> str:
     computed = next((parameter.dtype for parameter in model.parameters()), None)
     return (
         f"types do not match ({reason.splitlines()[0]}): the model is {computed}, {', '.join(given)}: convert inputs, "
-        f"and targets that are numbers, with .to({computed}), arrays with .astype, indices and class labels with .long()"
+        f"and targets that are numbers, with .to({computed}), arrays by .astype, indices and class labels with .long()"
     )

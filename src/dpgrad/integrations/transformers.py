@@ -330,7 +330,7 @@ def _of_datasets(dataset: Any) -> bool:
 def _refuse_collator(collate: _Collate, few: Sequence[Any]) -> None:
     """Refuse a collator by which one example changes another: by padding, at random, or otherwise."""
     before = _random_state()
-    together = source.together(copy.deepcopy(list(few)), collate)
+    together = collate(copy.deepcopy(list(few)))  # a step collates one example at a time
     if _random_state() != before:
         raise DataError(
             "data_collator draws random numbers, and one example more changes those of all others: mask or transform "
@@ -339,6 +339,8 @@ def _refuse_collator(collate: _Collate, few: Sequence[Any]) -> None:
     for place, example in enumerate(few):
         alone = source.together([copy.deepcopy(example)], collate)
         for name, value in together.items():
+            if not isinstance(value, Tensor):
+                continue  # refused by a step
             if alone[name].shape[1:] != value.shape[1:]:
                 raise DataError(
                     f"data_collator pads to the longest example of a batch, so one example changes all others: {_PAD}"
