@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dpgrad
 from dpgrad import data
 from dpgrad.data import Column, FileFormat, Schema, Split, Target
+from dpgrad.errors import OptionError
 
 Refused = Callable[[str], AbstractContextManager[None]]
 
@@ -305,6 +307,32 @@ class TestSplits:
         with refused("a person has rows in both parts"):
             data.read(self.people(tmp_path, each=400), schema=self.schema(split=split, unit="who"))
 
+    @pytest.mark.parametrize(
+        ("split", "unit", "positions"),
+        [
+            (Split("fraction"), None, True),
+            (Split("last"), None, True),
+            (Split("last", held_out=0.1), "who", True),
+            (Split("fraction"), "who", False),
+            (Split("column", column="part", values=("test",)), None, False),
+            (Split(), None, False),
+        ],
+    )
+    def test_add_remove_needs_parts_that_do_not_move(
+        self, tmp_path: Path, split: Split, unit: str | None, positions: bool
+    ) -> None:
+        found = data.read(self.people(tmp_path), schema=self.schema(split=split, unit=unit))
+        assert found.by_position == positions
+        for same in (dpgrad.Privacy(), dpgrad.Privacy(relation="zero-out", dataset_size=9)):
+            assert same.of_data(found).dataset_size == same.dataset_size
+        privacy = dpgrad.Privacy(dataset_size=280)
+        if not positions:
+            assert privacy.of_data(found).dataset_size == 280
+            return
+        for added in (privacy, dpgrad.Privacy(relation="add-remove", dataset_size=280)):
+            with pytest.raises(OptionError, match=r"is split by the position of its rows.*name a unit"):
+                dpgrad.fit(torch.nn.Linear(1, 2), found, epsilon=1.0, delta=1e-5, privacy=added)
+
     def test_a_missing_id_is_refused(self, tmp_path: Path, refused: Refused) -> None:
         (tmp_path / "p.csv").write_text("who,age,y,part\nb,1,a,t\n,2,b,t\n", "utf-8")
         with refused("line 3, column 'who' is empty: every row needs the id of its person"):
@@ -393,6 +421,10 @@ class TestImages:
         assert found.y_train.tolist() == [0, 0, 1, 1]
         np.testing.assert_allclose(found.x_train[[0, 3], 0, 0, 0], [0.2, 0.8], rtol=1e-6)
         assert found.kind == "image"
+
+    def test_names_of_images_do_not_move(self, tmp_path: Path) -> None:
+        found = data.read(self.folder(tmp_path / "pets"), schema=self.schema(), held_out=0.5)
+        assert not found.by_position
 
     def test_images_to_predict_need_no_classes(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path / "pets")

@@ -65,6 +65,7 @@ class Parts:
 
     train: Part = field(default_factory=Part)
     test: Part = field(default_factory=Part)
+    by_position: bool = False
 
 
 def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | None) -> None:
@@ -72,6 +73,7 @@ def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | Non
     mapped = _as_it_is(encoder, schema)
     if mapped is not None:
         (parts.test if held_out else parts.train).whole = mapped
+    parts.by_position |= schema.split.rule == "last"
     before = 0
     for chunk in encoder.table.chunks:
         if mapped is None:
@@ -82,6 +84,7 @@ def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | Non
         y, kept = encoder.target(chunk)
         keep &= kept
         held = np.full(len(chunk), True) if held_out else _held(encoder, schema, chunk, before)
+        parts.by_position |= schema.split.rule == "fraction" and schema.unit is None and chunk.keys is None
         ids = None if schema.unit is None else encoder.ids(chunk, schema.unit)
         for part, rows in ((parts.train, keep & ~held), (parts.test, keep & held)):
             if mapped is None:

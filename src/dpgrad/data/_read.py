@@ -294,6 +294,7 @@ def _dataset(path: str | Path, schema: Schema, parts: Parts) -> Dataset:
         _stem(path), x, y, x_test, y_test, target.classes or None, "schema", schema.split.fact(),
         (ROW_COUNTS, *schema.facts(), *said), schema,
         None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64), schema.kind,
+        parts.by_position,
     )  # fmt: skip
 
 
