@@ -5,9 +5,11 @@ import io
 import json
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +304,43 @@ class TestSplits:
         found = data.read(self.people(tmp_path), schema=self.schema(split=Split("last", held_out=0.1)))
         np.testing.assert_allclose(found.x_test.ravel(), np.arange(60, 100) / 100, atol=1e-7)
 
+    @pytest.mark.parametrize("dropped", [0, 3, 9])
+    def test_the_last_rows_are_the_last_of_the_file(self, tmp_path: Path, dropped: int) -> None:
+        """Whether a row is dropped moves no other row."""
+        path = tmp_path / "p.csv"
+        lines = [f"p,{row},{'c' if row == dropped else 'a'},x\n" for row in range(10)]
+        path.write_text("who,age,y,part\n" + "".join(lines), "utf-8")
+        target = Target("y", classes=("a", "b"), unknown="drop", public=True)
+        schema = replace(self.schema(split=Split("last", held_out=0.5)), target=target)
+        found = data.read(path, schema=schema)
+        kept = [row for row in range(10) if row != dropped]
+        assert (found.x_train.ravel() * 100).round().tolist() == [row for row in kept if row < 5]
+        assert (found.x_test.ravel() * 100).round().tolist() == [row for row in kept if row >= 5]
+        assert found.public[0] == "the number of rows that are kept"
+        assert data.read(self.people(tmp_path), schema=self.schema()).public[0] == "the number of rows"
+
+    def test_none_but_the_last_rows_are_kept(self, tmp_path: Path, refused: Refused) -> None:
+        (tmp_path / "p.csv").write_text("who,age,y,part\np,1,c,x\np,2,a,x\n", "utf-8")
+        target = Target("y", classes=("a", "b"), unknown="drop", public=True)
+        with refused("holds no rows for training"):
+            data.read(tmp_path / "p.csv", schema=replace(self.schema(split=Split("last", held_out=0.5)), target=target))
+
+    @pytest.mark.parametrize("how", ["itself", "another path", "symlink", "hard link", "copy"])
+    def test_the_training_rows_are_not_held_out(self, tmp_path: Path, refused: Refused, how: str) -> None:
+        path = self.people(tmp_path)
+        other = tmp_path / "other.csv"
+        if how == "symlink":
+            other.symlink_to(path)
+        elif how == "hard link":
+            other.hardlink_to(path)
+        elif how == "copy":
+            other.write_bytes(path.read_bytes())
+        name = {"itself": str(path), "another path": f"../{tmp_path.name}/people.csv"}.get(how, "other.csv")
+        with refused("holds the same as"):
+            data.read(path, schema=self.schema(), held_out=name)
+        with refused("holds the same as"):
+            data.read(path, schema=self.schema(split=Split("file", file=name)))
+
     @pytest.mark.parametrize("split", [Split("last"), Split("column", column="part", values=("test",))])
     def test_a_person_in_both_parts_is_refused(self, tmp_path: Path, refused: Refused, split: Split) -> None:
         with refused("a person has rows in both parts"):
@@ -421,6 +460,16 @@ class TestImages:
         assert found.y_train.tolist() == [0, 0, 1, 1]
         np.testing.assert_allclose(found.x_train[[0, 3], 0, 0, 0], [0.2, 0.8], rtol=1e-6)
         assert found.kind == "image"
+
+    def test_the_training_images_are_not_held_out(self, tmp_path: Path, refused: Refused) -> None:
+        folder = self.folder(tmp_path / "pets")
+        for name in ("pets", "copy"):
+            if name == "copy":
+                shutil.copytree(folder, tmp_path / name)
+            with refused("holds the same as"):
+                data.read(folder, schema=self.schema(), held_out=name)
+        (tmp_path / "copy" / "cats" / "1.png").unlink()
+        assert len(data.read(folder, schema=self.schema(), held_out="copy").y_test) == 3
 
     def test_names_of_images_do_not_move(self, tmp_path: Path) -> None:
         found = data.read(self.folder(tmp_path / "pets"), schema=self.schema(), held_out=0.5)
