@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import dpgrad
 from dpgrad import data
-from dpgrad.data import Column, FileFormat, Schema, Split, Target
+from dpgrad.data import Column, FileFormat, Schema, Split, Target, _csv
 from dpgrad.errors import OptionError
 
 Refused = Callable[[str], AbstractContextManager[None]]
@@ -99,12 +99,36 @@ class TestTables:
         columns = [
             Column(**{**vars(column), "name": number}) for column, number in zip((AGE, JOB, PAY), "123", strict=True)
         ]
-        for header in (None, False):
-            schema = Schema(
-                tuple(columns), Target("4", classes=("low", "high"), public=True), FileFormat(header=header)
-            )
-            check(data.read(path, schema=schema))
+        schema = Schema(tuple(columns), Target("4", classes=("low", "high"), public=True), FileFormat(header=False))
+        check(data.read(path, schema=schema))
         np.testing.assert_allclose(data.encode(path, schema), X, atol=1e-7)
+
+    def test_the_first_row_decides_nothing(self, tmp_path: Path, refused: Refused) -> None:
+        """Where names are numbers a row may look like a header, and like one with another separator."""
+        columns = tuple(Column(name, "number", bounds=(0, 10), public=True) for name in "12")
+        schema = Schema(columns, Target("3", classes=("3", "4"), public=True))
+        path = tmp_path / "rows.csv"
+        for first in ("2,1,3", "1,2,s3cret", "5,6,4", "1;2;3"):
+            path.write_text(f"{first}\n5,6,4\n", "utf-8")
+            for use in (data.read, data.encode):
+                with refused("write header = false under"):
+                    use(path, schema=schema)
+        path.write_text("2,1,3\n5,6,4\n", "utf-8")
+        below = data.read(path, schema=replace(schema, file=FileFormat(header=True)))
+        np.testing.assert_allclose(below.x_train, [[0.6, 0.5]], atol=1e-7)
+        whole = data.read(path, schema=replace(schema, file=FileFormat(header=False)))
+        np.testing.assert_allclose(whole.x_train, [[0.2, 0.1], [0.5, 0.6]], atol=1e-7)
+        path.write_text("1;2;3\n5;6;4\n", "utf-8")
+        with refused("missing '2', '3': is the first line a header, and the separator right"):
+            data.read(path, schema=replace(schema, file=FileFormat(header=False)))
+        found = data.read(path, schema=replace(schema, file=FileFormat(header=False, separator=";")))
+        np.testing.assert_allclose(found.x_train, [[0.1, 0.2], [0.5, 0.6]], atol=1e-7)
+
+    @pytest.mark.parametrize("header", ["age,job x;job", "a,b;c"])
+    def test_rows_do_not_choose_the_separator(self, header: str) -> None:
+        """Of two separators that find as many names, no row below the header tips the scales."""
+        rows = ("1,2,3", "1,2", "1;2", "1;2;3", "1 2 3", "'1")
+        assert len({_csv.separator_of([header, row, row], wanted=["age", "job", "x", "y"]) for row in rows}) == 1
 
     def test_encodings(self, tmp_path: Path) -> None:
         rows = "jäb,y\ncafé,a\ncafé,b\n"
@@ -550,6 +574,14 @@ class TestColumnsThatDiffer:
         (tmp_path / "rows.csv").write_text("s3cret,s3cret7,s3cret8\n1,2,3\n", "utf-8")
         with refused("missing 'age', 'job', 'pay'; 3 that the schema does not name: is the first line a header"):
             data.encode(tmp_path / "rows.csv", SCHEMA)
+
+    def test_numbers_do_not_make_a_row_a_header(self, tmp_path: Path, refused: Refused) -> None:
+        (tmp_path / "rows.csv").write_text("1,2,s3cret\n3,4,b\n", "utf-8")
+        columns = tuple(Column(name, "number", bounds=(0, 10), public=True) for name in "12")
+        for target, file in (("y", FileFormat()), ("3", FileFormat(header=True))):
+            schema = Schema(columns, Target(target, classes=("a", "b"), public=True), file)
+            with refused(f"missing '{target}'; 1 that the schema does not name: is the first line a header"):
+                data.read(tmp_path / "rows.csv", schema=schema)
 
     def test_target_and_id_may_be_absent(self, tmp_path: Path) -> None:
         path = delimited(tmp_path / "rows.csv")

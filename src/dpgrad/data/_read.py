@@ -189,7 +189,10 @@ def matched(table: Table, schema: Schema, *, training: bool) -> None:
     unexpected = [name for name in table.names if name not in known]
     if not missing and not unexpected:
         return
-    sure = table.certain or (table.plausible and 2 * len(known.intersection(table.names)) >= len(table.names))
+    words = {
+        name for name in known.intersection(table.names) if not (name.isdecimal() or _csv.is_number(name))
+    }  # numbers may be a row's
+    sure = table.certain or (table.plausible and 2 * len(words) >= len(table.names))
     said = [f"missing {_listed(missing)}"] if missing else []
     if unexpected:
         said.append(

@@ -81,7 +81,9 @@ class Split:
 class FileFormat:
     """How a file is written: its format and, for CSV, the separator, quote, escape, encoding, decimal sign and header.
 
-    Nothing here depends on a value. ``header`` None compares the first line with the columns of the schema.
+    Nothing here depends on a value. ``header`` None means that there is one; it must be said where the
+    names of all columns are numbers. ``separator`` None is the one that finds the names of the schema in the header,
+    and without a header a comma, or a semicolon where the decimal sign is a comma.
 
     >>> FileFormat(separator=";", decimal=",", encoding="latin-1").header is None
     True
