@@ -304,9 +304,12 @@ class TestImages:
         whole = (folder / "a" / "0.png").read_bytes()
         postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n" + SECRET.encode()
         for content in (b"", b"\x89PNG", whole[:40], SECRET.encode() * 9, postscript):
-            (folder / "b" / "1.png").write_bytes(content)
-            assert "b/1.png cannot be read as an image" in told(lambda: data.read(folder, schema=self.SCHEMA))
+            (folder / "b" / f"1{SECRET}.png").write_bytes(content)
+            said = told(lambda: data.read(folder, schema=self.SCHEMA))
+            assert "pets: image 2 of class 2 (" in said
+            assert "column 'image' cannot be read as an image" in said
             quiet(lambda: data.describe(folder))
+        assert "pets: image 2 of class 2 (" in told(lambda: data.describe(folder))
 
     def test_huge(self, folder: Path) -> None:
         size = (60_000).to_bytes(4, "big")
@@ -320,12 +323,14 @@ class TestImages:
             told(lambda found=found: data.read(folder, schema=found))  # type: ignore[misc]
 
     def test_other_things_in_the_folder(self, folder: Path, tmp_path: Path) -> None:
-        (folder / "b" / "notes.txt").write_text(SECRET, "utf-8")
-        assert "notes.txt is no image by its name" in told(lambda: data.read(folder, schema=self.SCHEMA))
-        (folder / "b" / "notes.txt").unlink()
-        (folder / "b" / "deeper").mkdir()
-        assert "deeper is a folder" in told(lambda: data.read(folder, schema=self.SCHEMA))
-        (folder / "b" / "deeper").rmdir()
+        (folder / "b" / f"{SECRET}.txt").write_text(SECRET, "utf-8")
+        assert "is no image by its name" in told(lambda: data.read(folder, schema=self.SCHEMA))
+        (folder / "b" / f"{SECRET}.txt").unlink()
+        (folder / "b" / SECRET).mkdir()
+        assert "of class 2 (both in the order of their names) is a folder" in told(
+            lambda: data.read(folder, schema=self.SCHEMA)
+        )
+        (folder / "b" / SECRET).rmdir()
         (folder / "b" / "loop.png").symlink_to(folder / "b" / "loop.png")
         told(lambda: data.read(folder, schema=self.SCHEMA))
         (folder / "b" / "loop.png").unlink()
@@ -336,6 +341,15 @@ class TestImages:
         assert "holds files beside folders" in told(lambda: data.read(folder, schema=self.SCHEMA))
         (tmp_path / "bare").mkdir()
         assert "holds no images" in told(lambda: data.read(tmp_path / "bare", schema=self.SCHEMA))
+
+    def test_neither_name_nor_size_is_told(self, folder: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        image.new("L", (57, 13)).save(folder / "b" / f"{SECRET}.png")
+        for use in (lambda: data.read(folder, schema=self.SCHEMA), lambda: data.encode(folder / "b", self.SCHEMA)):
+            said = told(use)
+            assert "is not of the declared size (8 x 8 pixels)" in said
+            assert "57" not in said.replace(str(folder), "")
+            assert "13" not in said.replace(str(folder), "")
 
     def test_no_folder_a_class(self, folder: Path) -> None:
         assert "missing 'folder'" in told(lambda: data.read(folder / "a", schema=self.SCHEMA))

@@ -5,20 +5,24 @@ import io
 import json
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dpgrad
 from dpgrad import data
-from dpgrad.data import Column, FileFormat, Schema, Split, Target
+from dpgrad.data import Column, FileFormat, Schema, Split, Target, _csv
+from dpgrad.errors import OptionError
 
 Refused = Callable[[str], AbstractContextManager[None]]
 
@@ -95,12 +99,36 @@ class TestTables:
         columns = [
             Column(**{**vars(column), "name": number}) for column, number in zip((AGE, JOB, PAY), "123", strict=True)
         ]
-        for header in (None, False):
-            schema = Schema(
-                tuple(columns), Target("4", classes=("low", "high"), public=True), FileFormat(header=header)
-            )
-            check(data.read(path, schema=schema))
+        schema = Schema(tuple(columns), Target("4", classes=("low", "high"), public=True), FileFormat(header=False))
+        check(data.read(path, schema=schema))
         np.testing.assert_allclose(data.encode(path, schema), X, atol=1e-7)
+
+    def test_the_first_row_decides_nothing(self, tmp_path: Path, refused: Refused) -> None:
+        """Where names are numbers a row may look like a header, and like one with another separator."""
+        columns = tuple(Column(name, "number", bounds=(0, 10), public=True) for name in "12")
+        schema = Schema(columns, Target("3", classes=("3", "4"), public=True))
+        path = tmp_path / "rows.csv"
+        for first in ("2,1,3", "1,2,s3cret", "5,6,4", "1;2;3"):
+            path.write_text(f"{first}\n5,6,4\n", "utf-8")
+            for use in (data.read, data.encode):
+                with refused("write header = false under"):
+                    use(path, schema=schema)
+        path.write_text("2,1,3\n5,6,4\n", "utf-8")
+        below = data.read(path, schema=replace(schema, file=FileFormat(header=True)))
+        np.testing.assert_allclose(below.x_train, [[0.6, 0.5]], atol=1e-7)
+        whole = data.read(path, schema=replace(schema, file=FileFormat(header=False)))
+        np.testing.assert_allclose(whole.x_train, [[0.2, 0.1], [0.5, 0.6]], atol=1e-7)
+        path.write_text("1;2;3\n5;6;4\n", "utf-8")
+        with refused("missing '2', '3': is the first line a header, and the separator right"):
+            data.read(path, schema=replace(schema, file=FileFormat(header=False)))
+        found = data.read(path, schema=replace(schema, file=FileFormat(header=False, separator=";")))
+        np.testing.assert_allclose(found.x_train, [[0.1, 0.2], [0.5, 0.6]], atol=1e-7)
+
+    @pytest.mark.parametrize("header", ["age,job x;job", "a,b;c"])
+    def test_rows_do_not_choose_the_separator(self, header: str) -> None:
+        """Of two separators that find as many names, no row below the header tips the scales."""
+        rows = ("1,2,3", "1,2", "1;2", "1;2;3", "1 2 3", "'1")
+        assert len({_csv.separator_of([header, row, row], wanted=["age", "job", "x", "y"]) for row in rows}) == 1
 
     def test_encodings(self, tmp_path: Path) -> None:
         rows = "jäb,y\ncafé,a\ncafé,b\n"
@@ -300,10 +328,73 @@ class TestSplits:
         found = data.read(self.people(tmp_path), schema=self.schema(split=Split("last", held_out=0.1)))
         np.testing.assert_allclose(found.x_test.ravel(), np.arange(60, 100) / 100, atol=1e-7)
 
+    @pytest.mark.parametrize("dropped", [0, 3, 9])
+    def test_the_last_rows_are_the_last_of_the_file(self, tmp_path: Path, dropped: int) -> None:
+        """Whether a row is dropped moves no other row."""
+        path = tmp_path / "p.csv"
+        lines = [f"p,{row},{'c' if row == dropped else 'a'},x\n" for row in range(10)]
+        path.write_text("who,age,y,part\n" + "".join(lines), "utf-8")
+        target = Target("y", classes=("a", "b"), unknown="drop", public=True)
+        schema = replace(self.schema(split=Split("last", held_out=0.5)), target=target)
+        found = data.read(path, schema=schema)
+        kept = [row for row in range(10) if row != dropped]
+        assert (found.x_train.ravel() * 100).round().tolist() == [row for row in kept if row < 5]
+        assert (found.x_test.ravel() * 100).round().tolist() == [row for row in kept if row >= 5]
+        assert found.public[0] == "the number of rows that are kept"
+        assert data.read(self.people(tmp_path), schema=self.schema()).public[0] == "the number of rows"
+
+    def test_none_but_the_last_rows_are_kept(self, tmp_path: Path, refused: Refused) -> None:
+        (tmp_path / "p.csv").write_text("who,age,y,part\np,1,c,x\np,2,a,x\n", "utf-8")
+        target = Target("y", classes=("a", "b"), unknown="drop", public=True)
+        with refused("holds no rows for training"):
+            data.read(tmp_path / "p.csv", schema=replace(self.schema(split=Split("last", held_out=0.5)), target=target))
+
+    @pytest.mark.parametrize("how", ["itself", "another path", "symlink", "hard link", "copy"])
+    def test_the_training_rows_are_not_held_out(self, tmp_path: Path, refused: Refused, how: str) -> None:
+        path = self.people(tmp_path)
+        other = tmp_path / "other.csv"
+        if how == "symlink":
+            other.symlink_to(path)
+        elif how == "hard link":
+            other.hardlink_to(path)
+        elif how == "copy":
+            other.write_bytes(path.read_bytes())
+        name = {"itself": str(path), "another path": f"../{tmp_path.name}/people.csv"}.get(how, "other.csv")
+        with refused("holds the same as"):
+            data.read(path, schema=self.schema(), held_out=name)
+        with refused("holds the same as"):
+            data.read(path, schema=self.schema(split=Split("file", file=name)))
+
     @pytest.mark.parametrize("split", [Split("last"), Split("column", column="part", values=("test",))])
     def test_a_person_in_both_parts_is_refused(self, tmp_path: Path, refused: Refused, split: Split) -> None:
         with refused("a person has rows in both parts"):
             data.read(self.people(tmp_path, each=400), schema=self.schema(split=split, unit="who"))
+
+    @pytest.mark.parametrize(
+        ("split", "unit", "positions"),
+        [
+            (Split("fraction"), None, True),
+            (Split("last"), None, True),
+            (Split("last", held_out=0.1), "who", True),
+            (Split("fraction"), "who", False),
+            (Split("column", column="part", values=("test",)), None, False),
+            (Split(), None, False),
+        ],
+    )
+    def test_add_remove_needs_parts_that_do_not_move(
+        self, tmp_path: Path, split: Split, unit: str | None, positions: bool
+    ) -> None:
+        found = data.read(self.people(tmp_path), schema=self.schema(split=split, unit=unit))
+        assert found.by_position == positions
+        for same in (dpgrad.Privacy(), dpgrad.Privacy(relation="zero-out", dataset_size=9)):
+            assert same.of_data(found).dataset_size == same.dataset_size
+        privacy = dpgrad.Privacy(dataset_size=280)
+        if not positions:
+            assert privacy.of_data(found).dataset_size == 280
+            return
+        for added in (privacy, dpgrad.Privacy(relation="add-remove", dataset_size=280)):
+            with pytest.raises(OptionError, match=r"is split by the position of its rows.*name a unit"):
+                dpgrad.fit(torch.nn.Linear(1, 2), found, epsilon=1.0, delta=1e-5, privacy=added)
 
     def test_a_missing_id_is_refused(self, tmp_path: Path, refused: Refused) -> None:
         (tmp_path / "p.csv").write_text("who,age,y,part\nb,1,a,t\n,2,b,t\n", "utf-8")
@@ -394,6 +485,20 @@ class TestImages:
         np.testing.assert_allclose(found.x_train[[0, 3], 0, 0, 0], [0.2, 0.8], rtol=1e-6)
         assert found.kind == "image"
 
+    def test_the_training_images_are_not_held_out(self, tmp_path: Path, refused: Refused) -> None:
+        folder = self.folder(tmp_path / "pets")
+        for name in ("pets", "copy"):
+            if name == "copy":
+                shutil.copytree(folder, tmp_path / name)
+            with refused("holds the same as"):
+                data.read(folder, schema=self.schema(), held_out=name)
+        (tmp_path / "copy" / "cats" / "1.png").unlink()
+        assert len(data.read(folder, schema=self.schema(), held_out="copy").y_test) == 3
+
+    def test_names_of_images_do_not_move(self, tmp_path: Path) -> None:
+        found = data.read(self.folder(tmp_path / "pets"), schema=self.schema(), held_out=0.5)
+        assert not found.by_position
+
     def test_images_to_predict_need_no_classes(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path / "pets")
         assert data.encode(folder / "dogs", self.schema()).shape == (2, 1, 4, 6)
@@ -402,7 +507,7 @@ class TestImages:
     @pytest.mark.parametrize("resize", ["crop", "stretch"])
     def test_sizes(self, tmp_path: Path, refused: Refused, resize: str) -> None:
         folder = self.folder(tmp_path / "pets", ((4, 6), (9, 3)))
-        with refused('has 9 x 3 pixels, 4 x 6 declared: write resize = "crop"'):
+        with refused(r"image 2 of class 1 \(.*is not of the declared size \(4 x 6 pixels\): write resize"):
             data.read(folder, schema=self.schema())
         found = data.read(folder, schema=self.schema(resize=resize))
         np.testing.assert_allclose(found.x_train[1], 0.2, atol=0.01)
@@ -469,6 +574,14 @@ class TestColumnsThatDiffer:
         (tmp_path / "rows.csv").write_text("s3cret,s3cret7,s3cret8\n1,2,3\n", "utf-8")
         with refused("missing 'age', 'job', 'pay'; 3 that the schema does not name: is the first line a header"):
             data.encode(tmp_path / "rows.csv", SCHEMA)
+
+    def test_numbers_do_not_make_a_row_a_header(self, tmp_path: Path, refused: Refused) -> None:
+        (tmp_path / "rows.csv").write_text("1,2,s3cret\n3,4,b\n", "utf-8")
+        columns = tuple(Column(name, "number", bounds=(0, 10), public=True) for name in "12")
+        for target, file in (("y", FileFormat()), ("3", FileFormat(header=True))):
+            schema = Schema(columns, Target(target, classes=("a", "b"), public=True), file)
+            with refused(f"missing '{target}'; 1 that the schema does not name: is the first line a header"):
+                data.read(tmp_path / "rows.csv", schema=schema)
 
     def test_target_and_id_may_be_absent(self, tmp_path: Path) -> None:
         path = delimited(tmp_path / "rows.csv")

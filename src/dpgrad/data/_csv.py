@@ -31,19 +31,20 @@ def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str 
 
     Columns of a file without a header are named "1", "2", and so on.
     """
+    header = _has_header(path, file, wanted)
     lines = lines_of(path, file)
     with guarded(path, "csv"):
         first = list(islice(lines, _LOOKED_AT))
-    separator = file.separator or separator_of(first, file, wanted)
+    if file.separator is None and wanted and not header:  # no value of a row decides how the others are read
+        separator = ";" if file.decimal == "," else ","
+    else:
+        separator = file.separator or separator_of(first, file, wanted)
     rows = cells(path, chain(first, lines), separator, file)
     with guarded(path, "csv"):
         line, head = next(rows, (0, []))
     if not head:
         raise DataError(f"{path} is empty: it holds no rows")
     numbered = tuple(str(place) for place in range(1, len(head) + 1))
-    header = file.header
-    if header is None:
-        header = not wanted or not all(name.isdecimal() for name in wanted) or set(head) >= set(wanted) - {target}
     if header:
         names = _names(path, head)
         with guarded(path, "csv"):
@@ -53,7 +54,19 @@ def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str 
         )
     if wanted and target in wanted and len(head) == len(wanted) - 1:  # as in a file to predict
         numbered = tuple(sorted(set(wanted) - {target}, key=lambda name: (len(name), name)))
-    return Table(str(path), numbered, _chunks(path, rows, (line, head), numbered), "line")
+    return Table(
+        str(path), numbered, _chunks(path, rows, (line, head), numbered), "line", certain=file.separator is not None
+    )
+
+
+def _has_header(path: Path, file: FileFormat, wanted: Sequence[str]) -> bool:
+    """Whether the first line names the columns: by what is declared, never by what that line holds."""
+    if file.header is None and wanted and all(name.isdecimal() or is_number(name) for name in wanted):
+        raise DataError(
+            f"{path}: the columns of the schema have numbers for names, and its first line could be a row: write "
+            "header = false under [file] of the schema if it is one, or header = true if it names the columns"
+        )
+    return file.header is not False
 
 
 def _names(path: Path, head: Sequence[str]) -> tuple[str, ...]:
@@ -229,7 +242,7 @@ def separator_for(line: str, width: int) -> str:
 
 
 def separator_of(lines: Sequence[str], file: FileFormat = _PLAIN, wanted: Sequence[str] = ()) -> str:
-    """The separator that finds most of the ``wanted`` names in the first line, or splits all lines alike and most.
+    """The separator that finds most of the ``wanted`` names in the first line; without them, that splits lines alike.
 
     >>> separator_of(["age;income, gross", "1;2"]), separator_of(["a b,c d"], wanted=["a b", "c d"])
     (';', ',')
@@ -238,9 +251,10 @@ def separator_of(lines: Sequence[str], file: FileFormat = _PLAIN, wanted: Sequen
     for sign in SEPARATORS.values():
         found: list[list[str]] = []
         with suppress(csv.Error):  # a quote that goes on beyond these lines, or that another sign ends
-            found.extend([cell.strip() for cell in row] for row in _reader(lines, sign, file) if row)
+            rows = ([cell.strip() for cell in row] for row in _reader(lines, sign, file) if row)
+            found.extend(islice(rows, 1) if known else rows)  # the rows below a header are private
         first = found[0] if found else []
-        alike = len({len(row) for row in found}) == 1 and len(first) > 1
+        alike = not known and len({len(row) for row in found}) == 1 and len(first) > 1
         exact = bool(known) and len(known) - len(first) in (0, 1)
         ranks[sign] = (len(known & set(first)), exact, alike, sign != " ", len(first))
     return max(ranks, key=lambda sign: ranks[sign])

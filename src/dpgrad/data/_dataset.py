@@ -33,6 +33,7 @@ class Dataset:
     Images are (n, channels, height, width); `flat` gives one vector a row. The representation shows shapes, never rows.
     `kind` is "table", "image" or "text", whose rows are whole numbers. Data of one's own carry the `schema` they were
     read by and, where it names a unit, `units`: a number for each training row, equal for rows of one person.
+    `by_position` says that a row's part follows from its place in the file: leaving out a row may move others.
 
     >>> import numpy as np
     >>> rows, labels = np.zeros((3, 2)), np.array([0, 1, 1])
@@ -52,6 +53,7 @@ class Dataset:
     schema: "Schema | None" = None
     units: NDArray[np.int64] | None = None
     kind: str = ""
+    by_position: bool = False
 
     def __post_init__(self) -> None:
         if not self.kind:

@@ -3,8 +3,9 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +53,20 @@ class _Seen:
     shape: tuple[int, ...] = ()
     images: set[tuple[int, int, int]] = field(default_factory=set)
 
-    def add(self, cells: Any, comma: bool) -> None:
-        """Take in the cells of a chunk."""
+    def add(self, cells: Any, comma: bool, fault: Callable[..., DataError]) -> None:
+        """Take in the cells of a chunk; ``fault`` names the place of one that cannot be read."""
         if isinstance(cells, np.ndarray) and cells.ndim > 1:
             self._arrays(cells)
             return
-        for cell in cells.tolist() if isinstance(cells, np.ndarray) else cells:
+        for index, cell in enumerate(cells.tolist() if isinstance(cells, np.ndarray) else cells):
             if isinstance(cell, list):
                 self._arrays(_array(cell))
                 continue
             if isinstance(cell, Path | bytes | dict):
-                self.images.add(_folders.size(cell))
+                try:
+                    self.images.add(_folders.size(cell))
+                except DataError as error:
+                    raise fault(index, reason=str(error).removeprefix(f"{_folders.UNNAMED} ")) from None
                 continue
             self._one(cell, written_as(cell), comma)
 
@@ -135,7 +139,7 @@ def describe(
     for chunk in table.chunks:
         rows += len(chunk)
         for name in table.names:
-            seen[name].add(chunk.columns[name], file.decimal == ",")
+            seen[name].add(chunk.columns[name], file.decimal == ",", partial(table.fault, chunk, column=name))
     if not rows:
         raise DataError(f"{path} holds no rows below its header: there is nothing to describe")
     goal, notes = _goal(table, target), {"": _preface(path)}

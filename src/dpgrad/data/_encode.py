@@ -9,7 +9,6 @@ from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -229,16 +228,14 @@ class Encoder:
         return found.astype(np.int64)
 
     def _images(self, column: Column, chunk: Chunk) -> NDArray[np.float32]:
-        from dpgrad.data._folders import pixels
+        from dpgrad.data._folders import UNNAMED, pixels
 
         found = np.empty((len(chunk), *column.shape), np.float32)
         for index, cell in enumerate(_listed(chunk.columns[column.name])):
             try:
                 found[index] = pixels(cell, column.shape, column.resize)
             except DataError as error:
-                if isinstance(cell, Path):
-                    raise DataError(f"{cell} {str(error).removeprefix(f'{cell} ')}") from None
-                raise self.table.fault(chunk, index, column.name, str(error)) from None
+                raise self.table.fault(chunk, index, column.name, str(error).removeprefix(f"{UNNAMED} ")) from None
         return found
 
 

@@ -17,6 +17,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others call programs of their own
 _ROWS = 64  # in a chunk
+UNNAMED = "its file"  # in messages: the name may say whose image it is
 _MOST_PIXELS = 1 << 26  # of one image, before it is resized
 
 
@@ -27,11 +28,26 @@ def table(path: Path) -> Table:
         files = [entry for entry in _entries(path) if not entry.is_dir()]
         if folders and files:
             raise DataError(f"{path} holds files beside folders: keep one folder a class, and nothing else")
-        found = [(folder, image) for folder in folders or [""] for image in _images(path / folder)]
+        found = [
+            (folder, image, place(number, at if folders else 0))
+            for at, folder in enumerate(folders or [""], 1)
+            for number, image in enumerate(_images(path, folder, at if folders else 0), 1)
+        ]
     if not found:
         raise DataError(f"{path} holds no images: put those of each class into a folder of its own")
     names = (IMAGE, FOLDER) if folders else (IMAGE,)
     return Table(str(path), names, _chunks(path, found), "image")
+
+
+def place(number: int, folder: int) -> str:
+    """Where an image is, by numbers alone: its name may say whose it is.
+
+    >>> place(3, 1), place(3, 0)
+    ('image 3 of class 1 (both in the order of their names)', 'image 3 (in the order of names)')
+    """
+    if folder:
+        return f"image {number:,} of class {folder:,} (both in the order of their names)"
+    return f"image {number:,} (in the order of names)"
 
 
 def classes(path: Path) -> tuple[str, ...]:
@@ -45,21 +61,23 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
         return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
-def _images(folder: Path) -> list[str]:
-    for entry in _entries(folder):
+def _images(path: Path, folder: str, at: int) -> list[str]:
+    entries = _entries(path / folder)
+    for number, entry in enumerate(entries, 1):
         if not entry.is_file() or not entry.name.lower().endswith(ENDINGS):
             kind = (
                 "a folder" if entry.is_dir() else "a link or device" if not entry.is_file() else "no image by its name"
             )
-            raise DataError(f"{entry.path} is {kind}: keep images alone there ({', '.join(ENDINGS)})")
-    return [entry.name for entry in _entries(folder)]
+            raise DataError(f"{path}: {place(number, at)} is {kind}: keep images alone there ({', '.join(ENDINGS)})")
+    return [entry.name for entry in entries]
 
 
-def _chunks(path: Path, found: list[tuple[str, str]]) -> Iterator[Chunk]:
+def _chunks(path: Path, found: list[tuple[str, str, str]]) -> Iterator[Chunk]:
     for at in range(0, len(found), _ROWS):
         part = found[at : at + _ROWS]
-        columns = {IMAGE: [path / folder / name for folder, name in part], FOLDER: [folder for folder, _ in part]}
-        yield Chunk(columns, range(at + 1, at + len(part) + 1), [f"{folder}/{name}" for folder, name in part])
+        columns = {IMAGE: [path / folder / name for folder, name, _ in part], FOLDER: [folder for folder, *_ in part]}
+        keys, places = [f"{folder}/{name}" for folder, name, _ in part], [where for *_, where in part]
+        yield Chunk(columns, range(at + 1, at + len(part) + 1), keys, places)
 
 
 def size(image: object) -> tuple[int, int, int]:
@@ -76,12 +94,12 @@ def pixels(image: object, shape: tuple[int, ...], resize: str) -> NDArray[np.flo
         if opened.size != (width, height):
             if resize == "refuse":
                 raise DataError(
-                    f"has {opened.size[1]} x {opened.size[0]} pixels, {height} x {width} declared: write "
+                    f"is not of the declared size ({height} x {width} pixels): write "
                     'resize = "crop" or "stretch" under its column'
                 )
             if opened.size[0] * opened.size[1] > _MOST_PIXELS:
                 raise DataError(f"has more than {_MOST_PIXELS:,} pixels: make it smaller first")
-        with guarded(_name(image), "an image"):
+        with guarded(UNNAMED, "an image"):
             from PIL import ImageOps
 
             plain = opened.convert("L" if channels == 1 else "RGB")
@@ -91,17 +109,13 @@ def pixels(image: object, shape: tuple[int, ...], resize: str) -> NDArray[np.flo
     return np.ascontiguousarray(found.transpose(2, 0, 1))
 
 
-def _name(image: object) -> str:
-    return str(image) if isinstance(image, Path) else "an image"
-
-
 def _opened(image: object) -> Any:
     """The image, of which only the header is read yet; a dictionary holds the bytes as Hugging Face writes them."""
     if isinstance(image, dict):
         image = image.get("bytes")
     if not isinstance(image, Path | bytes):
         raise DataError("holds no image: the bytes of an image file are needed")
-    with guarded(_name(image), "an image"):
+    with guarded(UNNAMED, "an image"):
         import warnings
 
         from PIL import Image

@@ -63,12 +63,14 @@ def regular(path: Path, what: str = "") -> Iterator[IO[bytes]]:
 class Chunk:
     """Some rows of a file: the cells of each column, and where each row is found in the file.
 
-    ``keys`` are what a row is split by, where its position will not do.
+    ``keys`` are what a row is split by, where its position will not do, and ``places`` where it is, in words, where a
+    number will not do: both are of files, whose names may be private.
     """
 
     columns: Mapping[str, Any]
     lines: Sequence[int]
     keys: Sequence[str] | None = None
+    places: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -93,4 +95,5 @@ class Table:
 
     def fault(self, chunk: Chunk, index: int, column: str, reason: str) -> DataError:
         """What is wrong with one cell, by its place and never by its content."""
-        return DataError(f"{self.path}: {self.line} {chunk.lines[index]:,}, column {column!r:.80} {reason}")
+        place = f"{self.line} {chunk.lines[index]:,}" if chunk.places is None else chunk.places[index]
+        return DataError(f"{self.path}: {place}, column {column!r:.80} {reason}")

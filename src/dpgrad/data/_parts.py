@@ -65,6 +65,14 @@ class Parts:
 
     train: Part = field(default_factory=Part)
     test: Part = field(default_factory=Part)
+    by_position: bool = False
+    count: int = 0  # rows read, dropped ones with them
+    dropped: list[int] = field(default_factory=list)  # their places
+
+    def cut(self, share: float) -> int:
+        """How many of the kept rows come before the last share of all that were read, by places and not by values."""
+        start = self.count - int(self.count * share)
+        return start - sum(place < start for place in self.dropped)
 
 
 def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | None) -> None:
@@ -72,7 +80,7 @@ def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | Non
     mapped = _as_it_is(encoder, schema)
     if mapped is not None:
         (parts.test if held_out else parts.train).whole = mapped
-    before = 0
+    parts.by_position |= schema.split.rule == "last"
     for chunk in encoder.table.chunks:
         if mapped is None:
             x, keep = encoder.rows(chunk)
@@ -81,7 +89,8 @@ def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | Non
             x, keep = np.empty((len(chunk), 0)), np.ones(len(chunk), bool)
         y, kept = encoder.target(chunk)
         keep &= kept
-        held = np.full(len(chunk), True) if held_out else _held(encoder, schema, chunk, before)
+        held = np.full(len(chunk), True) if held_out else _held(encoder, schema, chunk, parts.count)
+        parts.by_position |= schema.split.rule == "fraction" and schema.unit is None and chunk.keys is None
         ids = None if schema.unit is None else encoder.ids(chunk, schema.unit)
         for part, rows in ((parts.train, keep & ~held), (parts.test, keep & held)):
             if mapped is None:
@@ -89,7 +98,8 @@ def collect(encoder: Encoder, schema: Schema, parts: Parts, held_out: bool | Non
             part.y.add(y[rows])
             if ids is not None:
                 part.ids.add(ids[rows])
-        before += len(chunk)
+        parts.dropped.extend((parts.count + np.flatnonzero(~keep)).tolist())
+        parts.count += len(chunk)
 
 
 def _held(encoder: Encoder, schema: Schema, chunk: Chunk, before: int) -> NDArray[np.bool_]:

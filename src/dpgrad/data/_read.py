@@ -1,5 +1,6 @@
 """A user's own file as a Dataset: read in chunks, each row encoded by the schema and put into its part."""
 
+import filecmp
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ ENDINGS = {
     ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".data": "csv", ".parquet": "parquet", ".pq": "parquet",
     ".npz": "npz", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl",
 }  # fmt: skip
+KEPT_COUNTS = f"{ROW_COUNTS} that are kept"
 PROPOSED = OUTSIDE + "the schema was first proposed from the private rows (dpgrad data describe)"
 
 Given = Schema | Mapping[str, Any] | Path | str
@@ -101,12 +103,14 @@ def read(
             '[target] is needed for training: write [target] with column = "NAME" and its classes or bounds'
         )
     wanted = [column.name for column in declared.columns] + [declared.target.column]
+    beside = None if declared.split.file is None else _beside(path, declared.split.file)
+    if beside is not None:
+        _refuse_same(path, beside, declared.file)
     table = table_of(path, declared.file, wanted, declared.target.column)
     matched(table, declared, training=True)
     parts = Parts()
     collect(Encoder(declared, table, tokens), declared, parts, None)
-    if declared.split.file is not None:
-        beside = _beside(path, declared.split.file)
+    if beside is not None:
         other = table_of(beside, declared.file, wanted, declared.target.column)
         matched(other, declared, training=True)
         collect(Encoder(declared, other, tokens), declared, parts, True)
@@ -185,7 +189,10 @@ def matched(table: Table, schema: Schema, *, training: bool) -> None:
     unexpected = [name for name in table.names if name not in known]
     if not missing and not unexpected:
         return
-    sure = table.certain or (table.plausible and 2 * len(known.intersection(table.names)) >= len(table.names))
+    words = {
+        name for name in known.intersection(table.names) if not (name.isdecimal() or _csv.is_number(name))
+    }  # numbers may be a row's
+    sure = table.certain or (table.plausible and 2 * len(words) >= len(table.names))
     said = [f"missing {_listed(missing)}"] if missing else []
     if unexpected:
         said.append(
@@ -234,6 +241,31 @@ def _beside(path: str | Path, file: str) -> str:
     return prefix + str(Path(name.removeprefix(prefix)).expanduser().parent / file.removeprefix(prefix))
 
 
+def _refuse_same(path: str | Path, beside: str, file: FileFormat) -> None:
+    """Refuse to hold out the training rows themselves: the same file, by whatever name, or a copy of it."""
+    (_, own), (_, other) = format_of(path, file), format_of(beside, file)
+    with guarded(other, "a file"):
+        same = own.samefile(other) or _copied(own, other)
+    if same:
+        raise DataError(
+            f"{other} holds the same as {path}, and held-out rows must be others: name another file, or write "
+            'rule = "fraction" under [split]'
+        )
+
+
+def _copied(own: Path, other: Path) -> bool:
+    """Whether two files, or the files below two folders, hold the same bytes."""
+    names = [
+        sorted(str(below.relative_to(path)) for below in (path, *path.rglob("*")) if below.is_file())
+        for path in (own, other)
+    ]
+    return (
+        bool(names[0])
+        and names[0] == names[1]
+        and all(filecmp.cmp(own / name, other / name, shallow=False) for name in names[0])
+    )
+
+
 def _implied(path: str | Path, target: str | None, classes: int | None) -> Schema:
     """The schema of arrays, whose shapes and types say all that has to be known; anything else is refused."""
     kind, _ = format_of(path, FileFormat())
@@ -269,14 +301,14 @@ def _implied(path: str | Path, target: str | None, classes: int | None) -> Schem
 
 def _dataset(path: str | Path, schema: Schema, parts: Parts) -> Dataset:
     train, test = parts.train, parts.test
-    if not len(train.y):
+    cut = parts.cut(schema.split.held_out) if schema.split.rule == "last" else len(train.y)
+    if not cut:
         raise DataError(f"{path} holds no rows for training: it has only a header, or all are held out or dropped")
     x, y = train.rows(), train.y.done()
     x_test = test.rows() if len(test.y) else x[:0]
     y_test = test.y.done() if len(test.y) else y[:0]
     ids = train.ids.done() if schema.unit is not None else None
     if schema.split.rule == "last":
-        cut = len(y) - int(len(y) * schema.split.held_out)
         x, x_test, y, y_test = x[:cut], x[cut:], y[:cut], y[cut:]
         others = None if ids is None else ids[cut:]
         ids = None if ids is None else ids[:cut]
@@ -292,8 +324,9 @@ def _dataset(path: str | Path, schema: Schema, parts: Parts) -> Dataset:
     said = (PROPOSED,) if schema.proposed_from_data else ()
     return Dataset(
         _stem(path), x, y, x_test, y_test, target.classes or None, "schema", schema.split.fact(),
-        (ROW_COUNTS, *schema.facts(), *said), schema,
+        (KEPT_COUNTS if schema.may_drop else ROW_COUNTS, *schema.facts(), *said), schema,
         None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64), schema.kind,
+        parts.by_position,
     )  # fmt: skip
 
 

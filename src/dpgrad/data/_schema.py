@@ -31,8 +31,8 @@ class Split:
     """Which rows are held out: a rule in which one row's part never depends on the values of other rows.
 
     "fraction" hashes each row's position, or its id where a unit is declared, under the public ``key``. "last" takes
-    the last rows, so that a memory map stays one. "column" holds out rows whose cell in ``column`` is one of
-    ``values``. "file" reads them from another ``file``, named relative to the data.
+    the last rows of the file, dropped ones counted, so that a memory map stays one. "column" holds out rows whose cell
+    in ``column`` is one of ``values``. "file" reads them from another ``file``, named relative to the data.
 
     Guarantee: under zero-out and replace-one, rows keep their positions. Under add-remove, leaving out a row moves
     those after it: split by a unit, a column or a file there.
@@ -81,7 +81,9 @@ class Split:
 class FileFormat:
     """How a file is written: its format and, for CSV, the separator, quote, escape, encoding, decimal sign and header.
 
-    Nothing here depends on a value. ``header`` None compares the first line with the columns of the schema.
+    Nothing here depends on a value. ``header`` None means that there is one; it must be said where the
+    names of all columns are numbers. ``separator`` None is the one that finds the names of the schema in the header,
+    and without a header a comma, or a semicolon where the decimal sign is a comma.
 
     >>> FileFormat(separator=";", decimal=",", encoding="latin-1").header is None
     True
@@ -202,6 +204,12 @@ class Schema:
         first = self.features[0]
         image = first.kind == "image" or (len(self.features) == 1 and len(first.shape) == 3 and not first.missing)
         return "image" if image else "text" if first.kind == "text" else "table"
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether a row is left out for what it holds: then how many are kept depends on their values."""
+        target = self.target is not None and (self.target.unknown == "drop" or bool(self.target.missing))
+        return target or any(column.unknown == "drop" for column in self.features)
 
     def labels(self) -> tuple[str, ...]:
         """The names of the numbers in an encoded row."""

@@ -240,7 +240,17 @@ class Privacy:
             )
 
     def of_data(self, data: "Dataset") -> "Privacy":
-        """The same with the owners of rows that a dataset names, and as many rows of each as its schema says."""
+        """The same with the owners of rows that a dataset names, and as many rows of each as its schema says.
+
+        Data whose parts follow from positions are refused under add-remove: there a row more moves other rows.
+        """
+        added = self.relation is None and self.dataset_size is not None
+        if data.by_position and (added or self.relation == Relation.ADD_REMOVE):
+            raise OptionError(
+                f"{data.name} is split by the position of its rows, and under add-remove a row more or less moves "
+                "others between the parts: name a unit in the schema and split by fraction, or split by a column or a "
+                "file, or use relation zero-out or replace-one"
+            )
         if self.units is not None or data.units is None:
             return self
         most = None if data.schema is None else data.schema.rows_per_unit
