@@ -1,5 +1,6 @@
 """The private half of another library's loop: its record of what was spent, and how it continues."""
 
+import dataclasses
 import importlib
 import json
 import stat
@@ -180,6 +181,24 @@ def test_a_ledger_adds_up_runs(tmp_path: Path) -> None:
     assert ledger.guarantee(1e-3).epsilon == pytest.approx(first.plan.guarantee.epsilon, rel=1e-6)  # the same run
 
 
+def test_what_is_protected_is_said_as_the_plan_says_it(tmp_path: Path) -> None:
+    ledger = dpgrad.Ledger()
+    first = made(ledger=ledger)
+    first.plan = dataclasses.replace(first.plan, unit="letter")
+    first.open(tmp_path)
+    state = begun(first, 2).state()
+    first.step()
+    first.close()
+    assert {entry.unit for entry in ledger.entries()} == {"letter"}
+    second = made()
+    second.plan = dataclasses.replace(second.plan, unit="letter")
+    with pytest.warns(ResumeWarning):
+        second.open(tmp_path, state, 2)
+    begun(second, second.last - 2).close()
+    assert second.guarantee() != second.plan.guarantee
+    assert second.guarantee().unit == "letter"
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -189,6 +208,10 @@ def test_a_ledger_adds_up_runs(tmp_path: Path) -> None:
         ({"method": "dpsdg"}, "did you mean dpsgd"),
         ({"privacy": 3.0}, r"write privacy=dpgrad.Privacy\(...\)"),
         ({"computing": Computing(workers=2)}, "computing must not have workers"),
+        ({"privacy": Privacy(units=[0] * 40, noise_multiplier=2.0)}, r"must not have units: .* dpgrad\.fit"),
+        ({"privacy": Privacy(rows_per_unit=2, noise_multiplier=2.0)}, r"must not have rows_per_unit: .* dpgrad\.fit"),
+        ({"privacy": Privacy(unit_rule="first", noise_multiplier=2.0)}, r"must not have unit_rule: .* dpgrad\.fit"),
+        ({"privacy": Privacy(unit_name="x", noise_multiplier=2.0)}, r"must not have unit_name: .* dpgrad\.fit"),
         ({"ledger": "a.jsonl"}, r"ledger must be a dpgrad.Ledger"),
     ],
 )

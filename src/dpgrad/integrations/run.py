@@ -74,6 +74,12 @@ class Terms:
         for name in ("collate", "workers"):
             if getattr(self.computing, name):
                 raise OptionError(f"computing must not have {name}: it is taken from the data loader's settings")
+        for name in ("units", "rows_per_unit", "unit_rule", "unit_name"):
+            if getattr(self.privacy, name) is not None:
+                raise OptionError(
+                    f"privacy must not have {name}: under another library's loop single rows are drawn and clipped, so "
+                    "one row is protected; to protect a person with all of their rows, train with dpgrad.fit"
+                )
         if self.ledger is not None and not isinstance(self.ledger, Ledger):
             raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(self.ledger)}: give Ledger(path)")
 
@@ -235,7 +241,7 @@ class PrivateRun:
         if self.terms.ledger is not None and self.taken == self.start:
             # The whole plan: a run that is stopped costs no less.
             event, relation = self._until(self.last), self.plan.mechanism.relation
-            self.terms.ledger.add(event, relation, self.plan.recipe.name, run=self.identifier)
+            self.terms.ledger.add(event, relation, self.plan.recipe.name, self.identifier, self.plan.unit)
         self.private.step(self._data)
 
     @property
@@ -285,7 +291,8 @@ class PrivateRun:
         if not self.done or event == self.plan.mechanism.event():
             return self.plan.guarantee
         whole = event if self.plan.also_released == NOTHING else Compose((self.plan.also_released, event))
-        return Guarantee.of(account(whole, relation, self.plan.guarantee.accountant), self.plan.delta)
+        found = Guarantee.of(account(whole, relation, self.plan.guarantee.accountant), self.plan.delta)
+        return dataclasses.replace(found, unit=self.plan.unit)
 
     def report(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, rate: float, held_out: bool
@@ -308,7 +315,7 @@ class PrivateRun:
             public=(*plan.public, "the model, the loss, the shape of one row, and the settings of the trainer"),
             outside=not_covered(
                 plan.mechanism.relation, held_out=held_out, diagnostics=False,
-                tried=way is not None and way.name in ("lifted", "certified"),
+                tried=way is not None and way.name in ("lifted", "certified"), unit=plan.unit,
             ),
             seconds=self._seconds,
             way=way,
