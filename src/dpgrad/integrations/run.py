@@ -170,6 +170,7 @@ class PrivateRun:
         try:
             record = WriteAhead.read(path)
             self._refuse_other_plan(record, state, step)
+            _refuse_shorter(record, state)
             record.begin(step, record.present.until, _RESERVE, self._key.reproducible)
             if record.present.last <= step:
                 raise BudgetSpentError(
@@ -256,7 +257,11 @@ class PrivateRun:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: public values, and no key."""
-        return {"run": self.identifier, "step": self.taken}
+        state = {"run": self.identifier, "step": self.taken}
+        if self._record is not None:
+            now = self._record.present
+            state |= {"attempt": now.number, "until": now.reached}
+        return state
 
     def epsilon(self) -> float:
         """A bound on the ε of the steps so far, for a run whose number of steps was fixed in advance."""
@@ -328,6 +333,20 @@ class PrivateRun:
         mechanism, step = self.plan.mechanism, self.taken
         epoch, clip = step / self.plan.steps_per_epoch, mechanism.clip_at(step - 1, *mechanism.groups[:1])
         return (Point(step, epoch, self._spent.at(step), rate, clip, mechanism.multiplier_at(step - 1), None),)
+
+
+def _refuse_shorter(record: WriteAhead, state: Mapping[str, Any]) -> None:
+    """Refuse a record that says less than it did when the checkpoint was written: lines only ever come to it."""
+    number, until = state.get("attempt", len(record.attempts)), state.get("until", 0)
+    told = type(number) is int and 1 <= number <= len(record.attempts) and type(until) is int
+    attempt = record.attempts[number - 1] if told else record.present
+    spent = attempt.until if "attempt" in state else max(one.until for one in record.attempts)
+    if not told or spent < state["step"] or attempt.reached < until:
+        raise ResumeError(
+            "the record of what was spent says less than the checkpoint: lines of it are missing, or it is an older "
+            f"copy. Put the latest copy of the folder {FOLDER} beside the checkpoints; without it, count "
+            "the whole plan as spent and begin anew"
+        )
 
 
 class Rows(Dataset[Any]):
