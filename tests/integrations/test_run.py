@@ -1,5 +1,6 @@
 """The private half of another library's loop: its record of what was spent, and how it continues."""
 
+import dataclasses
 import importlib
 import json
 import stat
@@ -131,7 +132,7 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
     run = made()
     run.open(tmp_path)
     begun(run, 2).close()
-    assert set(run.state()) == {"run", "step"}
+    assert set(run.state()) == {"run", "step", "attempt", "until"}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert run._key.secret not in written
     assert run._key.secret.hex().encode() not in written
@@ -159,6 +160,56 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
         made().open(tmp_path, state, 3)
 
 
+FULL: dict[str, Any] = {"steps": 200, "method": "dpgd", "privacy": Privacy(noise_multiplier=40.0, accountant="exact")}
+
+
+def test_a_record_that_says_less_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    first = made(**FULL)
+    first.open(tmp_path)
+    at_60 = begun(first, 60).state()
+    for _ in range(60):
+        first.step()
+    at_120 = first.state()
+    first.close()
+    (path,) = tmp_path.glob("*.jsonl")
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert [json.loads(line.split(maxsplit=1)[1]).get("until") for line in lines[2:]] == [50, 100, 150, 120]
+    older = {name: at_120[name] for name in ("run", "step")}  # as checkpoints were, which named neither
+    cut = b"".join(lines[:3])
+    for left, state in ((cut, at_120), (cut, older), (b"".join(lines[:4]), at_120), (cut, at_60)):
+        path.write_bytes(left)
+        with pytest.raises(ResumeError, match="says less than the checkpoint"):
+            made(**FULL).open(tmp_path, state, state["step"])
+        assert path.read_bytes() == left
+    path.write_bytes(whole)
+    for damaged in ({"attempt": 2}, {"attempt": 0}, {"attempt": "1"}, {"until": 151}, {"until": None}):
+        with pytest.raises(ResumeError, match="says less than the checkpoint"):
+            made(**FULL).open(tmp_path, {**at_120, **damaged}, 120)
+    second = made(**FULL)
+    with pytest.warns(ResumeWarning):
+        second.open(tmp_path, at_60, 60)  # 100 steps were reserved then; those not taken were given back
+    state = begun(second, 1).state()
+    second.close()
+    path.write_bytes(whole)  # the steps that the second process took again are missing from it
+    with pytest.raises(ResumeError, match="says less than the checkpoint"):
+        made(**FULL).open(tmp_path, state, 61)
+
+
+@pytest.mark.parametrize("state_of", [lambda state: state, lambda state: {"run": state["run"], "step": state["step"]}])
+def test_a_record_as_it_was_left_is_resumed(tmp_path: Path, state_of: Any) -> None:
+    first = made(**FULL)
+    first.open(tmp_path)
+    begun(first, 120).close()
+    second = made(**FULL)
+    second.open(tmp_path, state_of(first.state()), 120)
+    assert second.start == 120
+    second.close()
+    third = made(**FULL)
+    third.open(tmp_path, state_of(second.state()), 120)  # of a process that took no step
+    assert third.last == 200
+
+
 def test_a_spent_budget_is_refused(tmp_path: Path) -> None:
     first = made()
     first.open(tmp_path)
@@ -180,6 +231,24 @@ def test_a_ledger_adds_up_runs(tmp_path: Path) -> None:
     assert ledger.guarantee(1e-3).epsilon == pytest.approx(first.plan.guarantee.epsilon, rel=1e-6)  # the same run
 
 
+def test_what_is_protected_is_said_as_the_plan_says_it(tmp_path: Path) -> None:
+    ledger = dpgrad.Ledger()
+    first = made(ledger=ledger)
+    first.plan = dataclasses.replace(first.plan, unit="letter")
+    first.open(tmp_path)
+    state = begun(first, 2).state()
+    first.step()
+    first.close()
+    assert {entry.unit for entry in ledger.entries()} == {"letter"}
+    second = made()
+    second.plan = dataclasses.replace(second.plan, unit="letter")
+    with pytest.warns(ResumeWarning):
+        second.open(tmp_path, state, 2)
+    begun(second, second.last - 2).close()
+    assert second.guarantee() != second.plan.guarantee
+    assert second.guarantee().unit == "letter"
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -189,6 +258,10 @@ def test_a_ledger_adds_up_runs(tmp_path: Path) -> None:
         ({"method": "dpsdg"}, "did you mean dpsgd"),
         ({"privacy": 3.0}, r"write privacy=dpgrad.Privacy\(...\)"),
         ({"computing": Computing(workers=2)}, "computing must not have workers"),
+        ({"privacy": Privacy(units=[0] * 40, noise_multiplier=2.0)}, r"must not have units: .* dpgrad\.fit"),
+        ({"privacy": Privacy(rows_per_unit=2, noise_multiplier=2.0)}, r"must not have rows_per_unit: .* dpgrad\.fit"),
+        ({"privacy": Privacy(unit_rule="first", noise_multiplier=2.0)}, r"must not have unit_rule: .* dpgrad\.fit"),
+        ({"privacy": Privacy(unit_name="x", noise_multiplier=2.0)}, r"must not have unit_name: .* dpgrad\.fit"),
         ({"ledger": "a.jsonl"}, r"ledger must be a dpgrad.Ledger"),
     ],
 )

@@ -74,6 +74,12 @@ class Terms:
         for name in ("collate", "workers"):
             if getattr(self.computing, name):
                 raise OptionError(f"computing must not have {name}: it is taken from the data loader's settings")
+        for name in ("units", "rows_per_unit", "unit_rule", "unit_name"):
+            if getattr(self.privacy, name) is not None:
+                raise OptionError(
+                    f"privacy must not have {name}: under another library's loop single rows are drawn and clipped, so "
+                    "one row is protected; to protect a person with all of their rows, train with dpgrad.fit"
+                )
         if self.ledger is not None and not isinstance(self.ledger, Ledger):
             raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(self.ledger)}: give Ledger(path)")
 
@@ -164,6 +170,7 @@ class PrivateRun:
         try:
             record = WriteAhead.read(path)
             self._refuse_other_plan(record, state, step)
+            _refuse_shorter(record, state)
             record.begin(step, record.present.until, _RESERVE, self._key.reproducible)
             if record.present.last <= step:
                 raise BudgetSpentError(
@@ -235,7 +242,7 @@ class PrivateRun:
         if self.terms.ledger is not None and self.taken == self.start:
             # The whole plan: a run that is stopped costs no less.
             event, relation = self._until(self.last), self.plan.mechanism.relation
-            self.terms.ledger.add(event, relation, self.plan.recipe.name, run=self.identifier)
+            self.terms.ledger.add(event, relation, self.plan.recipe.name, self.identifier, self.plan.unit)
         self.private.step(self._data)
 
     @property
@@ -250,7 +257,11 @@ class PrivateRun:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: public values, and no key."""
-        return {"run": self.identifier, "step": self.taken}
+        state = {"run": self.identifier, "step": self.taken}
+        if self._record is not None:
+            now = self._record.present
+            state |= {"attempt": now.number, "until": now.reached}
+        return state
 
     def epsilon(self) -> float:
         """A bound on the ε of the steps so far, for a run whose number of steps was fixed in advance."""
@@ -285,7 +296,8 @@ class PrivateRun:
         if not self.done or event == self.plan.mechanism.event():
             return self.plan.guarantee
         whole = event if self.plan.also_released == NOTHING else Compose((self.plan.also_released, event))
-        return Guarantee.of(account(whole, relation, self.plan.guarantee.accountant), self.plan.delta)
+        found = Guarantee.of(account(whole, relation, self.plan.guarantee.accountant), self.plan.delta)
+        return dataclasses.replace(found, unit=self.plan.unit)
 
     def report(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, rate: float, held_out: bool
@@ -308,7 +320,7 @@ class PrivateRun:
             public=(*plan.public, "the model, the loss, the shape of one row, and the settings of the trainer"),
             outside=not_covered(
                 plan.mechanism.relation, held_out=held_out, diagnostics=False,
-                tried=way is not None and way.name in ("lifted", "certified"),
+                tried=way is not None and way.name in ("lifted", "certified"), unit=plan.unit,
             ),
             seconds=self._seconds,
             way=way,
@@ -321,6 +333,20 @@ class PrivateRun:
         mechanism, step = self.plan.mechanism, self.taken
         epoch, clip = step / self.plan.steps_per_epoch, mechanism.clip_at(step - 1, *mechanism.groups[:1])
         return (Point(step, epoch, self._spent.at(step), rate, clip, mechanism.multiplier_at(step - 1), None),)
+
+
+def _refuse_shorter(record: WriteAhead, state: Mapping[str, Any]) -> None:
+    """Refuse a record that says less than it did when the checkpoint was written: lines only ever come to it."""
+    number, until = state.get("attempt", len(record.attempts)), state.get("until", 0)
+    told = type(number) is int and 1 <= number <= len(record.attempts) and type(until) is int
+    attempt = record.attempts[number - 1] if told else record.present
+    spent = attempt.until if "attempt" in state else max(one.until for one in record.attempts)
+    if not told or spent < state["step"] or attempt.reached < until:
+        raise ResumeError(
+            "the record of what was spent says less than the checkpoint: lines of it are missing, or it is an older "
+            f"copy. Put the latest copy of the folder {FOLDER} beside the checkpoints; without it, count "
+            "the whole plan as spent and begin anew"
+        )
 
 
 class Rows(Dataset[Any]):

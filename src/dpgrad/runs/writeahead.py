@@ -68,6 +68,8 @@ def charges(mechanism: Mechanism, start: int, stop: int) -> Event:
 class Attempt:
     """Steps under one key: from ``began`` on, spent below ``until``, never to go beyond ``last``.
 
+    ``reached`` is the highest ``until`` there was, before steps that were not taken were given back.
+
     >>> from dpgrad import sampling
     >>> plan = Mechanism(sampling.FullBatch(), steps=10, noise_multiplier=5.0)
     >>> Attempt(2, began=4, last=8, reserve=2, seeded=False, mechanism=plan, until=6).event()
@@ -81,6 +83,7 @@ class Attempt:
     seeded: bool
     mechanism: Mechanism
     until: int
+    reached: int = 0
 
     def event(self) -> Event:
         return charges(self.mechanism, self.began, self.until)
@@ -169,7 +172,8 @@ class WriteAhead:
             least = self.present.began if "settled" in record else self.present.until
             if not least <= record["until"] <= self.present.last:
                 raise ResumeError(f"line {number + 1} reserves steps out of turn")
-            self.attempts[-1] = dataclasses.replace(self.present, until=record["until"])
+            reached = max(self.present.reached, record["until"])
+            self.attempts[-1] = dataclasses.replace(self.present, until=record["until"], reached=reached)
         else:
             self.finished, self.kept = bool(record["finished"]), bool(record["kept"])
 
