@@ -27,7 +27,7 @@ from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError, OptionError, ResumeError, RunError
 from dpgrad.grads.sums import Loss
 from dpgrad.integrations.losses import OwnLoss, PerExample, inner, refuse_other
-from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, ticks
+from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows, ticks
 from dpgrad.reports.report import Report
 from dpgrad.training import source
 from dpgrad.training.options import Computing, Privacy
@@ -183,7 +183,8 @@ class DPTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """The Trainer's loader of held-out rows; training rows are refused."""
-        self._refuse_training_rows(eval_dataset)
+        given = self.eval_dataset if eval_dataset is None else eval_dataset  # it may be another one by now
+        self._refuse_training_rows(self.eval_dataset[given] if isinstance(given, str) else given)
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[no-any-return]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
@@ -271,13 +272,8 @@ class DPTrainer(Trainer):
 
     def _refuse_training_rows(self, held_out: Any) -> None:
         for one in held_out.values() if isinstance(held_out, Mapping) else [held_out]:
-            print_of = getattr(one, "_fingerprint", None)  # of the contents of a datasets.Dataset
-            same = print_of is not None and print_of == getattr(self.train_dataset, "_fingerprint", None)
-            if one is not None and (one is self.train_dataset or same):
-                raise DataError(
-                    "the evaluation rows are the training rows: a figure on them would be shown without noise; keep "
-                    "rows apart, e.g. with train_test_split"
-                )
+            if one is not None and self.train_dataset is not None:
+                refuse_training_rows(one, self.train_dataset, "evaluation")
 
 
 class _Saved(TrainerCallback):
