@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from dpgrad import _files, _validate
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.errors import DataError, OptionError, ResumeError, RunError
+from dpgrad.errors import DataError, DpgradError, OptionError, ResumeError, RunError
 from dpgrad.grads.sums import Loss
 from dpgrad.integrations.losses import OwnLoss, PerExample, inner, refuse_other
 from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows, ticks
@@ -66,8 +66,10 @@ class DPTrainer(Trainer):
 
     ``seed`` is that of the noise, and makes a run unfit for release; ``TrainingArguments.seed`` is not.
 
-    Guarantee: the model after every step, its checkpoints and the logs are private in the sense of `guarantee`, one
-    example being one row of ``train_dataset``. The training loss is not logged; ε is.
+    Guarantee: the model after every step, its checkpoints and what is logged of the training rows are private in the
+    sense of `guarantee`, one example being one row of ``train_dataset``. The training loss is not logged; ε is. Not
+    covered: figures on held-out rows, which the logs and ``trainer_state.json`` of checkpoints hold, for those rows;
+    and durations, such as ``train_runtime``, which depend on how many rows the steps drew.
     """
 
     def __init__(
@@ -315,8 +317,10 @@ class _Collate:
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         try:
             return dict(self.collator(list(examples)))
-        except ValueError as error:  # of transformers, where lengths differ
-            raise DataError(f"data_collator cannot put the examples into one batch: {_PAD}") from error
+        except DpgradError:
+            raise
+        except ValueError:  # of transformers, where lengths differ; its text may hold values of rows
+            raise DataError(f"data_collator cannot put the examples into one batch: {_PAD}") from None
 
 
 def _of_datasets(dataset: Any) -> bool:
