@@ -212,13 +212,21 @@ class Stream(IterableDataset[Any]):
         (lambda: DataLoader(Stream(), batch_size=8), None, "map-style dataset"),
         (lambda: loader(shuffle=False, sampler=WeightedRandomSampler([1.0] * 40, 40)), None, "leave out its sampler"),
         (lambda: [torch.zeros(8, 4)], None, "one torch DataLoader"),
-        (loader, lambda: DataLoader(Subset(ROWS, [5, 50])), "held_out are rows of the training data"),
-        (loader, lambda: {"all": DataLoader(TRAIN)}, "the validation rows are the training rows"),
+        (loader, lambda: DataLoader(Subset(ROWS, [5, 50])), "the validation rows are rows of the training"),
+        (loader, lambda: {"all": DataLoader(TRAIN)}, "the validation rows are rows of the training data"),
     ],
 )
 def test_loaders_that_break_the_guarantee_are_refused(tmp_path: Path, rows: Any, held_out: Any, told: str) -> None:
     with pytest.raises(DataError, match=told):
         trainer(tmp_path, private()).fit(module(), rows(), held_out and held_out())
+
+
+def test_parts_of_a_hugging_face_dataset_are_refused_for_validation(tmp_path: Path) -> None:
+    import datasets
+
+    rows: Any = datasets.Dataset.from_dict({"x": INPUTS.tolist()})
+    with pytest.raises(DataError, match="the validation rows are rows of the training data"):
+        trainer(tmp_path, private()).fit(module(), DataLoader(rows, batch_size=8), DataLoader(rows.select([3, 39])))
 
 
 def mean_loss(self: Any, batch: Any, batch_idx: int) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 import dpgrad
 from dpgrad.errors import DataError, OptionError, ResumeError, RunError, UnsupportedModelError
@@ -396,10 +396,10 @@ def test_rows_that_cannot_be_drawn_or_are_judged_too_are_refused(tmp_path: Path)
     rows = Examples(columns())
     with pytest.raises(DataError, match="map-style"):
         trainer(tmp_path, classifier(), Stream())
-    with pytest.raises(DataError, match="the evaluation rows are the training rows"):
+    with pytest.raises(DataError, match="the evaluation rows are rows of the training data"):
         trainer(tmp_path, classifier(), rows, {"all": rows})
     made = trainer(tmp_path, classifier(), rows)
-    with pytest.raises(DataError, match="the evaluation rows are the training rows"):
+    with pytest.raises(DataError, match="the evaluation rows are rows of the training data"):
         made.evaluate(rows)
     with pytest.raises(OptionError, match="each a release of its own"):
         made.hyperparameter_search()
@@ -411,6 +411,29 @@ def test_rows_that_cannot_be_drawn_or_are_judged_too_are_refused(tmp_path: Path)
     made.args.max_steps = 2
     with pytest.raises(RunError, match="do not change the arguments"):
         made.train()
+
+
+def test_parts_of_the_training_rows_are_refused_for_evaluation(tmp_path: Path) -> None:
+    import datasets
+
+    rows, table = Examples(columns()), datasets.Dataset.from_dict({k: v.tolist() for k, v in columns().items()})
+    listed = [rows[index] for index in range(ROWS)]
+    split = table.train_test_split(0.25, seed=1)
+    for trained, held_out in (
+        (rows, Subset(rows, range(5))), (Subset(rows, range(9)), Subset(rows, [8])), (table, table.select(range(5))),
+        (table, {"some": table.select([1, 3])}), (listed, listed[:3]), (table, Subset(table, [2])),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match="the evaluation rows are rows of the training data"):
+            trainer(tmp_path, classifier(), trained, held_out)
+    for trained, held_out in (
+        (Subset(rows, range(9)), Subset(rows, range(9, 20))), (split["train"], {"a": split["test"]}),
+        (listed[3:], listed[:3]),
+    ):  # fmt: skip
+        made = trainer(tmp_path, classifier(), trained, held_out)
+        made.get_eval_dataloader("a" if isinstance(held_out, dict) else None)
+    made.eval_dataset = listed[2:4]
+    with pytest.raises(DataError, match="the evaluation rows are rows of the training data"):
+        made.get_eval_dataloader()
 
 
 def to_longest(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,16 +2,18 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Approximate, Compose, Event, Relation
+from dpgrad.errors import DataError
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.training import curves
 from dpgrad.training.curves import Progress, Spent, Watch, evaluate, judging, refuse_held_out
@@ -221,3 +223,35 @@ def test_time_left_counts_from_where_the_process_began() -> None:
     watch.begin(6, [], 8)
     watch.after(7, 0.1)
     assert seen[0].seconds_left == pytest.approx(seen[0].seconds)
+
+
+def test_rows_of_the_same_arrow_table_or_file_are_the_same_rows(tmp_path: Path) -> None:
+    """However they were chosen, whichever columns are left, and also where a file is opened twice."""
+    datasets, pyarrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    made = datasets.Dataset.from_dict({"x": [float(i) for i in range(20)], "y": list(range(20))})
+    made.save_to_disk(str(tmp_path / "saved"))
+    saved = [datasets.load_from_disk(str(tmp_path / "saved")) for _ in range(2)]
+    table = pyarrow.table({"x": np.arange(9.0), "y": np.arange(9)})
+    for all_rows, again in ((made, made), saved):
+        parts = again.train_test_split(0.25, seed=3)
+        for held, trained in (
+            (again.select(range(5)), all_rows), (again.select([3, 1]), all_rows), (again.shuffle(seed=1), all_rows),
+            (again.shard(4, 1), all_rows), (again.select(range(5, 9)).select([3]), all_rows.select([8])),
+            (again.remove_columns("x"), all_rows), (again.with_format("torch").select([2]), all_rows),
+            (Subset(again, [7]), all_rows.select([7])), (DataLoader(again.select([7])), all_rows),
+            (again.add_column("z", [0] * 20), all_rows), (parts["test"], all_rows),
+            (datasets.concatenate_datasets([datasets.Dataset.from_dict({"x": [0.0], "y": [1]}), again]).select([5]),
+             all_rows.select([4])),
+        ):  # fmt: skip
+            with pytest.raises(DataError, match="held_out are rows of the training data"):
+                refuse_held_out(held, trained)
+        for held, trained in (
+            (parts["test"], parts["train"]), (again.select(range(5)), all_rows.select(range(5, 20))),
+            (again.shard(4, 1), all_rows.shard(4, 2)), (again.select([1, 3]), all_rows.select([0, 2])),
+            (datasets.Dataset.from_dict({"x": made["x"][:], "y": made["y"][:]}), all_rows),
+            (Subset(again, [7]), all_rows.select([6])),
+        ):  # fmt: skip
+            refuse_held_out(held, trained)
+    with pytest.raises(DataError, match="held_out are rows of the training data"):
+        refuse_held_out((table.slice(4), "y"), (table.slice(0, 5), "y"))
+    refuse_held_out((table.slice(5), "y"), (table.slice(0, 5), "y"))

@@ -1,5 +1,6 @@
 """The data of a run: how one example is read does not depend on the others."""
 
+import traceback
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from dpgrad.errors import DataError
 from dpgrad.training import source
 
 CPU = torch.device("cpu")
@@ -74,3 +76,20 @@ def test_arrays_that_torch_cannot_hold_are_refused_in_words(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [">f8", "<f4", "u1", "u8", "?", "f2", "c8"])
 def test_arrays_that_torch_can_hold_in_either_order(dtype: str) -> None:
     assert source.rows(np.zeros(3, dtype)) == 3
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, RuntimeError, TypeError, OSError])
+def test_what_a_collate_says_of_a_row_is_not_passed_on(kind: type[Exception]) -> None:
+    def collate(examples: list[Any]) -> Any:
+        raise kind(f"cannot read {examples[0]}")
+
+    with pytest.raises(DataError, match=rf"it raised {kind.__name__} in .*test_source\.py, line \d+") as caught:
+        source.together(["a secret"], collate)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "a secret" not in shown.replace('source.together(["a secret"], collate)', "")
+
+
+def test_what_default_collate_says_of_a_row_is_not_passed_on() -> None:
+    with pytest.raises(DataError, match="cannot be put into one batch") as caught:
+        source.together([{"a": 1}, {"secret": 1}])
+    assert "KeyError" not in "".join(traceback.format_exception(caught.value))

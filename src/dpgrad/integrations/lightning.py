@@ -24,9 +24,8 @@ from dpgrad import _validate
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError, OptionError, ResumeError, RunError, UnsupportedModelError
-from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms
+from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows
 from dpgrad.reports.report import Report
-from dpgrad.training.curves import refuse_held_out
 from dpgrad.training.options import Computing, Privacy
 from dpgrad.training.plan import Plan
 from dpgrad.training.recipes import Recipe
@@ -133,7 +132,7 @@ class DifferentialPrivacy(Callback):
         for each in pytree.tree_leaves(trainer.val_dataloaders):  # one, or several in a list or dict
             if (judged := getattr(each, "dataset", None)) is not None:
                 self._judged = True
-                _refuse_training_rows(judged, loader.dataset)
+                refuse_training_rows(judged, loader.dataset, "validation")
         (self._optimizer,) = trainer.optimizers
         if trainer.global_step and self._resumed is None:
             raise ResumeError(
@@ -307,13 +306,6 @@ def _refuse_trainer(trainer: Trainer, module: LightningModule) -> None:
 
 def _is_own(datamodule: Any, hook: str) -> bool:
     return hook != "backward" and bool(is_overridden(hook, datamodule))
-
-
-def _refuse_training_rows(held_out: Any, rows: Any) -> None:
-    if held_out is rows:
-        raise DataError("the validation rows are the training rows: a figure on them would be shown without noise")
-    if isinstance(held_out, Dataset) and isinstance(rows, Dataset) and not isinstance(held_out, IterableDataset):
-        refuse_held_out(held_out, rows)
 
 
 def _refuse_loader(loader: object) -> None:

@@ -19,19 +19,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from dpgrad import _files, _processes, _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.errors import BudgetSpentError, OptionError, ResumeError, RunError
+from dpgrad.errors import BudgetSpentError, DataError, OptionError, ResumeError, RunError
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.mechanism.keys import Key
 from dpgrad.reports import report
 from dpgrad.runs.writeahead import WriteAhead, charges
-from dpgrad.training.curves import Point, Spent
+from dpgrad.training.curves import Point, Spent, share_rows
 from dpgrad.training.fit import Fitted, ResumeWarning
 from dpgrad.training.options import Budget, Computing, Privacy
 from dpgrad.training.plan import Plan, planned
@@ -39,7 +39,7 @@ from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.source import Collate
 
-__all__ = ["FOLDER", "PrivateRun", "Rows", "Terms", "ticks"]
+__all__ = ["FOLDER", "PrivateRun", "Rows", "Terms", "refuse_training_rows", "ticks"]
 
 FOLDER = "privacy"  # where the records of runs are, in the output folder of the other library
 _PRIVACY, _COMPUTING = Privacy(), Computing()
@@ -364,6 +364,24 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._rows[int(index)]
+
+
+def refuse_training_rows(held_out: Any, rows: Any, name: str) -> None:
+    """Refuse held-out rows that are training ``rows``, as far as `dpgrad.training.curves.share_rows` can see it.
+
+    A list may hold the examples themselves; they are the same where they are the same objects.
+
+    >>> refuse_training_rows([["a"]], [["a"]], "evaluation")
+    """
+    listed = isinstance(held_out, list | tuple) and isinstance(rows, list | tuple)
+    known = {id(row) for row in rows} if listed else set()
+    sized = callable(getattr(held_out, "__len__", None)) and not isinstance(held_out, IterableDataset)
+    shared = any(id(row) in known for row in held_out) if listed else sized and share_rows(held_out, rows)
+    if held_out is rows or shared:
+        raise DataError(
+            f"the {name} rows are rows of the training data: a figure on them would be shown without noise; keep rows "
+            "apart, e.g. with train_test_split"
+        )
 
 
 class _Ticks(Dataset[int]):

@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from dpgrad import _files, _validate
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.errors import DataError, OptionError, ResumeError, RunError
+from dpgrad.errors import DataError, DpgradError, OptionError, ResumeError, RunError
 from dpgrad.grads.sums import Loss
 from dpgrad.integrations.losses import OwnLoss, PerExample, inner, refuse_other
-from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, ticks
+from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows, ticks
 from dpgrad.reports.report import Report
 from dpgrad.training import source
 from dpgrad.training.options import Computing, Privacy
@@ -66,8 +66,10 @@ class DPTrainer(Trainer):
 
     ``seed`` is that of the noise, and makes a run unfit for release; ``TrainingArguments.seed`` is not.
 
-    Guarantee: the model after every step, its checkpoints and the logs are private in the sense of `guarantee`, one
-    example being one row of ``train_dataset``. The training loss is not logged; ε is.
+    Guarantee: the model after every step, its checkpoints and what is logged of the training rows are private in the
+    sense of `guarantee`, one example being one row of ``train_dataset``. The training loss is not logged; ε is. Not
+    covered: figures on held-out rows, which the logs and ``trainer_state.json`` of checkpoints hold, for those rows;
+    and durations, such as ``train_runtime``, which depend on how many rows the steps drew.
     """
 
     def __init__(
@@ -183,7 +185,8 @@ class DPTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """The Trainer's loader of held-out rows; training rows are refused."""
-        self._refuse_training_rows(eval_dataset)
+        given = self.eval_dataset if eval_dataset is None else eval_dataset  # it may be another one by now
+        self._refuse_training_rows(self.eval_dataset[given] if isinstance(given, str) else given)
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[no-any-return]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
@@ -271,13 +274,8 @@ class DPTrainer(Trainer):
 
     def _refuse_training_rows(self, held_out: Any) -> None:
         for one in held_out.values() if isinstance(held_out, Mapping) else [held_out]:
-            print_of = getattr(one, "_fingerprint", None)  # of the contents of a datasets.Dataset
-            same = print_of is not None and print_of == getattr(self.train_dataset, "_fingerprint", None)
-            if one is not None and (one is self.train_dataset or same):
-                raise DataError(
-                    "the evaluation rows are the training rows: a figure on them would be shown without noise; keep "
-                    "rows apart, e.g. with train_test_split"
-                )
+            if one is not None and self.train_dataset is not None:
+                refuse_training_rows(one, self.train_dataset, "evaluation")
 
 
 class _Saved(TrainerCallback):
@@ -319,8 +317,10 @@ class _Collate:
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         try:
             return dict(self.collator(list(examples)))
-        except ValueError as error:  # of transformers, where lengths differ
-            raise DataError(f"data_collator cannot put the examples into one batch: {_PAD}") from error
+        except DpgradError:
+            raise
+        except ValueError:  # of transformers, where lengths differ; its text may hold values of rows
+            raise DataError(f"data_collator cannot put the examples into one batch: {_PAD}") from None
 
 
 def _of_datasets(dataset: Any) -> bool:

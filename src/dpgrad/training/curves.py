@@ -25,11 +25,11 @@ from dpgrad.grads.batch import row_losses
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.sampling import Indices
 from dpgrad.runs.writeahead import charges
-from dpgrad.training import forms, source
+from dpgrad.training import forms, source, tables
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 
-__all__ = ["Point", "Progress", "Spent", "Watch", "evaluate", "judging", "refuse_held_out"]
+__all__ = ["Point", "Progress", "Spent", "Watch", "evaluate", "judging", "refuse_held_out", "share_rows"]
 
 _JUDGED = 1024  # held-out rows at a time
 _STAGES = 10  # in the course of a run the ε so far is computed at the ends and the middles of as many stages
@@ -165,8 +165,9 @@ def evaluate(model: nn.Module, metric: Metric, held_out: Any, collate: source.Co
 def refuse_held_out(held_out: Any, data: Any) -> None:
     """Refuse held-out rows that are none, that are not numbers, or that are rows of the training ``data``.
 
-    Either may be in any form. Rows are the same where they lie in the same memory, also as parts of it, or have the
-    same index in one Dataset. Copies, and what other Datasets hold, cannot be seen.
+    Either may be in any form. Rows are the same where they lie in the same memory, also as parts of it, in one file
+    of the datasets library, or have the same index in one Dataset. Copies, and what other Datasets hold, cannot be
+    seen.
 
     >>> rows = torch.zeros(3, 2), torch.zeros(3)
     >>> refuse_held_out(rows, rows)
@@ -176,7 +177,7 @@ def refuse_held_out(held_out: Any, data: Any) -> None:
     rows = forms.taken(held_out, "held_out")
     if not source.rows(rows):
         raise DataError("held_out must hold at least one row, got none: leave it out to train without evaluation")
-    if _share_rows(held_out, data):
+    if share_rows(held_out, data):
         raise DataError(
             "held_out are rows of the training data: a figure on them would be shown without noise; keep rows apart"
         )
@@ -188,18 +189,30 @@ def refuse_held_out(held_out: Any, data: Any) -> None:
                 raise DataError(f"held_out{pytree.keystr(path)} holds values that are not finite: remove those rows")
 
 
-def _share_rows(one: Any, other: Any) -> bool:
-    """Whether rows of ``one`` are rows of ``other``, by their index in one Dataset or by their place in memory."""
+def share_rows(one: Any, other: Any) -> bool:
+    """Whether rows of ``one`` are rows of ``other``, by their index in one Dataset or by their place in memory.
+
+    >>> rows = torch.zeros(3, 2)
+    >>> share_rows(rows[:2], rows[1:]), share_rows(rows[:2], rows[2:])
+    (True, False)
+    """
     (mine, own), (yours, others) = _unwrapped(one), _unwrapped(other)
     if mine is yours:
         return bool(np.isin(own, others).any())
     if isinstance(mine, Dataset) or isinstance(yours, Dataset):
         return False
     pairs = product(pytree.tree_leaves(mine), pytree.tree_leaves(yours))
-    return any(
-        _overlap(_places(leaf, own), _places(far, others)) if _lies(leaf) and _lies(far) else leaf is far
-        for leaf, far in pairs
-    )
+    return any(_meet(leaf, own, far, others) for leaf, far in pairs)
+
+
+def _meet(leaf: Any, own: Indices, far: Any, others: Indices) -> bool:
+    """Whether rows of two leaves, given by their indices, are the same."""
+    if _lies(leaf) and _lies(far):
+        return _overlap(_places(leaf, own), _places(far, others))
+    if tables.chunked(leaf) and tables.chunked(far):
+        here, there = tables.origins(leaf, own), tables.origins(far, others)
+        return any(bool(np.isin(here[origin], there[origin]).any()) for origin in here.keys() & there.keys())
+    return leaf is far
 
 
 def _lies(leaf: Any) -> bool:
@@ -208,17 +221,22 @@ def _lies(leaf: Any) -> bool:
 
 
 def _length(leaf: Any) -> int:
-    return len(leaf) if _lies(leaf) else 1
+    return len(leaf) if _lies(leaf) or tables.chunked(leaf) else 1
 
 
 def _unwrapped(data: Any) -> tuple[Any, Indices]:
-    """The data that a Subset or a TensorDataset takes its rows from, and which rows of them."""
+    """The data that a Subset, a TensorDataset or a datasets.Dataset takes its rows from, and which rows of them."""
     data = forms.places(data)
-    count = source.rows(data) if isinstance(data, Dataset) else max(map(_length, pytree.tree_leaves(data)), default=0)
+    by_index = isinstance(data, Dataset) or forms.selected(data) is not None
+    count = len(data) if by_index else max(map(_length, pytree.tree_leaves(data)), default=0)
     rows: Indices = np.arange(count)
     while isinstance(data, Subset):
-        rows = np.asarray(data.indices, dtype=np.int64)[rows] % source.rows(data.dataset)  # they may count from the end
-        data = data.dataset
+        inner: Any = data.dataset
+        rows = np.asarray(data.indices, dtype=np.int64)[rows] % len(inner)  # they may count from the end
+        data = inner
+    if (found := forms.selected(data)) is not None:
+        data, chosen = found
+        rows = chosen[rows]
     return (data.tensors if isinstance(data, TensorDataset) else data), rows
 
 

@@ -31,7 +31,7 @@ from dpgrad.grads.sums import Batch
 from dpgrad.training.source import ByIndex, Collate, together
 from dpgrad.training.tables import ArrowRows, Frame, Series, arrow, column_arrays, matrix, target_in, vector
 
-__all__ = ["Examples", "HuggingFaceRows", "LoaderWarning", "places", "taken"]
+__all__ = ["Examples", "HuggingFaceRows", "LoaderWarning", "places", "selected", "taken"]
 
 
 class LoaderWarning(UserWarning):
@@ -85,11 +85,26 @@ def places(data: Any) -> Any:
     """
     if isinstance(data, DataLoader | Examples):
         return data.dataset
+    if isinstance(data, HuggingFaceRows):
+        return data.rows
     if isinstance(data, Frame) and not arrow(data):
         return column_arrays(data)
     if isinstance(data, tuple | list):
         return [places(part) for part in data if not isinstance(part, str)]
     return data.to_numpy() if _foreign(data) and isinstance(data, Series) else data
+
+
+def selected(data: Any) -> tuple[Any, "np.ndarray[Any, Any]"] | None:
+    """The table that a ``datasets.Dataset`` takes its rows from, and which of them; None of other data.
+
+    >>> import datasets
+    >>> selected(datasets.Dataset.from_dict({"x": [5, 6, 7]}).select([2, 0]))[1].tolist()
+    [2, 0]
+    """
+    if not _hugging_face(data, "Dataset"):
+        return None
+    chosen = data._indices  # the library has no public place for it
+    return data.data, np.arange(len(data)) if chosen is None else chosen.column(0).to_numpy().astype(np.int64)
 
 
 @runtime_checkable
@@ -233,21 +248,21 @@ class HuggingFaceRows(ByIndex):
         kind, columns = dataset.format["type"], dataset.format["columns"]
         self._transformed = kind == "custom"
         known = self._transformed or kind in ("torch", "numpy")
-        self._rows = dataset if known else dataset.with_format("torch", columns=columns)
+        self.rows = dataset if known else dataset.with_format("torch", columns=columns)
         features = {name: dataset.features[name] for name in columns}
         self._text = [] if self._transformed else [name for name, one in features.items() if _numbers(one) is None]
         self._whole = {name for name, one in features.items() if _numbers(one) is True}
         self.steady = not self._transformed and not self._text
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def batch(self, indices: list[int], collate: Collate) -> Batch:
         if self._transformed or collate is not default_collate:
-            return together([self._rows[index] for index in indices], collate)
+            return together([self.rows[index] for index in indices], collate)
         if self._text:
             raise DataError(_text(self._text))
-        found = {name: self._tensor(name, column) for name, column in self._rows[indices].items()}
+        found = {name: self._tensor(name, column) for name, column in self.rows[indices].items()}
         for name in self._whole & found.keys():
             if found[name].is_floating_point():
                 raise DataError(f"column {name!r} of data has missing values: fill them in by a fixed rule")

@@ -5,9 +5,11 @@ examples), or a map-style `torch.utils.data.Dataset`. `dpgrad.training.forms` br
 """
 
 import math
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from dpgrad.errors import DataError
+from dpgrad.errors import DataError, DpgradError
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
@@ -39,6 +41,7 @@ __all__ = [
 Collate = Callable[[list[Any]], Batch]
 Values = Tensor | np.ndarray[Any, Any]
 
+_HERE = str(Path(__file__).parents[1])  # dpgrad itself
 _BLOCK = 4096  # rows of files that are compared at a time
 
 
@@ -169,11 +172,14 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
         _refuse_mixed(examples)
     try:
         batch = collate(list(examples)) if collate is default_collate else _joined([collate([one]) for one in examples])
-    except (RuntimeError, TypeError) as error:
+    except DpgradError:
+        raise
+    except Exception as error:  # whose text may hold a value of a row
+        remedy = "or give collate" if collate is default_collate else f"or correct collate ({_place(error)})"
         raise DataError(
             "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
-            "or give collate"
-        ) from error
+            f"{remedy}"
+        ) from None
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         if not isinstance(leaf, Tensor):
             raise DataError(
@@ -186,6 +192,14 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
                 f"{len(examples):,} examples: replace examples that are of no use in the Dataset, do not leave them out"
             )
     return batch
+
+
+def _place(error: Exception) -> str:
+    """The type of an exception and the line that raised it, of code outside installed packages where there is some."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the one that caught it
+    own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
+    last = (own or list(frames) or traceback.extract_tb(error.__traceback__))[-1]
+    return f"it raised {type(error).__name__} in {last.filename}, line {last.lineno}; its message may be private"
 
 
 _COMPARED = 16  # rows of other data than before

@@ -22,7 +22,18 @@ from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
 from dpgrad.training.source import ByIndex, Collate, together
 
-__all__ = ["ArrowRows", "Frame", "Series", "arrow", "column_arrays", "matrix", "target_in", "vector"]
+__all__ = [
+    "ArrowRows",
+    "Frame",
+    "Series",
+    "arrow",
+    "chunked",
+    "column_arrays",
+    "matrix",
+    "origins",
+    "target_in",
+    "vector",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -217,6 +228,47 @@ def arrow(data: Any) -> bool:
     return (table is not None and isinstance(data, table.Table)) or (
         files is not None and isinstance(data, files.Dataset)
     )
+
+
+def chunked(data: Any) -> bool:
+    """Whether this is an Arrow table in memory or mapped into it, also as the datasets library holds it."""
+    held, library = sys.modules.get("pyarrow"), sys.modules.get("datasets")
+    return (held is not None and isinstance(data, held.Table)) or (
+        library is not None and isinstance(data, library.table.Table)
+    )
+
+
+def origins(table: Any, rows: Array) -> dict[int | str, Array]:
+    """Where the values of the given rows come from: their positions in the memory or the file that holds them.
+
+    >>> import pyarrow
+    >>> ages = pyarrow.table({"age": [30, 40, 50]})
+    >>> [places.tolist() for places in origins(ages.slice(1), np.array([0, 1])).values()]
+    [[1, 2]]
+    """
+    ordered, found = np.sort(rows), dict[int | str, list[Array]]()
+    for origin, first, start, count in _pieces(table):
+        low, high = np.searchsorted(ordered, (start, start + count))
+        found.setdefault(origin, []).append(ordered[low:high] - start + first)
+    return {origin: np.concatenate(places) for origin, places in found.items()}
+
+
+def _pieces(table: Any) -> Iterator[tuple[int | str, int, int, int]]:
+    """Consecutive rows of a table that lie in one place: (which, from where in it, from which row, how many)."""
+    for column in table.columns:
+        start = 0
+        for chunk in column.chunks:
+            held = next((buffer for buffer in chunk.buffers() if buffer is not None), None)
+            if held is not None:
+                yield held.address, chunk.offset, start, len(chunk)
+            start += len(chunk)
+    start = 0
+    for beside in getattr(table, "blocks", [[table]]):  # of tables put together by the datasets library
+        for block in beside:
+            if (path := getattr(block, "path", None)) is not None:  # a file may be mapped twice
+                sliced = sum(arguments[0] for name, arguments, _ in block.replays if name == "slice")
+                yield path, sliced, start, block.num_rows
+        start += beside[0].num_rows
 
 
 def _inner(field: Any) -> tuple[Any, int]:
