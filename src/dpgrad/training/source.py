@@ -147,6 +147,8 @@ def _joined(singles: list[Batch]) -> Batch:
     leaves = [pytree.tree_leaves(one) for one in singles]
     if not all(isinstance(leaf, Tensor) for one in leaves for leaf in one):
         return singles[0]  # refused by the caller
+    for leaf in (leaf for one in leaves for leaf in one):
+        _refuse_length(leaf, 1)
     shapes = [[(leaf.dtype, leaf.shape) for leaf in one] for one in leaves]
     if any(one != shapes[0] for one in shapes) or len({repr(pytree.tree_structure(one)) for one in singles}) > 1:
         raise DataError(
@@ -186,12 +188,17 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
                 f"an example of data must hold tensors or numbers, {pytree.keystr(path) or 'it'} is a "
                 f"{type(leaf).__name__}: leave it out, or give collate"
             )
-        if not leaf.ndim or len(leaf) != len(examples):
-            raise DataError(
-                f"collate must give one entry per example in every tensor, got {tuple(leaf.shape)} for "
-                f"{len(examples):,} examples: replace examples that are of no use in the Dataset, do not leave them out"
-            )
+        _refuse_length(leaf, len(examples))
     return batch
+
+
+def _refuse_length(leaf: Tensor, examples: int) -> None:
+    if not leaf.ndim or len(leaf) != examples:
+        raise DataError(
+            f"collate must give one entry per example in every tensor, got {tuple(leaf.shape)} for {examples:,} "
+            f"{'example' if examples == 1 else 'examples'}: replace examples that are of no use in the Dataset, do not "
+            "leave them out"
+        )
 
 
 def _place(error: Exception) -> str:

@@ -105,7 +105,8 @@ class Some(Dataset[Tensor | None]):
 
 
 def of_use(examples: list[Tensor | None]) -> Tensor:
-    return torch.stack([example for example in examples if example is not None])
+    found = [example for example in examples if example is not None]
+    return torch.stack(found) if found else torch.zeros(0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
