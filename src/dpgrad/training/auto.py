@@ -7,7 +7,7 @@ budget ε, and whatever the caller gives. What it gives, and why; `docs/defaults
 - **Steps**: T = 4·√n, from 144 to 1,000. With few rows noise limits a run, and more steps add to it. With many rows the
   noise of a step is small, and a short run ends before the model has learned.
 - **Epochs**: 12·√ε, from 8 to 50. The signal-to-noise ratio of a run, √T·q/z at sampling rate q and noise multiplier z,
-  is then 0.7 to 0.95 of that of full batches; computing it needs no data. More epochs cost time and gain little.
+  grows with the epochs towards that of full batches, ever more slowly; computing it needs no data.
 - **Batch size**: B = epochs·n/T. More epochs buy larger batches and so less noise, not more steps.
 - **Clip bound**: 1. The optimizer below normalizes gradients, so only the share of clipped examples depends on it.
 - **Optimizer**: `dpgrad.training.scaled.SelfScaled` with momentum 0.9. The one fact that matters and is not public is

@@ -31,8 +31,7 @@ class Watch:
     """
 
     def __init__(self, model: nn.Module, *functions: Callable[..., Any]) -> None:
-        owners = [owner for owner in map(_owner, functions) if isinstance(owner, nn.Module)]
-        modules = dict.fromkeys(chain(model.modules(), *(owner.modules() for owner in owners)))
+        modules = _modules(model, functions)
         owned: list[dict[str, Any]] = [owner for each in modules for owner in (each._parameters, each._buffers)]
         self._tensors = [(owner, name) for owner in owned for name, value in owner.items() if value is not None]
         of_modules: list[dict[str, Any]] = [module.__dict__ for module in modules]
@@ -71,14 +70,20 @@ def held(model: nn.Module, *functions: Callable[..., Any]) -> list[Tensor]:
     >>> any(each is table for each in found)
     True
     """
-    owners = [owner for owner in map(_owner, functions) if isinstance(owner, nn.Module)]
-    modules = dict.fromkeys(chain(model.modules(), *(owner.modules() for owner in owners)))
-    values: list[object] = [*chain.from_iterable((*each.parameters(), *each.buffers()) for each in (model, *owners))]
+    modules = _modules(model, functions)
+    own = (module.__dict__[kind] for module in modules for kind in ("_parameters", "_buffers"))
+    values: list[object] = [value for each in own for value in each.values()]
     values += [value for module in modules for value in vars(module).values()]
     values += [owner.get(name) for owner, name in chain.from_iterable(map(_names, functions))]
     values += [_content(cell) for given in functions for cell in _cells(given)]
     values += [part for value in values for part in islice(_parts(value), _MOST)]
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def _modules(model: nn.Module, functions: Iterable[Callable[..., Any]]) -> list[nn.Module]:
+    """The modules of a model, and of the functions that are modules or belong to one."""
+    owners = [owner for owner in map(_owner, functions) if isinstance(owner, nn.Module)]
+    return list(dict.fromkeys(chain(model.modules(), *(owner.modules() for owner in owners))))
 
 
 def _functions(given: Any, known: set[int] | None = None) -> Iterator[Any]:
