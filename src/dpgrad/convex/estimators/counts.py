@@ -1,12 +1,10 @@
 """Private Poisson regression for scikit-learn."""
 
 import math
-import warnings
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
@@ -14,17 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import extras, rows, solvers
-from dpgrad.convex.estimators.privacy import (
-    FitPrivacy,
-    Reported,
-    charging,
-    delta_for,
-    guarantee,
-    not_covered,
-    relation_of,
-)
+from dpgrad.convex.estimators.privacy import Reported, charging
+from dpgrad.convex.estimators.targets import ended, given
 from dpgrad.convex.losses import Array, Counts
-from dpgrad.errors import DataError, OptionError
 
 __all__ = ["DPPoissonRegressor"]
 
@@ -92,50 +82,26 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
 
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """
-        epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
         _validate.non_negative(alpha=self.alpha)
-        if self.data_norm is None:
-            raise OptionError(
-                "data_norm is required: a bound on the norm of every row, chosen without looking at the data"
-            )
-        radius = rows.radius_of(self.data_norm)
-        low, high = rows.pair_of("target_bounds", self.target_bounds)
-        if low < 0:
-            raise OptionError(f"target_bounds must begin at 0 or above, got {low:g}: counts are not negative")
-        fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
-        X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
-        if y.dtype.kind not in "iufb":
-            raise DataError("X and y must hold numbers: encode text, by categories that are public")
-        delta = delta_for(self.delta, X.shape[0])
-        targets = np.clip(np.clip(y.astype(np.float64), low, high) / high, 0, 1)
+        fitted = given(self, X, y, least=0)
+        low, high, fit_intercept = fitted.low, fitted.high, fitted.fit_intercept
+        targets = np.clip(np.clip(fitted.y.astype(np.float64), low, high) / high, 0, 1)
         # in units of the largest count; an intercept holds its logarithm, and an offset where there is none
         loss, raised = Counts(0.0 if fit_intercept else -math.log(high)), math.log(high) if fit_intercept else 0.0
         task = solvers.Task(
-            loss, 0, epsilon, delta, relation, radius, fit_intercept,
-            charging(self.ledger, relation, type(self).__name__),
+            loss, 0, fitted.epsilon, fitted.delta, fitted.relation, fitted.radius, fit_intercept,
+            charging(self.ledger, fitted.relation, type(self).__name__),
         )  # fmt: skip
         key = rows.key_of(self.random_state, type(self).__name__)
         share = extras.share_checked(inference_share=self.inference_share)
         outcome = extras.solved(
-            "gd", rows.narrowed(X), targets, task, self._options(X.shape[1], high), key,
-            extras.Split(epsilon, delta, relation, inference=share), dispersion=1 / high, offset=raised,
+            "gd", rows.narrowed(fitted.X), targets, task, self._options(fitted.X.shape[1], high), key,
+            extras.Split(fitted.epsilon, fitted.delta, fitted.relation, inference=share), dispersion=1 / high,
+            offset=raised,
         )  # fmt: skip
-        found, self.inference_ = outcome.found, outcome.inference
-        self.radius_, self.n_iter_, self.target_bounds_ = radius, found.steps, (low, high)
+        found = outcome.found
         self.coef_, self.intercept_ = found.coef[:, 0], float(raised + found.intercept[0])
-        self.privacy_ = FitPrivacy(
-            guarantee(outcome.event, relation, delta),
-            outcome.releases,
-            (*rows.shape_facts(X, radius), "target_bounds", "every other argument of the estimator"),
-            not_covered(self.ledger),
-            key.reproducible,
-            "Poisson regression, solver gd",
-            (*rows.prepared_by(radius, fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
-            rows.schema_of(self, X, target_bounds=[low, high]),
-            () if found.unsettled is None else (found.unsettled,),
-        )
-        if found.unsettled:
-            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
+        ended(self, fitted, outcome, key, "Poisson regression, solver gd")
         return self
 
     def _options(self, columns: int, high: float) -> dict[str, Any]:

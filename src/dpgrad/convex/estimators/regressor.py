@@ -1,28 +1,18 @@
 """Private linear regression for scikit-learn."""
 
-import warnings
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import extras, rows, solvers
-from dpgrad.convex.estimators.privacy import (
-    FitPrivacy,
-    Reported,
-    charging,
-    delta_for,
-    guarantee,
-    not_covered,
-    relation_of,
-)
+from dpgrad.convex.estimators.privacy import Reported, charging
+from dpgrad.convex.estimators.targets import ended, given
 from dpgrad.convex.losses import Array, Squared
-from dpgrad.errors import DataError, OptionError
 
 __all__ = ["OPTIONS", "DPLinearRegression"]
 
@@ -93,49 +83,28 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
 
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """
-        epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
-        if self.data_norm is None:
-            raise OptionError(
-                "data_norm is required: a bound on the norm of every row, chosen without looking at the data"
-            )
-        radius = rows.radius_of(self.data_norm)
-        low, high = rows.pair_of("target_bounds", self.target_bounds)
-        fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
-        X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
-        if y.dtype.kind not in "iufb":
-            raise DataError("X and y must hold numbers: encode text, by categories that are public")
-        delta = delta_for(self.delta, X.shape[0])
+        fitted = given(self, X, y)
+        low, high, fit_intercept = fitted.low, fitted.high, fitted.fit_intercept
         if fit_intercept:
             middle, half = low + (high - low) / 2, (high - low) / 2
         else:  # a row of zeros has the target 0, wherever the bounds lie
             middle, half = 0.0, max(abs(low), abs(high))
-        targets = np.clip((np.clip(y.astype(np.float64), low, high) - middle) / half, -1, 1)
-        charge = charging(self.ledger, relation, type(self).__name__)
-        task = solvers.Task(Squared(bound=1.0), 0, epsilon, delta, relation, radius, fit_intercept, charge)
+        targets = np.clip((np.clip(fitted.y.astype(np.float64), low, high) - middle) / half, -1, 1)
+        charge = charging(self.ledger, fitted.relation, type(self).__name__)
+        task = solvers.Task(
+            Squared(bound=1.0), 0, fitted.epsilon, fitted.delta, fitted.relation, fitted.radius, fit_intercept, charge
+        )
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         key = rows.key_of(self.random_state, type(self).__name__)
         share = extras.share_checked(inference_share=self.inference_share)
         outcome = extras.solved(
-            self.solver, rows.narrowed(X), targets, task, options, key,
-            extras.Split(epsilon, delta, relation, inference=share), scale=half, offset=middle,
+            self.solver, rows.narrowed(fitted.X), targets, task, options, key,
+            extras.Split(fitted.epsilon, fitted.delta, fitted.relation, inference=share), scale=half, offset=middle,
         )  # fmt: skip
-        found, self.inference_ = outcome.found, outcome.inference
-        self.radius_, self.n_iter_, self.target_bounds_ = radius, found.steps, (low, high)
+        found = outcome.found
         self.coef_ = half * found.coef[:, 0]
         self.intercept_ = float(middle + half * found.intercept[0])
-        self.privacy_ = FitPrivacy(
-            guarantee(outcome.event, relation, delta),
-            outcome.releases,
-            (*rows.shape_facts(X, radius), "target_bounds", "every other argument of the estimator"),
-            not_covered(self.ledger),
-            key.reproducible,
-            f"linear regression, solver {self.solver}",
-            (*rows.prepared_by(radius, fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
-            rows.schema_of(self, X, target_bounds=[low, high]),
-            () if found.unsettled is None else (found.unsettled,),
-        )
-        if found.unsettled:
-            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
+        ended(self, fitted, outcome, key, f"linear regression, solver {self.solver}")
         return self
 
     def predict(self, X: Any) -> Array:

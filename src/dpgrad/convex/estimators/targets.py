@@ -1,0 +1,70 @@
+"""What the fits of all regressors begin and end with: arguments and targets checked, and what was released told."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from sklearn.exceptions import ConvergenceWarning
+
+from dpgrad.accounting.events import Relation
+from dpgrad.convex.design import Matrix
+from dpgrad.convex.estimators import rows
+from dpgrad.convex.estimators.extras import Outcome
+from dpgrad.convex.estimators.privacy import FitPrivacy, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.losses import Array
+from dpgrad.errors import DataError, OptionError
+from dpgrad.mechanism.keys import Key
+
+__all__ = ["Given", "ended", "given"]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Given:
+    """Rows and targets as they are fitted, and the arguments of a regressor. Rows and targets are private."""
+
+    X: Matrix
+    y: Array
+    epsilon: float
+    delta: float
+    relation: Relation
+    radius: float | None
+    low: float
+    high: float
+    fit_intercept: bool
+
+
+def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
+    """The arguments of ``estimator`` and its rows, checked; no target may lie below ``least``."""
+    epsilon, relation = rows.budget_checked(estimator.epsilon), relation_of(estimator.relation)
+    if estimator.data_norm is None:
+        raise OptionError("data_norm is required: a bound on the norm of every row, chosen without looking at the data")
+    radius = rows.radius_of(estimator.data_norm)
+    low, high = rows.pair_of("target_bounds", estimator.target_bounds)
+    if low < least:
+        raise OptionError(f"target_bounds must begin at {least:g} or above, got {low:g}: counts are not negative")
+    fit_intercept = rows.flag_checked(fit_intercept=estimator.fit_intercept)
+    X, y = rows.validated(estimator, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
+    if y.dtype.kind not in "iufb":
+        raise DataError("X and y must hold numbers: encode text, by categories that are public")
+    return Given(X, y, epsilon, delta_for(estimator.delta, X.shape[0]), relation, radius, low, high, fit_intercept)
+
+
+def ended(estimator: Any, fitted: Given, outcome: Outcome, key: Key, title: str) -> None:
+    """Write to ``estimator`` what its fit released and how, and warn where the coefficients had not settled."""
+    found, low, high = outcome.found, fitted.low, fitted.high
+    estimator.inference_ = outcome.inference
+    estimator.radius_, estimator.n_iter_, estimator.target_bounds_ = fitted.radius, found.steps, (low, high)
+    estimator.privacy_ = FitPrivacy(
+        guarantee(outcome.event, fitted.relation, fitted.delta),
+        outcome.releases,
+        (*rows.shape_facts(fitted.X, fitted.radius), "target_bounds", "every other argument of the estimator"),
+        not_covered(estimator.ledger),
+        key.reproducible,
+        title,
+        (*rows.prepared_by(fitted.radius, fitted.fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
+        rows.schema_of(estimator, fitted.X, target_bounds=[low, high]),
+        () if found.unsettled is None else (found.unsettled,),
+    )
+    if found.unsettled:
+        warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=3)
