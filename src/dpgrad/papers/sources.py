@@ -90,4 +90,16 @@ def _code(module: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, _DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
-    return ast.dump(tree)
+    return _shape(tree)
+
+
+def _shape(node: object) -> str:
+    """A tree as text, the same under every version of Python: `ast.dump` shows fields that only newer ones have."""
+    if isinstance(node, list):
+        return f"[{','.join(map(_shape, node))}]"
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+        # None is a value of a constant, and only a field that is not there elsewhere
+        inner = [repr(node.value)] if isinstance(node, ast.Constant) else [f"{n}={_shape(v)}" for n, v in fields]
+        return f"{type(node).__name__}({','.join(inner)})"
+    return repr(node)
