@@ -13,7 +13,7 @@ from dpgrad import fit, recipes
 from dpgrad.training import auto
 from dpgrad.training.recipes import Recipe
 
-DELTA, KEYS = 1e-5, 2
+DELTA, KEYS, FINALISTS = 1e-5, 2, 3
 OLD = "0.1.0"
 
 
@@ -61,11 +61,20 @@ def trained(job: Job, folder: Path, device: str) -> float:
 
 
 def jobs(tasks: list[Task], budgets: list[float]) -> Iterator[Job]:
-    """All runs, those that take longest first."""
+    """All runs of the first key, and those of method auto with every key; those that take longest first."""
     for task in sorted(tasks, key=lambda task: (not task.heavy, -task.rows)):
         for epsilon in budgets:
             yield from (Job(task.name, epsilon, "auto", seed) for seed in range(KEYS))
             yield from (Job(task.name, epsilon, setting) for setting in (OLD, *grid()))
+
+
+def finals(tasks: list[Task], budgets: list[float], known: dict[Job, float]) -> Iterator[Job]:
+    """The runs with the further keys of the settings that were best with the first."""
+    for task in tasks:
+        for epsilon in budgets:
+            found = {name: known[job] for name in grid() if (job := Job(task.name, epsilon, name)) in known}
+            for setting in sorted(found, key=lambda name: -found[name])[:FINALISTS]:
+                yield from (Job(task.name, epsilon, setting, seed) for seed in range(1, KEYS))
 
 
 def done(job: Job, folder: Path, device: str) -> tuple[Job, float | None, str]:

@@ -114,7 +114,7 @@ def test_frozen_weights_do_not_count() -> None:
     model = nn.Sequential(nn.Linear(3, 50_000).requires_grad_(False), nn.Linear(50_000, 2))
     found = stopped(rows(), model=model).plan
     assert found.parameters == 100_002
-    assert found.learning_rate_at(0) == pytest.approx(15 / math.sqrt(144 * 100_002))
+    assert found.learning_rate_at(0) == pytest.approx(50 / math.sqrt(144 * 100_002))
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1437, 60_000, 10**7])
@@ -154,20 +154,21 @@ def test_noise_in_place_of_a_budget() -> None:
 
 def test_what_is_given_replaces_its_part_of_the_rule() -> None:
     plain = make(rows=2000, parameters=50, **BUDGET)
-    changed = make(rows=2000, parameters=50, clip=0.1, learning_rate=0.5, momentum=0.3, averaging="tail:0.5", **BUDGET)
-    assert (changed.recipe.clip, changed.learning_rate_at(0), changed.recipe.momentum) == (0.1, 0.5, 0.3)
+    changed = make(rows=2000, parameters=50, clip=0.7, learning_rate=0.5, momentum=0.3, averaging="tail:0.5", **BUDGET)
+    assert (changed.recipe.clip, changed.learning_rate_at(0), changed.recipe.momentum) == (0.7, 0.5, 0.3)
     assert (changed.steps, changed.batch_size, changed.optimizer) == (plain.steps, plain.batch_size, "self-scaled")
     constant = make(rows=2000, parameters=50, learning_rate=lambda step: 0.25, **BUDGET)
     assert constant.learning_rate_at(7) == 0.25
 
 
 def test_the_rate_suits_the_optimizer() -> None:
-    facts: dict[str, Any] = {"rows": 2000, "parameters": 50, **BUDGET}
-    adam, sgd = make(optimizer="Adam", **facts), make(optimizer="sgd", **facts)
-    assert adam.learning_rate_at(0) == pytest.approx(50 / math.sqrt(adam.steps * 50))
+    facts: dict[str, Any] = {"rows": 2000, "parameters": 10_000, **BUDGET}
+    adam, sgd = make(optimizer="Adam", **facts), make(optimizer="sgd", clip=1.0, **facts)
+    assert adam.learning_rate_at(0) == pytest.approx(50 / math.sqrt(adam.steps * 10_000))
     assert adam.recipe.momentum == 0
+    assert make(optimizer="Adam", **{**facts, "parameters": 50}).learning_rate_at(0) == 0.1
     noise = sgd.mechanism.noise_multiplier / sgd.batch_size
-    assert sgd.learning_rate_at(0) == pytest.approx(5 / math.sqrt(sgd.steps * (0.1 + 50 * noise**2)))
+    assert sgd.learning_rate_at(0) == pytest.approx(5 / math.sqrt(sgd.steps * (0.1 + 10_000 * noise**2)))
     assert make(optimizer="sgd", clip=0.1, **facts).learning_rate_at(0) == pytest.approx(10 * sgd.learning_rate_at(0))
     for own in ("adagrad", lambda parameters: torch.optim.SGD(parameters, lr=0.1)):
         assert make(optimizer=own, **facts).learning_rate is None

@@ -9,16 +9,18 @@ budget ε, and whatever the caller gives. What it gives, and why; `docs/defaults
 - **Epochs**: 12·√ε, from 8 to 50. The signal-to-noise ratio of a run, √T·q/z at sampling rate q and noise multiplier z,
   grows with the epochs towards that of full batches, ever more slowly; computing it needs no data.
 - **Batch size**: B = epochs·n/T. More epochs buy larger batches and so less noise, not more steps.
-- **Clip bound**: 1. The optimizer below normalizes gradients, so only the share of clipped examples depends on it.
+- **Clip bound**: 0.1. The optimizer below normalizes gradients, so only the share of clipped examples depends on it.
+  With a low bound nearly all are clipped: what an example counts then does not depend on the scale of the loss, and
+  examples whose gradients are small late in a run, as the residuals of a regression, are not lost in noise that a high
+  bound would ask for.
 - **Optimizer**: `dpgrad.training.scaled.SelfScaled` with momentum 0.9. The one fact that matters and is not public is
   the scale of the inputs; the optimizer finds it from noisy gradients, which cost nothing more to use again.
-- **Learning rate**: min(0.1, 15/√(T·d)), falling linearly to 0. Noise fills all d coordinates: after T steps a run of
-  noise alone has travelled a norm of about 15/√3 whatever d is. With few parameters 0.1 a step is as far as weights of
+- **Learning rate**: min(0.1, 50/√(T·d)), falling linearly to 0. Noise fills all d coordinates: after T steps a run of
+  noise alone has travelled a norm of about 50/√3 whatever d is. With few parameters 0.1 a step is as far as weights of
   inputs of size 1 have to go.
 
-Everything the caller gives replaces its part of the rule, and the rest follows from it. With ``optimizer="adam"`` the
-rate is 50/√(T·d), and with ``"sgd"`` it is 50·(1 − momentum)/(C·√(T·(0.1 + d·(z/B)²))).
-Other optimizers keep their own rate.
+Everything the caller gives replaces its part of the rule, and the rest follows from it. ``optimizer="adam"`` has the
+same rate, and with ``"sgd"`` it is 50·(1 − momentum)/(C·√(T·(0.1 + d·(z/B)²))). Other optimizers keep their own.
 
 Guarantee: n is public under zero-out and replace-one, and a declared constant under add-remove; d, ε and the options do
 not depend on the data. So the plan does not, and what the optimizer does is post-processing of private gradients.
@@ -38,9 +40,9 @@ from dpgrad.training.recipes import Recipe, optimizer_name
 
 __all__ = ["completed", "epochs", "lengthened", "reason", "steps_for"]
 
-REACH, MOST = 15.0, 0.1  # of the self-scaled optimizer
-ADAM_REACH, SGD_REACH, SIGNAL = 50.0, 50.0, 0.1
-_NORMALIZED = ("adam", "adamw", "nadam", "radam", "adamax", "rmsprop")  # steps of about the learning rate
+REACH, MOST, SIGNAL = 50.0, 0.1, 0.1
+# optimizers whose steps have about the size of the learning rate
+_NORMALIZED = ("self-scaled", "adam", "adamw", "nadam", "radam", "adamax", "rmsprop")
 
 
 def epochs(epsilon: float | None) -> float:
@@ -91,7 +93,7 @@ def completed(method: Recipe, mechanism: Mechanism, parameters: int | None) -> R
 
     >>> from dpgrad.mechanism.sampling import Poisson
     >>> from dpgrad.training.recipes import auto
-    >>> completed(auto(), Mechanism(Poisson(0.1), 100, 1.0, batch_size=10), 5625).learning_rate
+    >>> completed(auto(), Mechanism(Poisson(0.1), 100, 1.0, batch_size=10), 62_500).learning_rate
     0.02
     """
     if method.learning_rate is not None or not _knows(method):
@@ -105,7 +107,7 @@ def completed(method: Recipe, mechanism: Mechanism, parameters: int | None) -> R
 
 
 def _knows(method: Recipe) -> bool:
-    return not callable(method.optimizer) and _kind(method) in ("self-scaled", "sgd", *_NORMALIZED)
+    return not callable(method.optimizer) and _kind(method) in ("sgd", *_NORMALIZED)
 
 
 def _kind(method: Recipe) -> str:
@@ -113,15 +115,12 @@ def _kind(method: Recipe) -> str:
 
 
 def _learning_rate(method: Recipe, mechanism: Mechanism, parameters: int) -> float:
-    walk = math.sqrt(mechanism.steps * parameters)
-    if _kind(method) == "self-scaled":
-        return min(MOST, REACH / walk)
     if _kind(method) in _NORMALIZED:
-        return ADAM_REACH / walk
+        return min(MOST, REACH / math.sqrt(mechanism.steps * parameters))
     first = mechanism.groups[:1]
     clip, noise = mechanism.clip_at(0, *first), mechanism.std_at(0, *first) / mechanism.divisor
     far = math.sqrt(mechanism.steps * (SIGNAL * clip**2 + parameters * noise**2))
-    return SGD_REACH * (1 - method.momentum) / far
+    return REACH * (1 - method.momentum) / far
 
 
 def reason(method: Recipe, steps: int, batch_size: float, size: int, parameters: int | None, unit: str = UNIT) -> str:

@@ -473,7 +473,7 @@ psasc_gd = _method(
 # Last, since the papers' methods come first in a message that lists all.
 auto = _method(
     partial(
-        Recipe, name="auto", title="DP-SGD with nothing to tune", citation=RULE, rule="hard", clip=1.0, momentum=0.9,
+        Recipe, name="auto", title="DP-SGD with nothing to tune", citation=RULE, rule="hard", clip=0.1, momentum=0.9,
         learning_rate_schedule="linear", optimizer="self-scaled", by_rule=True,
     )
 )  # fmt: skip

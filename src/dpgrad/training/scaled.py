@@ -19,7 +19,7 @@ from dpgrad.errors import OptionError
 
 __all__ = ["SelfScaled"]
 
-PACE = 0.03  # one standard deviation of evidence changes the scale by 3 %: over 144 steps, chance makes a third
+PACE = 0.015  # one standard deviation of evidence changes the scale by 1.5 %: over 144 steps, chance makes a sixth
 CLAMP = 3.0  # beyond three standard deviations evidence is certain, and more of it is not better
 SQUARES = 0.99  # the decay of the mean square, Adam's β₂; shorter than usual, since runs are
 
@@ -29,7 +29,7 @@ class SelfScaled(torch.optim.Optimizer):
 
     Adam's steps add up to a displacement D from the starting weights w₀: D ← D − lr·m/√v, where m and v are the running
     means of the gradients and of their squares. The weights are w₀ + s·D with one scale s. It begins at 1 and follows
-    the slope of the loss in s, which is the inner product of the gradient with D: log s ← log s − 0.03·⟨g, D⟩/(‖D‖·r),
+    the slope of the loss in s, which is the inner product of the gradient with D: log s ← log s − 0.015·⟨g, D⟩/(‖D‖·r),
     the quotient clamped to ±3, with r² the mean of v over all coordinates. Where going further along D still lowers the
     loss, s grows; where D has gone too far, s shrinks. (The idea of Cutkosky, Defazio & Mehta, "Mechanic: a learning
     rate tuner", 2023, with a multiplicative update.)
