@@ -28,6 +28,7 @@ from torch.utils.data import (
 from dpgrad import _validate
 from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
+from dpgrad.grads.unquoted import example
 from dpgrad.training.source import ByIndex, Collate, together
 from dpgrad.training.tables import ArrowRows, Frame, Series, arrow, column_arrays, matrix, target_in, vector
 
@@ -130,7 +131,7 @@ class Examples(ByIndex):
 
     def batch(self, indices: list[int], collate: Collate) -> Batch:
         own = self._collate if collate is default_collate else collate
-        return together([self.dataset[index] for index in indices], own)
+        return together([example(self.dataset, index) for index in indices], own)
 
 
 def _of_loader(loader: DataLoader[Any], place: str) -> Any:
@@ -259,7 +260,7 @@ class HuggingFaceRows(ByIndex):
 
     def batch(self, indices: list[int], collate: Collate) -> Batch:
         if self._transformed or collate is not default_collate:
-            return together([self.rows[index] for index in indices], collate)
+            return together([example(self.rows, index) for index in indices], collate)
         if self._text:
             raise DataError(_text(self._text))
         found = {name: self._tensor(name, column) for name, column in self.rows[indices].items()}
