@@ -161,6 +161,9 @@ class Budget:
         check(self)
 
 
+_MOVED = "name a unit in the schema and split by fraction, or split by a column or a file, or "
+
+
 @dataclass(frozen=True)
 class Privacy:
     """Details of the guarantee: neighbours, accountant, declared size, noise, and other releases from the same data.
@@ -248,8 +251,7 @@ class Privacy:
         if data.by_position and (added or self.relation == Relation.ADD_REMOVE):
             raise OptionError(
                 f"{data.name} is split by the position of its rows, and under add-remove a row more or less moves "
-                "others between the parts: name a unit in the schema and split by fraction, or split by a column or a "
-                "file, or use relation zero-out or replace-one"
+                f"others between the parts: {'' if data.schema is None else _MOVED}use relation zero-out or replace-one"
             )
         if self.units is not None or data.units is None:
             return self
