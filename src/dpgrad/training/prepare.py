@@ -140,7 +140,7 @@ def expected_seconds(
     """
     trial = copy.deepcopy(model)
     device = device_of(trial)
-    shape = source.gathered(forms.taken(data), torch.arange(1), torch.device("cpu"), collate)
+    shape = source.gathered(forms.taken(data, model=model), torch.arange(1), torch.device("cpu"), collate)
 
     def made_up(leaf: Tensor) -> Tensor:
         row = torch.randn(leaf.shape) if leaf.is_floating_point() else torch.zeros(leaf.shape)

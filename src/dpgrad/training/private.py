@@ -414,7 +414,7 @@ class PrivateGradient:
             )
             if given is data or (pairs and all(one is other for one, other in pairs)):
                 return found
-        self._form = data, forms.taken(data)
+        self._form = data, forms.taken(data, model=self.model)
         return self._form[1]
 
     def _same_rows(self, data: Any) -> int:
