@@ -63,8 +63,10 @@ class TestJob:
         assert re.search(r"dpsgd 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
         assert re.search(r"psasc 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
         assert re.search(r"non-private ∞ – 9\d\.\d % – – outside every guarantee", text)
-        assert "Privacy report of dpsgd" in text
-        assert "gradients batched: no operation depends on values" in text
+        assert "privacy ε = 3 at δ = 1e-05" in text
+        assert "plain words Differential privacy hides" in text
+        assert f"full report {trained.folder / 'dpsgd' / 'release' / 'report.txt'}" in text
+        assert len(trained.out.splitlines()) < 40  # a screen
         assert "All runs in the ledger together have ε = " in text
         assert str(trained.folder / "report.html") in text
         assert text.count("(share release/ only)") == 2

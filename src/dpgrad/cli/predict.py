@@ -101,8 +101,8 @@ def _answer(args: argparse.Namespace) -> str:
         return _json(found, outputs, names) if args.json else _csv(found, outputs, names)
     kind = Path(args.output).suffix.lower()
     Path(args.output).write_text({".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs, names), "utf-8")
-    told = {"rows": len(outputs), "output": args.output}
-    return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} rows predicted, written to {args.output}\n"
+    told, rows = {"rows": len(outputs), "output": args.output}, "row" if len(outputs) == 1 else "rows"
+    return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} {rows} predicted, written to {args.output}\n"
 
 
 def _classes(report: "Report") -> list[str] | None:

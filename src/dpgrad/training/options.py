@@ -148,7 +148,8 @@ class Budget:
         kind="delta", metavar="D", first=True,
     )  # fmt: skip
     epochs: float | None = option(
-        None, "The number of passes over the data: int(E·N/B) steps for batches of B.",
+        None, "The number of passes over the data. Method auto makes them in its own number of steps T, with batches "
+        "of E·N/T; other methods take int(E·N/B) steps with batches of B.",
         kind="epochs", metavar="E", first=True,
     )  # fmt: skip
     steps: int | None = option(None, "The number of steps, instead of epochs.", kind="steps", metavar="T")
