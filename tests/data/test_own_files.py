@@ -307,6 +307,14 @@ class TestSplits:
         assert len({one, two, four}) == 3
         assert sorted({one, two, four}) == [0, 1, 2]
 
+    def test_held_out_people_are_numbered_too(self, tmp_path: Path) -> None:
+        found = data.read(self.people(tmp_path), schema=self.schema(split=Split("fraction"), unit="who"))
+        assert found.units is not None
+        assert found.test_units is not None
+        assert found.test_units.shape == found.y_test.shape
+        assert not np.isin(found.test_units, found.units).any()
+        dpgrad.fit(torch.nn.Linear(1, 2), found, epsilon=1.0, delta=1e-5, steps=1)  # which knows that nobody is in both
+
     def test_a_column(self, tmp_path: Path) -> None:
         split = Split("column", column="part", values=("test",))
         found = data.read(self.people(tmp_path), schema=self.schema(split=split))

@@ -380,11 +380,14 @@ def _dataset(path: str | Path, schema: Schema, parts: Parts) -> Dataset:
     target = schema.target
     assert target is not None
     said = (PROPOSED,) if schema.proposed_from_data else ()
+    units = None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64)
+    told = None
+    if units is not None:
+        told = 1 + units.max() + np.unique(np.empty(0) if others is None else others, return_inverse=True)[1]
     return Dataset(
         _stem(path), x, y, x_test, y_test, target.classes or None, "schema", schema.split.fact(),
         (KEPT_COUNTS if schema.may_drop else ROW_COUNTS, *schema.facts(), *said), schema,
-        None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64), schema.kind,
-        parts.by_position,
+        units, schema.kind, parts.by_position, told,
     )  # fmt: skip
 
 

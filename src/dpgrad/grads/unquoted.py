@@ -59,8 +59,8 @@ def chosen(error: BaseException) -> bool:
 
 
 @contextmanager
-def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch]) -> Iterator[None]:
-    """Within the block an error of the model or the loss on training rows becomes one line without its words.
+def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch], what: str = "training rows") -> Iterator[None]:
+    """Within the block an error of the model or the loss on private rows becomes one line without its words.
 
     ``zeros`` makes a batch of zeros in the shape of the rows. Where the loss fails on it in the same way, the words are
     shown, with the layer that refuses the rows. An error that no code of the user's own took part in, and that zeros do
@@ -81,8 +81,9 @@ def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch]) -> Iterat
         said = "" if chosen(error) else _repeated(error, where, model, loss, zeros)
         if where is None and not said:
             raise
-        raised = "" if where is None else f"{where} raised {type(error).__name__} on training rows: "
-        raise UnsupportedModelError(raised + (said or _HIDDEN)) from None
+        raised = "" if where is None else f"{where} raised {type(error).__name__} on {what}: "
+        place_of = "" if raised or what == "training rows" else f"{what}: "
+        raise UnsupportedModelError(place_of + raised + (said or _HIDDEN)) from None
 
 
 def _repeated(error: Exception, where: str | None, model: nn.Module, loss: Loss, zeros: Callable[[], Batch]) -> str:
