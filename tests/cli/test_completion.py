@@ -47,6 +47,13 @@ def offered(script: Path, tmp_path: Path) -> Callable[..., set[str]]:
     return ask
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_head_names_the_place_of_the_script(shell: str) -> None:
+    head = completion._answer(argparse.Namespace(shell=shell, json=False))[:400]
+    assert f"`dpgrad completion {shell}`. Keep it as {completion._PLACES[shell]}" in head
+    assert "shtab" not in head.partition("_shtab")[0]
+
+
 def test_commands(offered: Callable[..., set[str]]) -> None:
     commands = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
     assert offered("") == {*commands}

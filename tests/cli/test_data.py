@@ -98,6 +98,50 @@ class TestDescribe:
             assert len(found.y_train) + len(found.y_test) == 20, name
             assert len(found.classes or ()) == 2, name
 
+    def test_ids_are_left_out_and_named(self, tmp_path: Path) -> None:
+        draw, path = random.Random(1), tmp_path / "a.csv"
+        rows = [f"{row},{7 * row % 60},{row // 3},{draw.randint(0, 9)},{row % 2}" for row in range(60)]
+        path.write_text("\n".join(["place,orderId,patient_id,visits,ill", *rows]), "utf-8")
+        schema, notes = data.describe(path)
+        kinds = {column.name: column.kind for column in schema.columns}
+        assert kinds == {"place": "id", "orderId": "id", "patient_id": "id", "visits": "number"}
+        assert schema.unit == "patient_id"  # whose values come again
+        assert "numbers the rows" in notes["place"][0]
+        assert 'write unit = "orderId"' in notes["orderId"][0]
+        path.write_text("\n".join(["rank,ill", *(f"{row},{row % 2}" for row in range(60))]), "utf-8")
+        assert data.describe(path)[0].features[0].name == "rank"  # there is nothing else
+        path.write_text("\n".join(["id,ill", *(f"{row},{row % 2}" for row in range(60))]), "utf-8")
+        with pytest.raises(data.DataError, match="no column but the target can be used: all look like ids"):
+            data.describe(path)
+
+    def test_numbers_that_differ_are_noticed(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        path.write_text("\n".join(["pay,ill", *(f"{row * 7919 % 90001},{row % 2}" for row in range(60))]), "utf-8")
+        schema, notes = data.describe(path)
+        assert schema.columns[0].kind == "number"
+        assert 'if it is an id, write kind = "id"' in notes["pay"][1]
+
+    @pytest.mark.parametrize("header", [True, False])
+    def test_decimal_commas(self, tmp_path: Path, header: bool) -> None:
+        path = tmp_path / "a.csv"
+        rows = [f"{row % 7},{row % 10};x;{'no' if row % 2 else 'yes'}" for row in range(40)]
+        path.write_text("\n".join([*(["size;kind;ill"] * header), *rows]), "utf-8")
+        schema, _ = data.describe(path)
+        assert (schema.file.decimal, schema.file.separator, schema.file.header) == (",", ";", header)
+        assert schema.columns[0].bounds == (0, 10)
+        path.write_text("\n".join(["size;kind;ill", *(row.replace(",", ".") for row in rows)]), "utf-8")
+        assert data.describe(path)[0].file.decimal == "."
+
+    @pytest.mark.parametrize("text", ["so good {}", "bad{}", "a rather {} dull film that was too long for me"])
+    def test_texts_of_any_length(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "a.jsonl"
+        rows = [{"text": text.format(row), "label": "ab"[row % 2]} for row in range(40)]
+        path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+        schema, _ = data.describe(path)
+        proposed = confirmed(data.written(schema))
+        assert schema.kind == "text"
+        assert len(data.read(path, schema=Schema.from_dict(tomllib.loads(proposed))).x_train) > 20
+
     @pytest.mark.parametrize(
         ("content", "header"),
         [

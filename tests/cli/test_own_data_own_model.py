@@ -85,6 +85,7 @@ class TestImages:
         model.load_state_dict(torch.load("run/release/weights.pt", weights_only=True))
         with torch.no_grad():
             wanted = model(torch.from_numpy(data.encode("new", found["schema"]))).softmax(1)
+        assert [row["file"] for row in rows] == ["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"]
         assert [row["label"] for row in rows] == [CLASSES[place] for place in wanted.argmax(1)]
         shares = [[float(row[f"probability of {name}"]) for name in CLASSES] for row in rows]
         np.testing.assert_allclose(shares, wanted, atol=1e-6)
@@ -96,6 +97,9 @@ SCHEMA = """
 kind = "number"
 bounds = [0, 200]
 public = true
+
+[columns.code]
+kind = "id"
 
 [columns.town]
 kind = "category"
@@ -113,14 +117,21 @@ public = true
 class TestTables:
     def test_a_real_target_in_its_own_units(self, capsys: Capture) -> None:
         """A table with strings and missing values; predictions lie within the declared bounds of the target."""
-        rows = "".join(f"{size},{'AB?'[size % 3]},{100 + size}\n" for size in range(40))
-        write("homes.csv", f"size,town,price\n{rows}")
+        rows = "".join(f"{size},{'AB?'[size % 3]},{100 + size},h{size}\n" for size in range(40))
+        write("homes.csv", f"size,town,price,code\n{rows}")
         write("schema.toml", SCHEMA)
         answered(f"{SHORT} --data homes.csv --schema schema.toml --out run", capsys)
         found = release("run")
         assert (found["data"]["name"], found["model"]["name"], found["model"]["outputs"]) == ("homes", "linear", 1)
         write("new.csv", "town,size\nA,20\n?,1000\nC,-5\n")
-        given = json.loads(answered("predict run --input new.csv --json", capsys))["predictions"]
+        answer = json.loads(answered("predict run --input new.csv --json", capsys))
+        given = answer["predictions"]
+        assert answer["rows"] == {"row": [1, 2, 3]}
+        write("known.csv", "town,size,code\nA,20,h7\nB,3,x\n")
+        answered("predict run --input known.csv --out known.jsonl", capsys)
+        answered("predict run --input known.csv --out known.csv.csv", capsys)
+        assert [json.loads(line)["code"] for line in Path("known.jsonl").read_text("utf-8").splitlines()] == ["h7", "x"]
+        assert Path("known.csv.csv").read_text("utf-8").splitlines()[0] == "code,prediction"
         model = build("linear", found["model"]["shape"], 1)
         model.load_state_dict(torch.load("run/release/weights.pt", weights_only=True))
         with torch.no_grad():

@@ -51,6 +51,7 @@ def test_json(answer: Callable[[str], Any], released: Path, kind: str) -> None:
     np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
     assert found["labels"] == [str(label) for label in expected.argmax(1).tolist()]
     assert found["guarantee"]["epsilon"] <= 3
+    assert found["rows"] == {"row": [1, 2, 3, 4, 5]}
 
 
 def test_csv(capsys: pytest.CaptureFixture[str], released: Path, tmp_path: Path) -> None:
@@ -58,9 +59,11 @@ def test_csv(capsys: pytest.CaptureFixture[str], released: Path, tmp_path: Path)
     assert cli.main(command) == 0
     text = capsys.readouterr().out
     head, *rows = csv.reader(io.StringIO(text))
-    assert head == ["label", *(f"probability of {digit}" for digit in range(10))]
-    assert [row[0] for row in rows] == [str(label) for label in wanted(released).argmax(1).tolist()]
-    np.testing.assert_allclose(np.array([row[1:] for row in rows], float), wanted(released), atol=1e-6)
+    assert head == ["row", "label", *(f"probability of {digit}" for digit in range(10))]
+    assert [row[:2] for row in rows] == [
+        [str(number), str(label)] for number, label in enumerate(wanted(released).argmax(1).tolist(), 1)
+    ]
+    np.testing.assert_allclose(np.array([row[2:] for row in rows], float), wanted(released), atol=1e-6)
     assert cli.main([*command, "--output", str(tmp_path / "out.csv")]) == 0
     assert (tmp_path / "out.csv").read_text("utf-8") == text
     assert "5 rows predicted" in capsys.readouterr().out

@@ -63,8 +63,10 @@ class TestJob:
         assert re.search(r"dpsgd 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
         assert re.search(r"psasc 3 1e-05 \d\d\.\d % 20 [\d.]+", text)
         assert re.search(r"non-private ∞ – 9\d\.\d % – – outside every guarantee", text)
-        assert "Privacy report of dpsgd" in text
-        assert "gradients batched: no operation depends on values" in text
+        assert "privacy ε = 3 at δ = 1e-05" in text
+        assert "plain words Differential privacy hides" in text
+        assert f"full report {trained.folder / 'dpsgd' / 'release' / 'report.txt'}" in text
+        assert len(trained.out.splitlines()) < 40  # a screen
         assert "All runs in the ledger together have ε = " in text
         assert str(trained.folder / "report.html") in text
         assert text.count("(share release/ only)") == 2
@@ -139,7 +141,7 @@ class TestOptions:
         command = (
             "train --plan --method psasc-momentum --epsilon 2 --delta 1e-6 --epochs 3 --batch-size 64 --clip 0.5 "
             "--s 0.8 --r 0.01 --gamma 0.3 --length 1 --momentum 0.5 --learning-rate 2 "
-            "--learning-rate-schedule cosine:0.1 --averaging tail:0.5 --dataset-size 1500 "
+            "--learning-rate-schedule cosine:0.1 --averaging tail:0.5 --dataset-size 1500 --relation zero-out "
             "--accountant rdp --group 0.*:0.5:2 --group [1-9].* "
             "--model cnn --inner past"
         )
@@ -147,7 +149,7 @@ class TestOptions:
         method = plan["method"]
         assert (method["clip"], method["s"], method["r"]) == (0.5, 0.8, 0.01)
         assert (method["gamma"], method["length"], method["momentum"], method["inner"]) == (0.3, 1, 0.5, "past")
-        assert (plan["delta"], plan["relation"], plan["accountant"]) == (1e-6, "add-remove", "rdp")
+        assert (plan["delta"], plan["relation"], plan["accountant"]) == (1e-6, "zero-out", "rdp")
         assert plan["steps"] == int(3 * 1500 / 64)
         assert plan["epsilon"] <= 2
         assert plan["averaging"] == "tail:0.5"
@@ -158,7 +160,7 @@ class TestOptions:
         """Neighbours differ by a row more or less: nothing may be equal to their number, nor change with it."""
         digits = data.load("digits")
         fewer = dataclasses.replace(
-            digits, x_train=digits.x_train[:300], y_train=digits.y_train[:300],
+            digits, x_train=digits.x_train[:300], y_train=digits.y_train[:300], by_position=False,
             x_test=digits.x_test[:100], y_test=digits.y_test[:100],
         )  # fmt: skip
         found = []

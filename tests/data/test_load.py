@@ -1,5 +1,6 @@
 """Every dataset, found by its file: one interface, complete tables of files, one message when files are missing."""
 
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from dpgrad import data
 from dpgrad.data._dataset import OUTSIDE
+from dpgrad.data._prepare import OFFICIAL
 
 REQUIRED = {
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar10-features", "adult", "covertype", "graduate-admission",
@@ -104,6 +106,21 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_splits_by_position_are_refused_under_add_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import dpgrad
+
+    digits = data.load("digits")
+    assert digits.by_position
+    for added in (dpgrad.Privacy(dataset_size=1400), dpgrad.Privacy(dataset_size=1400, relation="add-remove")):
+        with pytest.raises(dpgrad.errors.OptionError, match=r"position of its rows.*: use relation zero-out"):
+            dpgrad.fit(torch.nn.Flatten(), digits, epsilon=1.0, delta=1e-5, privacy=added)
+    published = dataclasses.replace(digits, split=OFFICIAL)
+    monkeypatch.setattr(importlib.import_module("dpgrad.data.digits"), "load", lambda *args, **options: published)
+    assert not data.load("digits").by_position
 
 
 def test_digits() -> None:

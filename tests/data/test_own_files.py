@@ -307,6 +307,14 @@ class TestSplits:
         assert len({one, two, four}) == 3
         assert sorted({one, two, four}) == [0, 1, 2]
 
+    def test_held_out_people_are_numbered_too(self, tmp_path: Path) -> None:
+        found = data.read(self.people(tmp_path), schema=self.schema(split=Split("fraction"), unit="who"))
+        assert found.units is not None
+        assert found.test_units is not None
+        assert found.test_units.shape == found.y_test.shape
+        assert not np.isin(found.test_units, found.units).any()
+        dpgrad.fit(torch.nn.Linear(1, 2), found, epsilon=1.0, delta=1e-5, steps=1)  # which knows that nobody is in both
+
     def test_a_column(self, tmp_path: Path) -> None:
         split = Split("column", column="part", values=("test",))
         found = data.read(self.people(tmp_path), schema=self.schema(split=split))
@@ -583,6 +591,28 @@ class TestColumnsThatDiffer:
             with refused(f"missing '{target}'; 1 that the schema does not name: is the first line a header"):
                 data.read(tmp_path / "rows.csv", schema=schema)
 
+    def test_the_name_that_was_meant(self, tmp_path: Path, refused: Refused) -> None:
+        path = delimited(tmp_path / "a.csv")
+        path.write_text(path.read_text("utf-8").replace("job", "jobs", 1), "utf-8")
+        with refused("missing 'job'; unexpected 'jobs': is 'jobs' the column 'job'"):
+            data.read(path, schema=SCHEMA)
+        with refused("has 'income': did you mean income"):
+            data.read(path, "incme", SCHEMA)
+        with refused("unit = 'ages' must name an id column: did you mean age"):
+            replace(SCHEMA, unit="ages")
+        with refused(r"\[split\] column 'jbo' is not described: did you mean job"):
+            replace(SCHEMA, split=Split("column", column="jbo", values=("x",)))
+        np.savez(tmp_path / "a.npz", features=np.zeros((2, 3)), labels=np.array([0, 1]))
+        with refused("has no array 'label': did you mean labels"):
+            data.read(tmp_path / "a.npz", "label", classes=2)
+
+    def test_rows_to_predict_are_told_what_the_model_was_trained_with(self, refused: Refused) -> None:
+        rows = {"age": [30], "job": ["cook"], "pay": ["x"]}
+        with refused(r"is not a number: correct this file, or change the schema \(write kind = .*\) and train again"):
+            data.encode(rows, SCHEMA)
+        with refused("missing 'pay': give the file the columns that the model was trained on"):
+            data.encode({"age": [30], "job": ["cook"]}, SCHEMA)
+
     def test_target_and_id_may_be_absent(self, tmp_path: Path) -> None:
         path = delimited(tmp_path / "rows.csv")
         schema = Schema((*SCHEMA.columns, Column("who", "id")), TARGET, unit="who")
@@ -593,7 +623,11 @@ class TestWithoutASchema:
     @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet", "pets"])
     def test_the_lines_to_write_are_named(self, tmp_path: Path, refused: Refused, name: str) -> None:
         (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("s3cret,1\n", "utf-8")
-        with refused(r"needs a schema, .* propose one with `dpgrad data describe .*\[columns.NAME\] with kind = "):
+        column, kind, target = {
+            "rows.jsonl": ("NAME", "text", "NAME"), "pets": ("image", "image", "folder")
+        }.get(name, ("NAME", "number", "NAME"))  # fmt: skip
+        line = rf'\[columns.{column}\] with kind = "{kind}".*\[target\] with column = "{target}", classes = '
+        with refused(rf"needs a schema, .* propose one with `dpgrad data describe .* or write {line}"):
             data.read(tmp_path / name, "y")
 
     def test_arrays(self, tmp_path: Path, refused: Refused) -> None:

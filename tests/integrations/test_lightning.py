@@ -221,6 +221,18 @@ def test_loaders_that_break_the_guarantee_are_refused(tmp_path: Path, rows: Any,
         trainer(tmp_path, private()).fit(module(), rows(), held_out and held_out())
 
 
+def test_other_loops_of_the_trainer_refuse_training_rows(tmp_path: Path) -> None:
+    model = module()
+    model.test_step = model.predict_step = model.validation_step = lambda batch, batch_idx: model.net(batch[0])
+    fitted = trainer(tmp_path, private())
+    fitted.fit(model, loader())
+    held_out = DataLoader(Subset(ROWS, [50]))
+    for loop, name in ((fitted.test, "test"), (fitted.predict, "prediction"), (fitted.validate, "validation")):
+        with pytest.raises(DataError, match=f"the {name} rows are rows of the training data"):
+            loop(model, DataLoader(TRAIN))
+        loop(model, held_out)
+
+
 def test_parts_of_a_hugging_face_dataset_are_refused_for_validation(tmp_path: Path) -> None:
     import datasets
 

@@ -401,6 +401,8 @@ def test_rows_that_cannot_be_drawn_or_are_judged_too_are_refused(tmp_path: Path)
     made = trainer(tmp_path, classifier(), rows)
     with pytest.raises(DataError, match="the evaluation rows are rows of the training data"):
         made.evaluate(rows)
+    with pytest.raises(DataError, match="the test rows are rows of the training data"):
+        made.predict(Subset(rows, [3]))
     with pytest.raises(OptionError, match="each a release of its own"):
         made.hyperparameter_search()
     with pytest.raises(RunError, match="there is no train_dataset"):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -856,6 +858,18 @@ class TestRefusals:
             ({"data": (rows()[0], rows()[1].float())}, "needs class indices as targets, got torch.float32"),
             ({"data": (rows()[0].double(), rows()[1])}, r"types do not match .*convert inputs"),
             ({"data": (rows()[0], rows()[1].numpy().astype(str))}, r"data\[1\] must hold numbers .*class indices 0, 1"),
+            (
+                {"held_out": (torch.zeros(3, 7), rows(3)[1])},
+                r"held-out rows: rows of shape \(7,\) do not fit layer",
+            ),
+            ({"data": "rows.csv"}, r"write dpgrad.data.read\('rows.csv', schema=.*`dpgrad data describe` proposes"),
+            ({"data": Path("rows.parquet")}, r"write dpgrad.data.read\('rows.parquet', schema="),
+            ({"model": LogisticRegression()}, r"write dpgrad.convex.DPLogisticRegression\(epsilon=3, classes="),
+            ({"model": Ridge()}, r"write dpgrad.convex.DPLinearRegression\(epsilon=3, data_norm=..., target_bounds="),
+            (
+                {"model": KMeans()},
+                "dpgrad.convex has private estimators for scikit-learn, such as",
+            ),
             ({"data": (rows()[0].numpy().astype(object), rows()[1])}, r"data\[0\] must hold numbers .*got object"),
             ({"data": (rows()[0], rows()[1].numpy().astype("M8[s]"))}, r"data\[1\] must hold numbers .*datetime64"),
             ({"data": rows()[0]}, r"needs data as a pair \(inputs, targets\), got Tensor"),

@@ -206,6 +206,23 @@ def test_a_private_step_takes_the_same_forms(form: str, tmp_path: Path) -> None:
     assert torch.equal(gradient(FORMS[form]), gradient(lambda _: rows()))
 
 
+def test_arrays_and_frames_take_the_type_of_the_model() -> None:
+    double = rows()[0].double().numpy(), rows()[1].numpy()
+    wanted = weights(fitted(rows()).model)
+    assert torch.equal(weights(fitted(double, held_out=(double[0][:3].copy(), double[1][:3].copy())).model), wanted)
+    one, other = private(), private()
+    one.step(double)
+    other.step(rows())
+    for made, plain in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert made.grad is not None
+        assert torch.equal(made.grad, plain.grad)  # type: ignore[arg-type]
+    precise = nn.Linear(4, 3, dtype=torch.float64)
+    for given in (rows()[0].numpy(), frame()[NAMES]):
+        assert forms.taken((given, rows()[1].numpy()), model=precise)[0].dtype in (torch.float64, np.float64)
+    mapped = rows()[0].numpy(), rows()[0]
+    assert forms.taken(mapped, model=precise)[1] is mapped[1]  # a tensor stays as it is
+
+
 def test_other_rows_of_a_frame_are_refused_at_the_second_step() -> None:
     one = private()
     one.step((frame(), "y"))

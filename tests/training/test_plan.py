@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from dpgrad import Relation
 from dpgrad.accounting import ACCOUNTANTS, account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Gaussian, Poisson, Repeat
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.reports import compare
@@ -242,6 +244,34 @@ class TestSuggestions:
         assert "batches of about 3000 for as many epochs, 1342 for as many steps" in text  # 60,000/20, 60,000/√2000
         assert "learning rate" not in dict(plan.suggestions())
         assert "no need to end near zero" in dict(small(learning_rate_schedule="cosine").suggestions())["learning rate"]
+
+    def test_a_delta_near_one_over_n(self) -> None:
+        def told(rows: int, delta: float) -> dict[str, str]:
+            return dict(
+                make("dpsgd", rows=rows, batch_size=600, steps=100, noise_multiplier=1.0, delta=delta).cautions()
+            )
+
+        assert "choose it well below, e.g. 1e-6" in told(60_000, 1e-5)["delta"]
+        assert "delta" not in told(60_000, 1e-6)
+        with pytest.raises(OptionError, match=r"delta must be below 1/n = 5e-06, got 1e-05: .*choose e.g. 1e-7"):
+            told(200_000, 1e-5)
+
+    def test_noise_above_all_signal_is_told(self) -> None:
+        """√T·B/σ is what steps of gradients that all agree add up to, in standard deviations of the sum of noise."""
+        random, useless = np.random.default_rng(0), make("dpgd", rows=100, steps=64, noise_multiplier=40.0, delta=1e-5)
+        sums = 40.0 * random.standard_normal((20_000, 64)).sum(1)  # in units of the clip bound
+        assert useless.reach == pytest.approx(64 * 100 / np.std(sums), rel=0.05)
+        text = dict(useless.suggestions())["usefulness"]
+        assert "add up to 20 times the noise" in text
+        assert "usefulness" not in dict(make("dpgd", rows=1000, steps=64, noise_multiplier=40.0, delta=1e-5).cautions())
+        assert text in useless.report()["notes"]
+
+    def test_in_words(self) -> None:
+        plan = small(learning_rate_schedule="cosine:0.1")
+        assert str(plan).splitlines() == plan.lines()
+        assert "\n" not in repr(plan)
+        assert re.search(r"learning rate +[\d.]+ at step 0, [\d.]+ at the last", str(plan))
+        assert "0x" not in str(plan)
 
     def test_noise_bias_of_adam(self) -> None:
         plan = small(optimizer="adam", clip=2.0)

@@ -257,6 +257,8 @@ def test_refuses_held_out_rows_of_training_persons() -> None:
         trained(rows(), quiet(units=IDS), held_out=HeldOut(rows(2, 5), held_out_units=["z", "a"]))
     with pytest.raises(DataError, match="units of the held-out rows must hold one id per row"):
         trained(rows(), quiet(units=IDS), held_out=HeldOut(rows(2, 5), held_out_units=["z"]))
+    with pytest.raises(OptionError, match=r"held_out has rows and no owners.*held_out_units=ids"):
+        trained(rows(), quiet(units=IDS), held_out=rows(2, 5))
     with pytest.raises(OptionError, match="held_out has held_out_units and the training rows have none"):
         trained(rows(), Privacy(noise_multiplier=1.0), held_out=HeldOut(rows(2, 5), held_out_units=["z", "y"]))
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dpgrad.reports.page import Beside
     from dpgrad.reports.report import Report
 
+_SHOWN = ("privacy", "privacy unit", "chosen", "values", "release", "note")  # of a report, on the screen
 TOGETHER = "The guarantees above are for each run alone. All runs in the ledger together have"
 
 
@@ -46,18 +47,17 @@ class Summary:
         }
 
     def words(self) -> str:
-        """The summary for people: the table, the first report, and where everything is."""
-        from dpgrad.reports.report import text
-
+        """The summary for people: the table, what matters most of the first report, and where everything is."""
         first, (_, width) = next(iter(self.reports)), _options.screen()
-        parts = [self._table(), f"Privacy report of {first}\n\n{text(self.reports[first])}\n"]
+        parts = [self._table(), _short(self.reports[first], width)]
         if self.together is not None:
             parts.append(textwrap.fill(f"{TOGETHER} {self.together}", width) + "\n\n")
         parts += [textwrap.fill(f"warning: {line}", width) + "\n\n" for line in self.warned]
         for name, folder in self.folders.items():
             note = "share release/ only" if self.reports[name]["release"]["allowed"] else "not for release"
             parts.append(f"run folder    {folder}  ({note})\n")
-        parts.append(f"report        {self.folders[first] / 'release' / 'report.json'}\npage          {self.page}\n")
+        told = self.folders[first] / "release" / "report.txt"
+        parts.append(f"full report   {told}, and as report.json\npage          {self.page}\n")
         return "".join(parts)
 
     def _table(self) -> str:
@@ -94,3 +94,15 @@ class Summary:
         console.width = max(width, Measurement.get(console, console.options.update(max_width=1000), table).minimum)
         console.print(table)
         return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n\n"
+
+
+def _short(report: "Report", width: int) -> str:
+    """What matters most of a report, in less than a screen."""
+    from dpgrad.reports.report import facts
+
+    found = [(name, fact) for name, fact in facts(report) if name in _SHOWN]
+    if report["plain"]:
+        found.insert(1, ("plain words", report["plain"]["promise"]))
+    found.append(("not covered", f"{len(report['outside']):,} points, which the full report lists"))
+    lines = [textwrap.fill(f"{name:<14}{fact}", width, subsequent_indent=" " * 14) for name, fact in found]
+    return "\n".join(lines) + "\n\n"

@@ -46,7 +46,8 @@ def _answer(args: argparse.Namespace) -> str:
     for parser in commands(main):
         for action in parser._actions:
             _complete(action, names)
-    script = shtab.complete(main, args.shell)
+    head = f"# Completion of dpgrad, by `dpgrad completion {args.shell}`. Keep it as {_PLACES[args.shell]}\n"
+    script = re.sub(r"(?m)^# AUTOMATICALLY GENERATED.*\n(#.*\n)*", lambda _: head, shtab.complete(main, args.shell))
     return json.dumps({"shell": args.shell, "script": script}) + "\n" if args.json else f"{script}\n"
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dpgrad.reports.report import Report
     from dpgrad.training.blueprints import Blueprint
 
+    Names = dict[str, list[Any]]  # what rows are told apart by: ids, files or numbers
+
+_ROW = "row"  # as in `dpgrad.data`
 _BLOCK = 1024  # rows
 _WRITTEN = (".csv", ".json", ".jsonl")
 _PIXELS = "the pixel range 0.."  # begins the entry of a report that names the public range of pixels
@@ -91,13 +94,15 @@ def _answer(args: argparse.Namespace) -> str:
     source = _blueprint(Path(args.run), found, args.model)
     model = _model(Path(args.run), found, source, args.model is not None)
     with source.told("on the rows of --input", private=True):
-        outputs = _applied(model, _read(found, source, args), found, args)
+        blocks, names = _read(found, source, args)
+        outputs = _applied(model, blocks, found, args)
+    names = names or {_ROW: list(range(1, len(outputs) + 1))}
     if args.output is None:
-        return _json(found, outputs) if args.json else _csv(found, outputs)
+        return _json(found, outputs, names) if args.json else _csv(found, outputs, names)
     kind = Path(args.output).suffix.lower()
-    Path(args.output).write_text({".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs), "utf-8")
-    told = {"rows": len(outputs), "output": args.output}
-    return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} rows predicted, written to {args.output}\n"
+    Path(args.output).write_text({".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs, names), "utf-8")
+    told, rows = {"rows": len(outputs), "output": args.output}, "row" if len(outputs) == 1 else "rows"
+    return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} {rows} predicted, written to {args.output}\n"
 
 
 def _classes(report: "Report") -> list[str] | None:
@@ -198,21 +203,24 @@ def _dtype(report: "Report") -> Any:
     return known[named]
 
 
-def _read(report: "Report", source: "Blueprint", args: argparse.Namespace) -> "Iterator[Array]":
-    """The rows of the input, block by block: through the schema of the training data, or as they are."""
+def _read(report: "Report", source: "Blueprint", args: argparse.Namespace) -> "tuple[Iterator[Array], Names]":
+    """The rows of the input, block by block, through the schema of the training data or as they are; and their names.
+
+    Without a schema rows have no names but their numbers.
+    """
     shape, schema = tuple(report["model"]["shape"]), report.get("schema")
     if schema is None:
-        return _rows.blocks(Path(args.input), shape, args.header, args.separator)
+        return _rows.blocks(Path(args.input), shape, args.header, args.separator), {}
     from dpgrad import data
     from dpgrad.training.hugging_face import Checkpoint
 
     if (args.header, args.separator) != ("auto", "auto"):
         raise OptionError("--header and --separator are for prepared rows: the schema says how this file is read")
     tokens = source.tokens(shape[0]) if isinstance(source, Checkpoint) and source.kind == "text" else None
-    found = data.encode(args.input, schema, tokens)
+    found, names = data.identified(args.input, schema, tokens)
     if found.shape[1:] != shape:
         raise ReportError(f"{args.run}: its schema makes rows of shape {found.shape[1:]}, and its model takes {shape}")
-    return iter([found[start : start + _BLOCK] for start in range(0, len(found), _BLOCK)])
+    return iter([found[start : start + _BLOCK] for start in range(0, len(found), _BLOCK)]), names
 
 
 def _bytes_of(built: "Callable[[], Any]") -> float:
@@ -272,17 +280,26 @@ def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argp
     return np.concatenate(made)
 
 
-def _json(report: "Report", outputs: "Array") -> str:
-    """All predictions as one object, with the guarantee of the model."""
+def _beside(names: "Names", taken: list[str]) -> "Names":
+    """The names under headings that no prediction has.
+
+    >>> _beside({"label": ["a"]}, ["label"])
+    {'label of the row': ['a']}
+    """
+    return {f"{name} of the row" if name in taken else name: cells for name, cells in names.items()}
+
+
+def _json(report: "Report", outputs: "Array", names: "Names") -> str:
+    """All predictions as one object, with the guarantee of the model; ``rows`` tell which is which."""
     classes = _classes(report)
     found: dict[str, Any] = {"predictions": outputs[:, 0].tolist()}
     if classes is not None:
         labels = [classes[index] for index in outputs.argmax(1)]
         found = {"labels": labels, "classes": classes, "probabilities": outputs.tolist()}
-    return json.dumps({**found, "guarantee": report["guarantee"]}) + "\n"
+    return json.dumps({"rows": names, **found, "guarantee": report["guarantee"]}) + "\n"
 
 
-def _lines(report: "Report", outputs: "Array") -> str:
+def _lines(report: "Report", outputs: "Array", names: "Names") -> str:
     """One object a row."""
     classes, found = _classes(report), []
     for row in outputs.tolist():
@@ -291,20 +308,25 @@ def _lines(report: "Report", outputs: "Array") -> str:
         else:
             shares = dict(zip(classes, row, strict=True))
             found.append({"label": max(shares, key=lambda name: shares[name]), "probabilities": shares})
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+    told = _beside(names, ["prediction", "label", "probabilities"])
+    rows = [{**{name: cells[at] for name, cells in told.items()}, **row} for at, row in enumerate(found)]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _csv(report: "Report", outputs: "Array") -> str:
+def _csv(report: "Report", outputs: "Array", names: "Names") -> str:
     classes = _classes(report)
     if classes is None:
-        return _table(["prediction"], [[f"{value:.6g}"] for value in outputs[:, 0].tolist()])
-    labels = [classes[index] for index in outputs.argmax(1)]
-    shares = [[f"{share:.6f}" for share in row] for row in outputs.tolist()]
-    head = ["label", *(f"probability of {name}" for name in classes)]
-    return _table(head, [[label, *row] for label, row in zip(labels, shares, strict=True)])
+        head, rows = ["prediction"], [[f"{value:.6g}"] for value in outputs[:, 0].tolist()]
+    else:
+        labels = [classes[index] for index in outputs.argmax(1)]
+        shares = [[f"{share:.6f}" for share in row] for row in outputs.tolist()]
+        head = ["label", *(f"probability of {name}" for name in classes)]
+        rows = [[label, *row] for label, row in zip(labels, shares, strict=True)]
+    told = _beside(names, head)
+    return _table([*told, *head], [[*(cells[at] for cells in told.values()), *row] for at, row in enumerate(rows)])
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def _table(head: list[str], rows: list[list[Any]]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([head, *rows])
     return buffer.getvalue()

@@ -132,14 +132,16 @@ class _Training:
         """The options of one method: from the command line, else the file, else the job, else the paper."""
         from dpgrad.training import jobs
         from dpgrad.training.augment import Shifts
+        from dpgrad.training.plan import usual_delta
         from dpgrad.training.recipes import recipe
 
         typed = {name: _plain(value) for name, value in vars(self.args).items() if value is not None}
         budget, privacy, own = (given(kind, typed) for kind in (Budget, Privacy, Recipe))
         named, found = recipe(method), self.job
-        defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": jobs.DELTA}
+        size = privacy.get("dataset_size", self.size)  # not read where it is declared
+        delta = jobs.DELTA if jobs.DELTA * size < 1 else usual_delta(size)
+        defaults: dict[str, Any] = {"epsilon": jobs.EPSILON, "delta": delta}
         if not (named.full_batch or named.by_rule):
-            size = privacy.get("dataset_size", self.size)  # not read where it is declared
             defaults["batch_size"] = min(found.batch_size, size)
         ends = {"epsilon", "noise_multiplier"} <= {*budget, *privacy}
         if not ({"steps", "epochs"} & budget.keys() or ends or named.by_rule):
@@ -282,7 +284,9 @@ class _Training:
                 keep_private=bool(self.args.keep_private), checkpoint_every=self.args.checkpoint_every,
                 release=self._release,
             )  # fmt: skip
-            held_out = HeldOut(self.rows.held_out, evaluate_every=self.args.evaluate_every)
+            held_out = HeldOut(
+                self.rows.held_out, evaluate_every=self.args.evaluate_every, held_out_units=self.dataset.test_units
+            )
             model = self.model()
             with self.blueprint.told("on training rows", private=True):
                 fitted = fit(

@@ -8,6 +8,7 @@ Files are read from `root` or from the folder named by `DPGRAD_DATA`.
 import importlib
 import os
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ from dpgrad.data._csv import SEPARATORS
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.data._describe import NOTICE, describe
 from dpgrad.data._numbers import Array, fits, numbers
-from dpgrad.data._read import encode, read
+from dpgrad.data._prepare import ALL_ROWS, OFFICIAL
+from dpgrad.data._read import ROW, encode, identified, read
 from dpgrad.data._schema import FileFormat, Schema, Split
 from dpgrad.data._source import Source, data_folder, read_all
 from dpgrad.data._toml import schema_of, written
@@ -28,6 +30,7 @@ from dpgrad.errors import DataError, MissingFileError
 __all__ = [
     "NOTICE",
     "OUTSIDE",
+    "ROW",
     "ROW_COUNTS",
     "SEPARATORS",
     "Array",
@@ -44,6 +47,7 @@ __all__ = [
     "describe",
     "encode",
     "fits",
+    "identified",
     "is_file",
     "load",
     "names",
@@ -89,7 +93,7 @@ def load(
     )
     if not isinstance(dataset, Dataset):
         raise TypeError(f"dpgrad.data.{name}.load must return a Dataset, got {type(dataset).__name__}")
-    return dataset
+    return replace(dataset, by_position=dataset.split not in (OFFICIAL, ALL_ROWS))  # a rule of its own counts rows
 
 
 def is_file(name: str) -> bool:

@@ -184,9 +184,10 @@ def has_header(path: Path, file: FileFormat) -> bool:
     number above numbers, or a word that comes again in its column. Numbers that only count could be either.
     """
     chunk = next(table(path, replace(file, header=False)).chunks)
-    heads = [cells[0] for cells in chunk.columns.values()]
+    columns = [[_pointed(cell) if file.decimal == "," else cell for cell in cells] for cells in chunk.columns.values()]
+    heads = [cells[0] for cells in columns]
     named = row = False
-    for head, *below in chunk.columns.values():
+    for head, *below in columns:
         numbers = sum(map(is_number, below)) * 2 > len(below)
         named |= numbers and not is_number(head) and head != ""
         row |= (numbers and is_number(head)) or (head != "" and not numbers and head in below)
@@ -194,6 +195,11 @@ def has_header(path: Path, file: FileFormat) -> bool:
     if counting or (named and row) or (not named and not row and any(map(is_number, heads))):
         raise DataError(f"{path}: its first line could be a header or a row: say --header yes or --header no")
     return not row
+
+
+def _pointed(cell: str) -> str:
+    """A number with a decimal comma as Python writes it."""
+    return cell.replace(",", ".") if cell.count(",") == 1 and "." not in cell else cell
 
 
 def is_number(cell: str) -> bool:

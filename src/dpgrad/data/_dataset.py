@@ -32,7 +32,8 @@ class Dataset:
     taken as public; entries that start with "outside the guarantee" were read from the private rows.
     Images are (n, channels, height, width); `flat` gives one vector a row. The representation shows shapes, never rows.
     `kind` is "table", "image" or "text", whose rows are whole numbers. Data of one's own carry the `schema` they were
-    read by and, where it names a unit, `units`: a number for each training row, equal for rows of one person.
+    read by and, where it names a unit, `units` and `test_units`: a number for each training and each test row, equal
+    for rows of one person, and nobody is in both.
     `by_position` says that a row's part follows from its place in the file: leaving out a row may move others.
 
     >>> import numpy as np
@@ -54,12 +55,14 @@ class Dataset:
     units: NDArray[np.int64] | None = None
     kind: str = ""
     by_position: bool = False
+    test_units: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not self.kind:
             object.__setattr__(self, "kind", "image" if len(self.x_train.shape) == 4 else "table")
-        if self.units is not None and self.units.shape != self.y_train.shape[:1]:
-            raise DataError(f"{self.name}: units must have one entry for each of {self.y_train.shape[0]} training rows")
+        for name, units, labels in (("units", self.units, self.y_train), ("test_units", self.test_units, self.y_test)):
+            if units is not None and units.shape != labels.shape[:1]:
+                raise DataError(f"{self.name}: {name} must have one entry for each of {labels.shape[0]} rows")
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if x.shape[0] != y.shape[0]:
                 raise DataError(f"{self.name} {part}: {x.shape[0]} rows but {y.shape[0]} labels")

@@ -1,5 +1,6 @@
 """A schema proposed from a file: it reads the private rows, so that a person has to confirm every entry."""
 
+import json
 import math
 import re
 from collections import Counter
@@ -31,8 +32,15 @@ _MOST_CATEGORIES = 50
 _OFTEN = 3  # a category that occurs less often is not listed: it may be one person's
 _MOST_CLASSES = 20  # of a target of whole numbers
 _LONG_TEXT = 30  # characters on average
+_SENTENCE = 2  # words on average, above which a short text is one
+_CLOSE = 5  # ids that count rows lie this often among whole numbers, at most
+_FEW = 10  # rows, in which numbers that differ say nothing
+_OWNED = 20  # rows of one person, on average, that an id is taken to name at most
 _NO_SHAPE = (0,)  # of lists that are not arrays of numbers of one shape
 _TARGETS = ("target", "label", "labels", "class", "y", _folders.FOLDER)
+_ID = re.compile(r"(?i:(.*[^a-z0-9])?(id|ids|uuid|guid|idx|index|column 1))|.*[a-z](ID|Id)", re.DOTALL)
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
 
@@ -48,7 +56,10 @@ class _Seen:
     high: float = -math.inf
     dates: int = 0
     letters: int = 0
+    words: int = 0
     whole: bool = True
+    rising: bool = True  # each number above the one before
+    repeats: bool = False  # a value came again, of those that are counted
     crowded: bool = False
     shape: tuple[int, ...] = ()
     images: set[tuple[int, int, int]] = field(default_factory=set)
@@ -77,6 +88,8 @@ class _Seen:
         text = text.encode("utf-8", "replace").decode()  # half a character, as JSON can hold, is in no TOML
         self.rows += 1
         self.letters += len(text)
+        self.words += len(text.split())
+        self.repeats = self.repeats or text in self.counts
         if not self.crowded:
             self.counts[text] += 1
             self.crowded = len(self.counts) > _MOST_DISTINCT
@@ -85,6 +98,7 @@ class _Seen:
             self.dates += bool(_DATE.fullmatch(text))
         elif math.isfinite(value):
             self.numbers += 1
+            self.rising = self.rising and value > self.high
             self.low, self.high = min(self.low, value), max(self.high, value)
             self.whole = self.whole and value.is_integer()
 
@@ -101,6 +115,17 @@ class _Seen:
     @property
     def all_numbers(self) -> bool:
         return self.rows > 0 and self.numbers == self.rows
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether these are whole numbers that rise from row to row and lie close together, as numbers of rows do."""
+        close = self.high - self.low < _CLOSE * self.rows
+        return self.all_numbers and self.whole and self.rising and close and self.rows >= _FEW
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether values come again as the ids of persons with several rows do."""
+        return self.repeats and (self.crowded or len(self.counts) * _OWNED >= self.rows)
 
 
 def _array(cell: list[Any]) -> Any:
@@ -129,6 +154,7 @@ def describe(
     kind, found = format_of(path, file)
     if kind == "csv":
         file = replace(file, separator=file.separator or _csv.separator_at(found, file))
+        file = replace(file, decimal=_decimal(found, file))
         file = file if file.header is not None else replace(file, header=_csv.has_header(found, file))
     table = table_of(path, file, (), target)
     for place, name in enumerate(table.names, 1):  # by their places: they may be a row
@@ -153,8 +179,42 @@ def describe(
     described = _target(table, goal, seen[goal], declared.get(goal))
     if target is None:
         notes["[target]"] = ["the target is guessed: correct column if it is another"]
-    proposed = Schema(_alone(columns, notes), described, file, Split("fraction"), proposed_from_data=True)
+    unit = next((column.name for column in columns if column.kind == "id" and seen[column.name].is_shared), None)
+    if unit is not None:
+        notes[unit] = ["an id whose values come again: it is the unit above, so that persons are protected, not rows"]
+    columns = _used(table, columns, seen, notes)
+    proposed = Schema(_alone(columns, notes), described, file, Split("fraction"), unit, proposed_from_data=True)
     return proposed, notes
+
+
+def _decimal(path: Path, file: FileFormat) -> str:
+    """The decimal sign that numbers of a delimited file seem to have."""
+    if file.separator == "," or file.decimal == ",":
+        return file.decimal
+    cells = next(_csv.table(path, replace(file, header=False)).chunks).columns.values()
+    commas, points = (
+        sum(2 * sum(bool(sign.fullmatch(cell)) for cell in column) > len(column) for column in cells)
+        for sign in (_DECIMAL_COMMA, _DECIMAL_POINT)
+    )
+    return "," if commas > points else "."
+
+
+def _used(table: Table, columns: list[Column], seen: dict[str, _Seen], notes: dict[str, list[str]]) -> list[Column]:
+    """The columns, one of them a number or a text where none would be used."""
+    if any(column.is_feature for column in columns):
+        return columns
+    for place, column in enumerate(columns):
+        found = seen[column.name]
+        if found.counts_rows and not _ID.fullmatch(column.name):
+            made, notes[column.name] = _number(column.name, found)
+            return [*columns[:place], made, *columns[place + 1 :]]
+        if column.kind == "ignored" and found.rows and not found.shape and found.dates * 2 <= found.rows:
+            notes[column.name] = ["taken for text, as no other column can be used; if it is none, write another kind"]
+            return [*columns[:place], Column(column.name, "text"), *columns[place + 1 :]]
+    raise DataError(
+        f"{table.path}: no column but the target can be used: all look like ids or dates, or are empty; write a schema "
+        "by hand"
+    )
 
 
 def _preface(path: str | Path) -> list[str]:
@@ -182,13 +242,10 @@ def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
     missing: dict[str, Any] = {"missing": tuple(sorted({"", *seen.missing}))} if seen.missing else {}
     if seen.images:
         return _image(name, seen)
+    if named := _id(name, seen):
+        return Column(name, "id"), [named]
     if seen.all_numbers or (seen.shape and seen.shape != _NO_SHAPE and not seen.counts):
-        low, high = rounded(seen.low, seen.high)
-        if missing:
-            missing["fill"] = (low + high) / 2
-        return Column(name, "number", bounds=(low, high), shape=seen.shape, **missing), [
-            "bounds are rounded outward from the data: replace them by what is known"
-        ]
+        return _number(name, seen, **missing)
     if seen.dates * 2 > seen.rows:
         return Column(name, "ignored"), ["looks like dates: turn them into numbers, such as years, to use them"]
     if seen.rows and seen.letters > _LONG_TEXT * seen.rows:
@@ -205,7 +262,30 @@ def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
         ]
     if not seen.rows:
         return Column(name, "ignored"), ["all values are missing"]
+    if seen.words > _SENTENCE * seen.rows:
+        return Column(name, "text"), ["short text, hashed word by word; buckets and length are constants"]
     return Column(name, "ignored"), ['neither numbers nor few categories; if it names a person, write kind = "id"']
+
+
+def _number(name: str, seen: _Seen, **missing: Any) -> tuple[Column, list[str]]:
+    low, high = rounded(seen.low, seen.high)
+    if missing:
+        missing["fill"] = (low + high) / 2
+    note = ["bounds are rounded outward from the data: replace them by what is known"]
+    if seen.whole and not seen.shape and seen.rows >= _FEW and not seen.repeats:
+        note.append('no value comes twice: if it is an id, write kind = "id" alone')
+    return Column(name, "number", bounds=(low, high), shape=seen.shape, **missing), note
+
+
+def _id(name: str, seen: _Seen) -> str | None:
+    """Why a column is taken for an id, which is no feature; None where it is not."""
+    if seen.shape or seen.images or not seen.rows:
+        return None
+    why = "numbers the rows" if seen.counts_rows else "an id by its name" if _ID.fullmatch(name) else ""
+    plain = seen.whole if seen.all_numbers else not seen.numbers
+    if not why or not plain or not (seen.is_shared or not seen.repeats):
+        return None
+    return f"{why}: left out of the rows. If rows of one person share it, write unit = {json.dumps(name)} at the top"
 
 
 def _image(name: str, seen: _Seen) -> tuple[Column, list[str]]:

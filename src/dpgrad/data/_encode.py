@@ -34,7 +34,7 @@ class Encoder:
     schema: Schema
     table: Table
     tokens: Tokens | None = None
-    may_drop: bool = True  # rows that are to be predicted are all wanted
+    training: bool = True  # rows that are to be predicted are all wanted, and their schema is that of the model
 
     def rows(self, chunk: Chunk) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The encoded rows, and which of them the schema keeps."""
@@ -51,6 +51,20 @@ class Encoder:
         ]
         x = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return x.reshape(len(chunk), *self.schema.shape), keep
+
+    def _fault(self, chunk: Chunk, index: int, column: str, reason: str) -> DataError:
+        """What is wrong with one cell, with the line to write; for rows to predict that line is one of a new training.
+
+        >>> age = Schema((Column("age", "number", scale="none"),))
+        >>> encoder = Encoder(age, Table("new.csv", (), iter([])), training=False)
+        >>> print(encoder._fault(Chunk({}, [7]), 0, "age", "is missing: write missing = ['']"))
+        new.csv: row 7, column 'age' is missing: correct this file, or change the schema (write missing = ['']) and \
+train again
+        """
+        problem, _, remedy = reason.partition(": ")
+        if not self.training and re.search("write |list ", remedy):
+            reason = f"{problem}: correct this file, or change the schema ({remedy}) and train again"
+        return self.table.fault(chunk, index, column, reason)
 
     def target(self, chunk: Chunk) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The class indices, or the targets in [0, 1], and which rows the schema keeps."""
@@ -71,7 +85,7 @@ class Encoder:
         codes = np.array([places.get(written_as(cell), -1) for cell in _listed(cells)], np.int64)
         unknown = np.flatnonzero(codes == -1)
         if unknown.size and target.unknown == "refuse":
-            raise self.table.fault(
+            raise self._fault(
                 chunk, int(unknown[0]), target.column,
                 'is none of the classes under [target]: list it there, or write unknown = "drop"',
             )  # fmt: skip
@@ -86,7 +100,7 @@ class Encoder:
         """A hash of the id of each row; equal ids are one person."""
         found = self.texts(chunk, column)
         if "" in found:
-            raise self.table.fault(chunk, found.index(""), column, "is empty: every row needs the id of its person")
+            raise self._fault(chunk, found.index(""), column, "is empty: every row needs the id of its person")
         return np.array([_hash(text) for text in found], np.uint64)
 
     def _number(self, column: Column, chunk: Chunk) -> NDArray[np.float32]:
@@ -101,7 +115,7 @@ class Encoder:
             wild = np.flatnonzero(~(np.abs(values) <= LARGEST))
             if wild.size:
                 reason = f"is not finite in float32: write bounds = [LOW, HIGH] under {column.where}"
-                raise self.table.fault(chunk, int(wild[0]) // width, column.name, reason)
+                raise self._fault(chunk, int(wild[0]) // width, column.name, reason)
         else:
             low, high = column.bounds
             values = np.clip(values, low, high)
@@ -133,7 +147,7 @@ class Encoder:
                 continue
             if row.shape != column.shape:
                 reason = f"is not an array of numbers of shape {column.shape}, as declared under {column.where}"
-                raise self.table.fault(chunk, index, column.name, reason)
+                raise self._fault(chunk, index, column.name, reason)
             found[index] = row.reshape(-1)
         return found.reshape(-1)
 
@@ -156,7 +170,7 @@ class Encoder:
                 continue
             value = real(cell, comma)
             if value is None:
-                raise self.table.fault(chunk, index // width, name, self._why(cell))
+                raise self._fault(chunk, index // width, name, self._why(cell))
             if math.isnan(value):
                 missing[index] = True
             values[index] = value
@@ -185,7 +199,7 @@ class Encoder:
     ) -> None:
         if not declared and missing.any():
             reason = f'is missing: write missing = [""] {remedy}under {where}'
-            raise self.table.fault(chunk, int(np.argmax(missing)) // width, name, reason)
+            raise self._fault(chunk, int(np.argmax(missing)) // width, name, reason)
 
     def _category(self, column: Column, chunk: Chunk, keep: NDArray[np.bool_]) -> NDArray[np.float32]:
         count = len(column.categories)
@@ -195,13 +209,13 @@ class Encoder:
         cells = _listed(chunk.columns[column.name])
         codes = np.array([places.get(written_as(cell), -1) for cell in cells], np.int64)
         unknown, missing = codes == -1, codes == -2
-        if unknown.any() and (column.unknown == "refuse" or (column.unknown == "drop" and not self.may_drop)):
+        if unknown.any() and (column.unknown == "refuse" or (column.unknown == "drop" and not self.training)):
             reason = (
                 f'is none of the categories under {column.where}: list it there, or write unknown = "other"'
                 if column.unknown == "refuse"
                 else "is none of the categories, and the schema drops such rows: remove the row from this file"
             )
-            raise self.table.fault(chunk, int(np.argmax(unknown)), column.name, reason)
+            raise self._fault(chunk, int(np.argmax(unknown)), column.name, reason)
         if column.unknown == "drop":
             keep &= ~unknown
         if column.fill is not None:
@@ -235,7 +249,7 @@ class Encoder:
             try:
                 found[index] = pixels(cell, column.shape, column.resize)
             except DataError as error:
-                raise self.table.fault(chunk, index, column.name, str(error).removeprefix(f"{UNNAMED} ")) from None
+                raise self._fault(chunk, index, column.name, str(error).removeprefix(f"{UNNAMED} ")) from None
         return found
 
 

@@ -13,6 +13,7 @@ from dpgrad.data._opened import Chunk, Table, guarded
 from dpgrad.errors import DataError
 
 IMAGE, FOLDER = "image", "folder"  # the names of the two columns
+FILE = "file"  # what the path of an image within its folder is called, where predictions name it
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others call programs of their own

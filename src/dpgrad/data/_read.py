@@ -26,8 +26,21 @@ ENDINGS = {
     ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".data": "csv", ".parquet": "parquet", ".pq": "parquet",
     ".npz": "npz", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl",
 }  # fmt: skip
+ROW = "row"  # what the number of a row is called where rows have no ids
 KEPT_COUNTS = f"{ROW_COUNTS} that are kept"
 PROPOSED = OUTSIDE + "the schema was first proposed from the private rows (dpgrad data describe)"
+
+# What a schema has to say at least, for those who write it by hand.
+_CLASSES = 'classes = ["FIRST", "SECOND"] and public = true'
+_LINES = {
+    "csv": '[columns.NAME] with kind = "number", bounds = [LOW, HIGH] and public = true, and [target] with '
+    f'column = "NAME", {_CLASSES}',
+    "images": f'[columns.{_folders.IMAGE}] with kind = "image", shape = [3, HEIGHT, WIDTH] and public = true, and '
+    f'[target] with column = "{_folders.FOLDER}", {_CLASSES}: the names of its folders',
+    "jsonl": '[columns.NAME] with kind = "text" (or "number" with bounds = [LOW, HIGH]) and public = true, and '
+    f'[target] with column = "NAME", {_CLASSES}',
+}
+_LINES["hf"] = _LINES["jsonl"]
 
 Given = Schema | Mapping[str, Any] | Path | str
 
@@ -131,6 +144,25 @@ def encode(
     >>> encode({"age": [25, 999]}, schema).tolist()
     [[0.25], [1.0]]
     """
+    return identified(rows, schema, tokens)[0]
+
+
+def identified(
+    rows: "str | Path | Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]] | Any",
+    schema: Given,
+    tokens: Tokens | None = None,
+) -> tuple[NDArray[Any], dict[str, list[Any]]]:
+    """The rows as `encode` gives them, and what they are told apart by: by name, one entry a row.
+
+    That is every id column of the schema that the rows have, the file of each image in a folder, and else the number of
+    the row, from 1.
+
+    >>> columns = (Column("age", "number", bounds=(0, 100), public=True), Column("patient", "id"))
+    >>> identified({"patient": ["p7", "p8"], "age": [25, 50]}, Schema(columns))[1]
+    {'patient': ['p7', 'p8']}
+    >>> identified({"age": [25, 50]}, Schema(columns))[1]
+    {'row': [1, 2]}
+    """
     declared = schema_of(schema).confirmed()
     target = None if declared.target is None else declared.target.column
     wanted = [column.name for column in declared.columns] + ([] if target is None else [target])
@@ -141,13 +173,26 @@ def encode(
     else:
         table = _in_memory(rows)
     matched(table, declared, training=False)
-    encoder = Encoder(declared, table, tokens, may_drop=False)
+    encoder = Encoder(declared, table, tokens, training=False)
+    ids = [column.name for column in declared.columns if column.kind == "id" and column.name in table.names]
+    told: dict[str, list[Any]] = {name: [] for name in ids}
     grown = Grown()
     for chunk in table.chunks:
+        for name, cells in _names(encoder, chunk, ids, len(grown)).items():
+            told.setdefault(name, []).extend(cells)
         grown.add(encoder.rows(chunk)[0])
     if not len(grown):
-        return np.empty((0, *declared.shape), np.int64 if declared.kind == "text" else np.float32)
-    return grown.done()
+        return np.empty((0, *declared.shape), np.int64 if declared.kind == "text" else np.float32), told or {ROW: []}
+    return grown.done(), told
+
+
+def _names(encoder: Encoder, chunk: Chunk, ids: Sequence[str], before: int) -> dict[str, Sequence[Any]]:
+    """What the rows of a chunk are told apart by."""
+    if ids:
+        return {name: encoder.texts(chunk, name) for name in ids}
+    if chunk.keys is not None:
+        return {_folders.FILE: [key.removeprefix("/") for key in chunk.keys]}
+    return {ROW: range(before + 1, before + len(chunk) + 1)}
 
 
 def _in_memory(rows: Any) -> Table:
@@ -198,13 +243,23 @@ def matched(table: Table, schema: Schema, *, training: bool) -> None:
         said.append(
             f"unexpected {_listed(unexpected)}" if sure else f"{len(unexpected):,} that the schema does not name"
         )
-    remedy = ""
-    if unexpected:
-        name = key(unexpected[0]) if sure and len(unexpected[0]) <= 80 else "NAME"
-        remedy = f': to leave a column out, write [columns.{name}] with kind = "ignored"'
-    if not sure:
-        remedy = ": is the first line a header, and the separator right? See header and separator under [file]"
+    remedy = ": is the first line a header, and the separator right? See header and separator under [file]"
+    if sure:
+        remedy = _remedy(missing, unexpected, training)
     raise DataError(f"{table.path}: its columns differ from the schema's: {'; '.join(said)}{remedy}")
+
+
+def _remedy(missing: Sequence[str], unexpected: Sequence[str], training: bool) -> str:
+    """What to do about columns that differ, for the first of each."""
+    for name in missing:
+        if (other := _validate.nearest(name, unexpected)) is not None:
+            return f": is {other!r:.80} the column {name!r:.80}? Rename one"
+    if not training:
+        return ": give the file the columns that the model was trained on, and remove others"
+    if not unexpected:
+        return ""
+    name = key(unexpected[0]) if len(unexpected[0]) <= 80 else "NAME"
+    return f': to leave a column out, write [columns.{name}] with kind = "ignored"'
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -218,8 +273,11 @@ def _declared(schema: Given, target: str | None, classes: int | None) -> Schema:
         raise DataError("classes is for arrays without a schema: list the classes under [target] of the schema")
     if target is not None and (found.target is None or found.target.column != target):
         there = "none" if found.target is None else repr(found.target.column)[:80]
+        known = [column.name for column in found.columns] + ([] if found.target is None else [found.target.column])
+        near = "" if target in known else _validate.meant(target, known)
         raise DataError(
-            f'target is {target!r:.80}, and the schema has {there}: write column = "{target:.80}" under [target]'
+            f"target is {target!r:.80}, and the schema has {there}"
+            + (near or f': write column = "{target:.80}" under [target]')
         )
     return found
 
@@ -270,11 +328,10 @@ def _implied(path: str | Path, target: str | None, classes: int | None) -> Schem
     """The schema of arrays, whose shapes and types say all that has to be known; anything else is refused."""
     kind, _ = format_of(path, FileFormat())
     if kind not in ("npz", "npy"):
+        lines = _LINES.get(kind, _LINES["csv"])
         raise DataError(
             f"{path} needs a schema, since kinds, bounds and categories may not be learned from private rows: "
-            f"propose one with `dpgrad data describe {path} > schema.toml`, which looks at the data, or write "
-            '[columns.NAME] with kind = "number", bounds = [LOW, HIGH] and public = true, and [target] with column, '
-            "classes and public = true"
+            f"propose one with `dpgrad data describe {path} > schema.toml`, which looks at the data, or write {lines}"
         )
     if target is None or classes is None:
         raise DataError(
@@ -284,7 +341,8 @@ def _implied(path: str | Path, target: str | None, classes: int | None) -> Schem
     _validate.whole(least=2, most=1_000_000, classes=classes)
     whole = table_of(path, FileFormat(), (), target).whole or {}
     if target not in whole:
-        raise DataError(f"{path} has no array {target!r:.80}: it holds {_listed(list(whole))}")
+        near = _validate.meant(target, whole) or f": it holds {_listed(list(whole))}"
+        raise DataError(f"{path} has no array {target!r:.80}{near}")
     inputs = [name for name in whole if name != target]
     if len(inputs) != 1 or whole[inputs[0]].dtype.kind not in "fu" or whole[target].dtype.kind not in "iu":
         raise DataError(
@@ -322,11 +380,14 @@ def _dataset(path: str | Path, schema: Schema, parts: Parts) -> Dataset:
     target = schema.target
     assert target is not None
     said = (PROPOSED,) if schema.proposed_from_data else ()
+    units = None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64)
+    told = None
+    if units is not None:
+        told = 1 + units.max() + np.unique(np.empty(0) if others is None else others, return_inverse=True)[1]
     return Dataset(
         _stem(path), x, y, x_test, y_test, target.classes or None, "schema", schema.split.fact(),
         (KEPT_COUNTS if schema.may_drop else ROW_COUNTS, *schema.facts(), *said), schema,
-        None if ids is None else np.unique(ids, return_inverse=True)[1].astype(np.int64), schema.kind,
-        parts.by_position,
+        units, schema.kind, parts.by_position, told,
     )  # fmt: skip
 
 

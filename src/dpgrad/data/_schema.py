@@ -177,16 +177,21 @@ class Schema:
         self._check_unit()
         if self.split.column is not None and self.split.column not in names:
             raise DataError(
-                f"[split] column {self.split.column!r:.80} is not described: write "
-                f'[columns.{key(self.split.column)}] with kind = "ignored"'
+                f"[split] column {self.split.column!r:.80} is not described"
+                + (
+                    _validate.meant(self.split.column, names)
+                    or f': write [columns.{key(self.split.column)}] with kind = "ignored"'
+                )
             )
 
     def _check_unit(self) -> None:
         if self.unit is not None and not any(c.name == self.unit and c.kind == "id" for c in self.columns):
             check_name("unit", self.unit)
+            names = [column.name for column in self.columns]
+            near = "" if self.unit in names else _validate.meant(self.unit, names)
             raise DataError(
-                f"unit = {_validate.shown(self.unit)} must name an id column: write "
-                f'[columns.{key(self.unit)}] with kind = "id"'
+                f"unit = {_validate.shown(self.unit)} must name an id column"
+                + (near or f': write [columns.{key(self.unit)}] with kind = "id"')
             )
         if self.rows_per_unit is not None:
             check_whole("schema:", 1, 2**31 - 1, rows_per_unit=self.rows_per_unit)

@@ -28,6 +28,7 @@ from dpgrad.grads.following import own_functions
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import refuse_modules, swapped, unwrapped, without_dropout
+from dpgrad.grads.unquoted import chosen
 from dpgrad.grads.ways import Attributed, Way, gradients
 
 __all__ = ["PROBED", "check", "compare", "prepared"]
@@ -482,6 +483,8 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine, alone: Sequence[
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if chosen(error):
+            raise
         reason = str(error).partition("\n")[0]
         remedy = "look at the model" if engine == "single" else "use engine='single', which passes one at a time"
         raise UnsupportedModelError(f"engine {engine!r} cannot take this model or loss ({reason}): {remedy}") from error

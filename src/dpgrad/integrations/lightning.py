@@ -104,6 +104,26 @@ class DifferentialPrivacy(Callback):
 
     # ---- hooks of Lightning
 
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse training rows: `Trainer.test` shows exact figures on them."""
+        self._refuse_training_rows(trainer.test_dataloaders, "test")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse training rows where `Trainer.validate` is called; `Trainer.fit` has looked at its rows already."""
+        if trainer.state.fn == "validate":
+            self._refuse_training_rows(trainer.val_dataloaders, "validation")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse training rows: predictions for them are not covered."""
+        self._refuse_training_rows(trainer.predict_dataloaders, "prediction")
+
+    def _refuse_training_rows(self, loaders: Any, name: str) -> None:
+        for each in pytree.tree_leaves(loaders):  # one, or several in a list or dict
+            judged = getattr(each, "dataset", None)
+            if judged is not None and self._loader is not None:
+                self._judged |= name == "validation"
+                refuse_training_rows(judged, self._loader.dataset, name)
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan the run, and put steps in place of the loader's batches."""
         if self._run is not None and self._run.taken > self._run.start:
@@ -129,10 +149,7 @@ class DifferentialPrivacy(Callback):
         """Begin the run, or continue that of the checkpoint."""
         run, loader = self._training(), self._loader
         assert loader is not None
-        for each in pytree.tree_leaves(trainer.val_dataloaders):  # one, or several in a list or dict
-            if (judged := getattr(each, "dataset", None)) is not None:
-                self._judged = True
-                refuse_training_rows(judged, loader.dataset, "validation")
+        self._refuse_training_rows(trainer.val_dataloaders, "validation")
         (self._optimizer,) = trainer.optimizers
         if trainer.global_step and self._resumed is None:
             raise ResumeError(

@@ -25,6 +25,7 @@ from dpgrad import _files, _validate
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError, DpgradError, OptionError, ResumeError, RunError
+from dpgrad.grads import unquoted
 from dpgrad.grads.sums import Loss
 from dpgrad.integrations.losses import OwnLoss, PerExample, inner, refuse_other
 from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows, ticks
@@ -189,6 +190,11 @@ class DPTrainer(Trainer):
         self._refuse_training_rows(self.eval_dataset[given] if isinstance(given, str) else given)
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[no-any-return]
 
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """The Trainer's loader of the rows that `predict` takes; training rows are refused."""
+        self._refuse_training_rows(test_dataset, "test")
+        return super().get_test_dataloader(test_dataset)  # type: ignore[no-any-return]
+
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """The public number of training rows, or the number of held-out rows."""
         if self._run is not None and isinstance(dataloader.dataset, type(ticks(1).dataset)):
@@ -232,7 +238,7 @@ class DPTrainer(Trainer):
                 f"{run.start:,} of {run.plan.steps:,}: do not change the arguments after the DPTrainer was made"
             )
         collate = _Collate(self._collator())
-        few = [self._rows[index] for index in range(min(_PROBED, len(self._rows)))]  # type: ignore[index,arg-type]
+        few = [unquoted.example(self._rows, index) for index in range(min(_PROBED, len(self._rows)))]  # type: ignore[arg-type]
         _refuse_collator(collate, few)
         run.begin(
             self.model, self._loss(collate, few), self._rows, collate=collate,
@@ -272,10 +278,10 @@ class DPTrainer(Trainer):
             return self.data_collator  # type: ignore[no-any-return]
         return self._get_collator_with_removed_columns(self.data_collator)  # type: ignore[no-any-return]
 
-    def _refuse_training_rows(self, held_out: Any) -> None:
+    def _refuse_training_rows(self, held_out: Any, name: str = "evaluation") -> None:
         for one in held_out.values() if isinstance(held_out, Mapping) else [held_out]:
             if one is not None and self.train_dataset is not None:
-                refuse_training_rows(one, self.train_dataset, "evaluation")
+                refuse_training_rows(one, self.train_dataset, name)
 
 
 class _Saved(TrainerCallback):

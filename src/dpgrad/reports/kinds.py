@@ -28,7 +28,7 @@ SEEDED = (
     "train again without a seed"
 )
 UNFINISHED = "the run was interrupted: resume it, or share it at the price of the whole plan"
-ALLOWED = "under this guarantee; keep the folder private/ and the held-out rows to yourself"
+ALLOWED = "under this guarantee, which covers nothing else that the run leaves behind"
 RELEASED = "under this guarantee; keep the rows to yourself"
 UNKNOWN = "under this guarantee, unless its noise came from a seed, which this report does not know"
 UNPAID = "a step learned from these rows without noise: leave it out, or use one of dpgrad.convex in its place"
@@ -78,6 +78,7 @@ class Planned(Protocol):
     @property
     def public(self) -> tuple[str, ...]: ...
     def to_dict(self) -> dict[str, Any]: ...
+    def cautions(self) -> Iterator[tuple[str, str]]: ...
 
 
 @runtime_checkable
@@ -197,7 +198,7 @@ def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None)
         "run", "this model", fitted.guarantee, (named.name, named.title, named.citation), _allowed(fitted),
         [*fitted.public, *read["public"]], [*read["outside"], *fitted.outside],
         [] if data is None else [f"{data.name}: {data.preprocessing}"], _schema(data),
-        values=_values(fitted.plan.mechanism), run=run,
+        [text for _, text in fitted.plan.cautions()], _values(fitted.plan.mechanism), run=run,
     )  # fmt: skip
 
 
@@ -211,7 +212,8 @@ def _plan(plan: Planned) -> Part:
     named = plan.recipe
     return Part(
         "plan", "the result of this plan", plan.guarantee, (named.name, named.title, named.citation), (False, PLANNED),
-        plan.public, values=_values(plan.mechanism), run={"plan": plain_values(plan.to_dict())},
+        plan.public, notes=[text for _, text in plan.cautions()], values=_values(plan.mechanism),
+        run={"plan": plain_values(plan.to_dict())},
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def _columns(schema: Mapping[str, Any]) -> str:
         return ", ".join(f"{name} {value}" for name, value in schema.items() if isinstance(value, int | float | str))
     names = [one["name"] if isinstance(one, dict) and "name" in one else str(one) for one in listed]
     more = "" if len(names) <= _MOST_NAMES else f", and {len(names) - _MOST_NAMES:,} more"
-    return f"{len(names):,} columns: {', '.join(map(str, names[:_MOST_NAMES]))}{more}"
+    return f"{len(names):,} column{'' if len(names) == 1 else 's'}: {', '.join(map(str, names[:_MOST_NAMES]))}{more}"
 
 
 def _environment(report: Mapping[str, Any]) -> str:

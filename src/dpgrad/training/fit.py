@@ -13,6 +13,7 @@
 
 import inspect
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset, default_collate
 
 from dpgrad import _processes, _validate
@@ -32,12 +34,13 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.data import Dataset
+from dpgrad.data import Dataset, is_file
 from dpgrad.data import names as dataset_names
 from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError, UnsupportedModelError
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
+from dpgrad.grads.unquoted import unquoted
 from dpgrad.grads.ways import Way
 from dpgrad.reports import page, report
 from dpgrad.runs import replay
@@ -256,12 +259,14 @@ class _Task:
         dataset = data if isinstance(data, Dataset) else None
         if dataset is not None:
             rows = Rows.of(dataset)
-            data, held_out = rows.train, rows.held_out if held_out is None else held_out
-            privacy = privacy.of_data(dataset)
+            privacy, data = privacy.of_data(dataset), rows.train
+            if held_out is None and rows.held_out is not None:
+                owners = dataset.test_units if privacy.units is dataset.units else None
+                held_out = HeldOut(rows.held_out, held_out_units=owners)
         judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
         if judged is not None and judged.rows is not None:
-            judged = _judged(judged, data)
-        data = forms.taken(data)
+            judged = _judged(judged, data, model)
+        data = forms.taken(data, model=model)
         if not source.rows(data):
             raise DataError("data must hold at least one row, got none")
         called = Callbacks.of(callbacks)
@@ -314,9 +319,10 @@ class _Task:
 
     def _refuse_misfits(self, plan: Plan, folder: RunFolder | None) -> None:
         if self.held_out is not None and self.held_out.rows is not None:
-            evaluate(
-                self.core, self.metric, source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
-            )
+            first = source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
+            zeros = partial(pytree.tree_map, torch.zeros_like, first)
+            with unquoted(self.core, self.metric.values, zeros, "held-out rows"):
+                evaluate(self.core, self.metric, first)
         # refuses a rule that cannot be held to its bound
         fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
         if folder is not None:
@@ -335,10 +341,10 @@ class _Task:
         return behaviours(settings, self.core)
 
 
-def _judged(held_out: HeldOut, data: Any) -> HeldOut:
+def _judged(held_out: HeldOut, data: Any, model: nn.Module) -> HeldOut:
     """The held-out rows in a form that can be read, if none of them is a row of the training ``data``."""
     refuse_held_out(held_out.rows, data)
-    return replace(held_out, rows=forms.taken(held_out.rows, "held_out"))
+    return replace(held_out, rows=forms.taken(held_out.rows, "held_out", model))
 
 
 def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
@@ -350,7 +356,13 @@ def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | Non
             )
         return None
     rows = source.rows(data)
-    if held_out is not None and held_out.held_out_units is not None and held_out.rows is not None:
+    if held_out is not None and held_out.rows is not None:
+        if held_out.held_out_units is None:
+            raise OptionError(
+                f"held_out has rows and no owners, and a {privacy.unit} may have rows in both parts: write "
+                "held_out=HeldOut(rows, held_out_units=ids), one id per row; rows of nobody in the training data may "
+                "have any ids that are not theirs"
+            )
         refuse_shared(privacy.units, held_out.held_out_units, rows, source.rows(held_out.rows), privacy.unit)
     most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
     return Owned.of(privacy.units, rows, most, rule, privacy.unit)
@@ -364,11 +376,11 @@ def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, 
             remedy = f"build it, dpgrad.training.models.build({model!r}, shape, outputs)"
         elif isinstance(model, type):
             remedy = f"make one, {model.__name__}(...)"
+        elif callable(getattr(model, "fit", None)):
+            remedy = _private_estimator(type(model).__name__)
         raise OptionError(f"model must be a torch.nn.Module, got {_validate.shown(model)}: {remedy}")
-    if isinstance(data, str):
-        close = _validate.nearest(data, dataset_names())
-        remedy = "load them first" if close is None else f"write dpgrad.data.load({close!r})"
-        raise DataError(f"data must be tensors, arrays or a Dataset, got {_validate.shown(data)}: {remedy}")
+    if isinstance(data, str | PathLike):
+        raise DataError(f"data must be tensors, arrays or a Dataset, got {_validate.shown(data)}: {_loaded(data)}")
     if ledger is not None and not isinstance(ledger, Ledger):
         raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
     for name, value, kind in (("privacy", privacy, Privacy), ("computing", computing, Computing)):
@@ -377,6 +389,33 @@ def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, 
                 f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}: write "
                 f"{name}=dpgrad.{kind.__name__}(...)"
             )
+
+
+# Estimators of scikit-learn, and those of dpgrad in their place.
+_ESTIMATORS = {
+    "LogisticRegression": "DPLogisticRegression", "SGDClassifier": "DPLogisticRegression",
+    "LinearSVC": "DPLinearSVC", "SVC": "DPLinearSVC", "LinearRegression": "DPLinearRegression",
+    "Ridge": "DPLinearRegression", "PoissonRegressor": "DPPoissonRegressor",
+}  # fmt: skip
+
+
+def _private_estimator(name: str) -> str:
+    """The line to write for an estimator of another library, which `fit` does not train."""
+    known = _ESTIMATORS.get(name)
+    if known is None:
+        return "dpgrad.convex has private estimators for scikit-learn, such as DPLogisticRegression"
+    classifier = known in ("DPLogisticRegression", "DPLinearSVC")
+    public = "classes=[...]" if classifier else "data_norm=..., target_bounds=(LOW, HIGH)"
+    return f"write dpgrad.convex.{known}(epsilon=3, {public}).fit(X, y)"
+
+
+def _loaded(data: str | PathLike[str]) -> str:
+    """The line that reads data which are given by their name or their file."""
+    name = os.fspath(data)
+    close = _validate.nearest(name, dataset_names())
+    if is_file(name):
+        return f'write dpgrad.data.read({name!r:.80}, schema="schema.toml"); `dpgrad data describe` proposes a schema'
+    return "load them first" if close is None else f"write dpgrad.data.load({close!r})"
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
@@ -28,6 +28,7 @@ from torch.utils.data import (
 from dpgrad import _validate
 from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch
+from dpgrad.grads.unquoted import example
 from dpgrad.training.source import ByIndex, Collate, together
 from dpgrad.training.tables import ArrowRows, Frame, Series, arrow, column_arrays, matrix, target_in, vector
 
@@ -38,17 +39,45 @@ class LoaderWarning(UserWarning):
     """A DataLoader was given: its dataset, collate function and workers are used, its batches are not."""
 
 
-def taken(data: Any, place: str = "data") -> Any:
-    """Data as tensors and arrays or as a map-style Dataset; either of these is returned as it is.
+def taken(data: Any, place: str = "data", model: nn.Module | None = None) -> Any:
+    """Data as tensors and arrays or as a map-style Dataset.
 
-    A frame becomes a matrix in torch's default type. A column becomes a vector, of int64 where it holds whole numbers
-    or booleans. ``(frame, "target")`` names the column of targets. The index of a frame is ignored.
+    A frame becomes a matrix. A column becomes a vector, of int64 where it holds whole numbers or booleans.
+    ``(frame, "target")`` names the column of targets. The index of a frame is ignored. Numbers that are not whole are
+    converted to the type of the ``model``, float32 or float64, where they come in arrays and frames; without a model
+    those of a frame have torch's default type. Tensors, memory maps and Datasets stay as they are.
 
     >>> import pandas
     >>> taken((pandas.DataFrame({"age": [30, 40], "income": [1, 0]}), "income"))
     (tensor([[30.],
             [40.]]), tensor([1, 0]))
     """
+    found, kind = _taken(data, place), None if model is None else _type_of(model)
+    if kind is None or isinstance(found, Dataset):
+        return found
+    kept = {id(leaf) for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor | np.memmap)}
+
+    def converted(leaf: Any) -> Any:
+        if id(leaf) in kept or not isinstance(leaf, Tensor | np.ndarray):
+            return leaf
+        if isinstance(leaf, Tensor):
+            return leaf.to(kind) if leaf.is_floating_point() else leaf
+        wanted = np.dtype(str(kind).removeprefix("torch."))
+        if leaf.dtype.kind != "f" or leaf.dtype == wanted or leaf.dtype.itemsize > 8:
+            return leaf
+        with np.errstate(over="ignore"):  # beyond the largest float: infinite, and the row adds nothing
+            return leaf.astype(wanted)
+
+    return pytree.tree_map(converted, found)
+
+
+def _type_of(model: nn.Module) -> torch.dtype | None:
+    """The type of a model's parameters; None where they have several, or a half type."""
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return types.pop() if types in ({torch.float32}, {torch.float64}) else None
+
+
+def _taken(data: Any, place: str) -> Any:
     if isinstance(data, DataLoader):
         return _of_loader(data, place)
     if isinstance(data, IterableDataset | Iterator) or (isinstance(data, Dataset) and not isinstance(data, Sized)):
@@ -130,7 +159,7 @@ class Examples(ByIndex):
 
     def batch(self, indices: list[int], collate: Collate) -> Batch:
         own = self._collate if collate is default_collate else collate
-        return together([self.dataset[index] for index in indices], own)
+        return together([example(self.dataset, index) for index in indices], own)
 
 
 def _of_loader(loader: DataLoader[Any], place: str) -> Any:
@@ -259,7 +288,7 @@ class HuggingFaceRows(ByIndex):
 
     def batch(self, indices: list[int], collate: Collate) -> Batch:
         if self._transformed or collate is not default_collate:
-            return together([self.rows[index] for index in indices], collate)
+            return together([example(self.rows, index) for index in indices], collate)
         if self._text:
             raise DataError(_text(self._text))
         found = {name: self._tensor(name, column) for name, column in self.rows[indices].items()}

@@ -148,7 +148,8 @@ class Budget:
         kind="delta", metavar="D", first=True,
     )  # fmt: skip
     epochs: float | None = option(
-        None, "The number of passes over the data: int(E·N/B) steps for batches of B.",
+        None, "The number of passes over the data. Method auto makes them in its own number of steps T, with batches "
+        "of E·N/T; other methods take int(E·N/B) steps with batches of B.",
         kind="epochs", metavar="E", first=True,
     )  # fmt: skip
     steps: int | None = option(None, "The number of steps, instead of epochs.", kind="steps", metavar="T")
@@ -159,6 +160,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+_MOVED = "name a unit in the schema and split by fraction, or split by a column or a file, or "
 
 
 @dataclass(frozen=True)
@@ -248,8 +252,7 @@ class Privacy:
         if data.by_position and (added or self.relation == Relation.ADD_REMOVE):
             raise OptionError(
                 f"{data.name} is split by the position of its rows, and under add-remove a row more or less moves "
-                "others between the parts: name a unit in the schema and split by fraction, or split by a column or a "
-                "file, or use relation zero-out or replace-one"
+                f"others between the parts: {'' if data.schema is None else _MOVED}use relation zero-out or replace-one"
             )
         if self.units is not None or data.units is None:
             return self

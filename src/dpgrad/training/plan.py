@@ -27,10 +27,10 @@ from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
-__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
+__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales", "usual_delta"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A run as it will be charged, and what theory and the papers say about its settings.
 
@@ -65,6 +65,16 @@ class Plan:
     unit: str = UNIT
     rows_per_unit: int | None = None
     unit_rule: str | None = None
+
+    def __repr__(self) -> str:
+        drawn = plural(self.unit) if self.batch_size != 1 else self.unit
+        return (
+            f"<Plan of {self.recipe.name}: {self.steps:,} steps of {self.batch_size:g} {drawn}, noise multiplier "
+            f"{self.mechanism.multiplier_at(0):.6g}; {self.guarantee}>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     @property
     def optimizer(self) -> str:
@@ -212,12 +222,44 @@ class Plan:
         """The privacy report of the plan, before anything is released, in the format of docs/report.md."""
         return report(self)
 
+    @property
+    def reach(self) -> float:
+        """√T·B/σ: what T steps on B gradients that all agree would add up to, over the noise in their direction.
+
+        It follows from public facts and bounds what can be learned from the run: real gradients agree far less.
+
+        >>> make("dpgd", rows=1000, steps=100, noise_multiplier=20.0, delta=1e-5).reach
+        500.0
+        """
+        return math.sqrt(self.steps) * self.batch_size / self.mechanism.multiplier_at(0)
+
+    def cautions(self) -> Iterator[tuple[str, str]]:
+        """What to think about before the budget is spent, each with a name; from public facts alone.
+
+        >>> [name for name, _ in make("dpgd", rows=50_000, steps=9, noise_multiplier=1e4, delta=1e-5).cautions()]
+        ['delta', 'usefulness']
+        """
+        if self.delta * self.dataset_size > _NEAR:
+            yield (
+                "delta",
+                f"δ = {self.delta:g} is not far below 1/n = {1 / self.dataset_size:.2g}, the δ of publishing one "
+                f"{self.unit} at random: choose it well below, e.g. {_power(usual_delta(self.dataset_size))}",
+            )
+        if self.reach < _USEFUL:
+            yield (
+                "usefulness",
+                f"over the whole run, gradients that all agreed would add up to {self.reach:.2g} times the noise, and "
+                f"real ones agree far less: expect a model that is little better than chance. It needs more "
+                f"{plural(self.unit)} or a larger ε",
+            )
+
     def suggestions(self) -> Iterator[tuple[str, str]]:
-        """The papers' advice on these settings, each with a name; in words, since most constants are unknown.
+        """Cautions and the papers' advice on these settings, each with a name; in words, since constants are unknown.
 
         The noise that Adam's second moment takes in is that of Tang, Shpilevskiy and Lécuyer, "DP-AdamBC: your DP-Adam
         is actually DP-SGD (unless you apply bias correction)" (2024): the variance of one coordinate of the noisy mean.
         """
+        yield from self.cautions()
         if not self.recipe.by_rule:
             yield "batches", _batches(self)
         if self.recipe.momentum and self.optimizer == "sgd":
@@ -244,17 +286,24 @@ class Plan:
                 "2016)",
             )
 
+    def _over(self, value: float | Schedule) -> str:
+        """A number, or the first and the last value of a schedule."""
+        if not callable(value):
+            return f"{value:.6g}"
+        first, last = value(0), value(self.steps - 1)
+        return f"{first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last")
+
     def lines(self) -> list[str]:
         """The plan in words, one fact per line."""
         mechanism, named = self.mechanism, self.recipe
-        rate = "the optimizer's own" if self.learning_rate is None else _shown(self.learning_rate)
+        rate = "the optimizer's own" if self.learning_rate is None else self._over(self.learning_rate)
         first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
         of = "" if self.unit == UNIT else f" {plural(self.unit)}"
         drawn = f"every {self.unit}" if named.full_batch else f"batches of {self.batch_size:g}{of} by Poisson sampling"
         found = [
             f"method            {named.title} ({named.citation})",
             f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
-            f"clip bound        {_shown(mechanism.clip)}",
+            f"clip bound        {self._over(mechanism.clip)}",
             f"learning rate     {rate} ({self.optimizer}, momentum {named.momentum:g})",
             f"steps             {self.steps:,} = {self.epochs:.4g} epochs of {drawn}"
             + (", as many as the budget allows" if self.ends == "budget" else ""),
@@ -276,6 +325,23 @@ class Plan:
         return found
 
 
+_NEAR = 0.1  # n·δ, above which δ is not far below 1/n
+_USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and classes have to be told apart
+
+
+def usual_delta(size: int) -> float:
+    """A δ well below 1/n for a public number of rows: 1e-5, or a tenth of the power of ten below 1/n if that is less.
+
+    >>> usual_delta(500), usual_delta(60_000), usual_delta(200_000)
+    (1e-05, 1e-06, 1e-07)
+    """
+    return min(1e-5, float(f"1e-{math.ceil(math.log10(size)) + 1}"))
+
+
+def _power(value: float) -> str:
+    return f"1e{round(math.log10(value))}"
+
+
 _ADAPTIVE = {"adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta"}
 
 
@@ -286,10 +352,6 @@ def _figure(found: compare.Figure) -> dict[str, Any]:
         "guarantee": found.guarantee,
         "noise_rounded": found.rounded,
     }
-
-
-def _shown(value: float | Schedule) -> str:
-    return _validate.shown(value) if callable(value) else f"{value:.6g}"
 
 
 def _finite(value: float) -> float | None:
@@ -456,12 +518,12 @@ def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
     if budget.delta is None:
         raise OptionError(
             "delta is required: the probability that the ε bound fails; choose it well below 1/n = "
-            f"{1 / size:.2g}, e.g. 1e-5"
+            f"{1 / size:.2g}, e.g. {_power(usual_delta(size))}"
         )
     if budget.delta >= 1 / size:
         raise OptionError(
             f"delta must be below 1/n = {1 / size:.4g}, got {budget.delta:g}: a mechanism that publishes one "
-            f"{privacy.unit} at random has delta 1/n"
+            f"{privacy.unit} at random has delta 1/n; choose e.g. {_power(usual_delta(size))}"
         )
     if budget.epochs is not None and budget.steps is not None:
         raise OptionError("epochs and steps both say how long to train: give one of them")

@@ -16,6 +16,7 @@ from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.memory import available
 from dpgrad.grads.sums import Loss, trainable
+from dpgrad.grads.unquoted import unquoted
 from dpgrad.training import forms, source
 from dpgrad.training.curves import judging
 from dpgrad.training.losses import NamedLoss, outputs_and_targets, refuse_targets, targets_of
@@ -105,7 +106,7 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
         return None
     device = device_of(model)
     batch = source.gathered(data, torch.arange(1), device, collate)
-    with judging(model):
+    with judging(model), unquoted(model, loss, lambda: pytree.tree_map(torch.zeros_like, batch)):
         row_losses(loss, model, batch, 1)  # refuses model, loss and data that do not fit together
         outputs, _ = outputs_and_targets(model, batch)
     if not isinstance(data, Dataset):
@@ -139,7 +140,7 @@ def expected_seconds(
     """
     trial = copy.deepcopy(model)
     device = device_of(trial)
-    shape = source.gathered(forms.taken(data), torch.arange(1), torch.device("cpu"), collate)
+    shape = source.gathered(forms.taken(data, model=model), torch.arange(1), torch.device("cpu"), collate)
 
     def made_up(leaf: Tensor) -> Tensor:
         row = torch.randn(leaf.shape) if leaf.is_floating_point() else torch.zeros(leaf.shape)

@@ -20,10 +20,12 @@ True
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from dpgrad import _processes, _validate
@@ -42,12 +44,14 @@ from dpgrad.errors import (
 from dpgrad.grads import ENGINES, Way
 from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.again import Again
+from dpgrad.grads.batch import as_rows
 from dpgrad.grads.check import PROBED, compare, prepared
 from dpgrad.grads.history import Average, InnerMomentum
 from dpgrad.grads.memory import fitting
 from dpgrad.grads.scaling import Hard, ScaleRule
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import unwrapped
+from dpgrad.grads.unquoted import unquoted
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
@@ -102,8 +106,9 @@ class PrivateGradient:
 
     Not covered: other uses of the data by the model, the loss or the caller; timing; attacks on floating-point noise;
     rounding beyond `dpgrad.grads.precision.norm_error` (add-remove neighbours, long sums over positions); that the
-    comparison of the engine with its definition before the first step passed; and errors and warnings. A message raised
-    during a step may reveal the batch size, the paths of its examples or a loss value. Do not release it.
+    comparison of the engine with its definition before the first step passed; and errors and warnings. What your own
+    code raises on training rows is told without its words (`dpgrad.grads.unquoted`), but a message of torch may reveal
+    the batch size. Do not release it.
     """
 
     def __init__(
@@ -248,8 +253,9 @@ class PrivateGradient:
                 f"{self._fault}: such factors are lowered to it, or dropped, and no example exceeds the clip bound"
             )
             self._fault = ""  # once
-        self._prepare(data, rows)
-        self._compare_again(data, rows, step)
+        with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
+            self._prepare(data, rows)
+            self._compare_again(data, rows, step)
         if self._charge is not None:
             self._charge(step)
         price = self.mechanism.step_event(step, self._start)
@@ -269,6 +275,10 @@ class PrivateGradient:
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
             )
         self._owed.discard(step)
+        with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
+            self._computed(data, rows, step)
+
+    def _computed(self, data: Any, rows: int, step: int) -> None:
         runner = self._runner(data, rows)
 
         def taken() -> bool:
@@ -291,8 +301,16 @@ class PrivateGradient:
         data = self._read(data)
         rows = self._same_rows(data)
         self._try_rule()
-        self._prepare(data, rows)
-        self._runner(data, rows)
+        with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
+            self._prepare(data, rows)
+            self._runner(data, rows)
+
+    def _zeros(self, data: Any) -> Batch:
+        """Two rows of zeros in the shape of the first: what fails on them fails by shapes and types."""
+        first = self.work.gathered(data, torch.zeros(2, dtype=torch.int64))
+        if self.work.several_rows and self.work.augment is None:
+            first = as_rows(first)
+        return pytree.tree_map(torch.zeros_like, first)
 
     @property
     def form(self) -> str:
@@ -396,7 +414,7 @@ class PrivateGradient:
             )
             if given is data or (pairs and all(one is other for one, other in pairs)):
                 return found
-        self._form = data, forms.taken(data)
+        self._form = data, forms.taken(data, model=self.model)
         return self._form[1]
 
     def _same_rows(self, data: Any) -> int:

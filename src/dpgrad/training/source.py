@@ -5,11 +5,9 @@ examples), or a map-style `torch.utils.data.Dataset`. `dpgrad.training.forms` br
 """
 
 import math
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpgrad.errors import DataError, DpgradError
+from dpgrad.grads import unquoted
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism.keys import Key
 
@@ -41,7 +40,6 @@ __all__ = [
 Collate = Callable[[list[Any]], Batch]
 Values = Tensor | np.ndarray[Any, Any]
 
-_HERE = str(Path(__file__).parents[1])  # dpgrad itself
 _BLOCK = 4096  # rows of files that are compared at a time
 
 
@@ -127,7 +125,7 @@ def read(data: Dataset[Any], indices: list[int], collate: Collate) -> Batch:
     """
     if isinstance(data, ByIndex):
         return data.batch(indices, collate)
-    return together([data[index] for index in indices], collate)
+    return together([unquoted.example(data, index) for index in indices], collate)
 
 
 def comparable(data: Any) -> Any:
@@ -177,7 +175,7 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
     except DpgradError:
         raise
     except Exception as error:  # whose text may hold a value of a row
-        remedy = "or give collate" if collate is default_collate else f"or correct collate ({_place(error)})"
+        remedy = "or give collate" if collate is default_collate else f"or correct collate ({_raised(error)})"
         raise DataError(
             "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
             f"{remedy}"
@@ -201,12 +199,9 @@ def _refuse_length(leaf: Tensor, examples: int) -> None:
         )
 
 
-def _place(error: Exception) -> str:
-    """The type of an exception and the line that raised it, of code outside installed packages where there is some."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the one that caught it
-    own = [frame for frame in frames if "site-packages" not in frame.filename and _HERE not in frame.filename]
-    last = (own or list(frames) or traceback.extract_tb(error.__traceback__))[-1]
-    return f"it raised {type(error).__name__} in {last.filename}, line {last.lineno}; its message may be private"
+def _raised(error: Exception) -> str:
+    """The type of an exception of collate, and its line where that is in code of the user's own."""
+    return f"{unquoted.place(error) or 'it'} raised {type(error).__name__}; its message may be private"
 
 
 _COMPARED = 16  # rows of other data than before
@@ -287,7 +282,10 @@ class Remembered:
         """Whether another Dataset has the same examples at the places."""
         if not isinstance(data, Dataset):
             return False
-        pairs = ((pytree.tree_leaves(self.data[place]), pytree.tree_leaves(data[place])) for place in self.places)
+        pairs = (
+            tuple(pytree.tree_leaves(unquoted.example(held, place)) for held in (self.data, data))
+            for place in self.places
+        )
         return all(
             len(one) == len(other) and all(_equal(_plain(a), _plain(b)) for a, b in zip(one, other, strict=True))
             for one, other in pairs

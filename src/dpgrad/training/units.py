@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from dpgrad.accounting.guarantee import plural
 from dpgrad.errors import DataError
 from dpgrad.grads.sums import Batch, Loss
+from dpgrad.grads.unquoted import example
 from dpgrad.training import source
 from dpgrad.training.options import UNIT_RULES
 
@@ -190,7 +191,7 @@ class Examples(Dataset[Any]):
     def __getitem__(self, owner: int) -> tuple[Tensor, list[Any]]:
         rows = self._owned.rows[owner].tolist()
         if isinstance(self._data, Dataset):
-            return self._owned.weights[owner], [self._data[row] for row in rows]
+            return self._owned.weights[owner], [example(self._data, row) for row in rows]
         return self._owned.weights[owner], [pytree.tree_map(lambda leaf, at=row: leaf[at], self._data) for row in rows]
 
 

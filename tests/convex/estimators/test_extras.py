@@ -9,6 +9,7 @@ from scipy.special import expit
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from dpgrad import convex
 from dpgrad.accounting.events import Relation
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.estimators import (
@@ -18,6 +19,7 @@ from dpgrad.convex.estimators import (
     DPPoissonRegressor,
     extras,
 )
+from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 
 WEIGHTS, INTERCEPT = np.array([1.0, -0.5, 0.25]), 0.3
@@ -101,9 +103,25 @@ class TestIntervals:
             before.confidence_intervals()
 
     def test_a_curvature_that_noise_hides_is_refused(self) -> None:
-        fitted = model("logistic", "objective", epsilon=0.05).fit(*drawn("logistic", 400, 0))
+        fitted = model("logistic", "objective", epsilon=1.0, random_state=1).fit(*drawn("logistic", 400, 0))
         with pytest.raises(ValueError, match=r"no intervals: the smallest eigenvalue of the curvature.*more rows"):
             fitted.confidence_intervals()
+
+    def test_too_few_rows_for_any_data_are_refused_before_anything_is_charged(self) -> None:
+        ledger = Ledger()
+        with pytest.raises(ValueError, match=r"intervals need at least ([\d,]+) rows at this budget") as caught:
+            model("logistic", "objective", epsilon=0.05, delta=1e-6, ledger=ledger).fit(*drawn("logistic", 400, 0))
+        assert not ledger.entries()
+        needed = int(str(caught.value).partition("at least ")[2].partition(" rows")[0].replace(",", ""))
+        with pytest.raises(ValueError, match="intervals need at least"):
+            model("logistic", "objective", epsilon=0.05, delta=1e-6).fit(*drawn("logistic", needed - 1, 0))
+        model("logistic", "objective", epsilon=0.05, delta=1e-6).fit(*drawn("logistic", needed, 0))
+
+    @pytest.mark.parametrize("kind", ["DPLogisticRegression", "DPLinearRegression", "DPPoissonRegressor"])
+    def test_weights_of_rows_are_refused_in_one_line(self, kind: str) -> None:
+        with pytest.raises(TypeError, match="fit has no option 'sample_weight': a weight would change") as caught:
+            getattr(convex, kind)(epsilon=1.0).fit(np.zeros((4, 2)), np.zeros(4), sample_weight=np.ones(4))
+        assert isinstance(caught.value, OptionError)
 
     def test_scores_that_noise_throws_far_are_refused(self) -> None:
         """The descent arrives, but the noise on its end is many times what the loss is a parabola over."""

@@ -95,6 +95,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
     def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
         """The loss of that many classes."""
 
+    @_validate.keywords(rows.unweighted)
     def fit(self, X: Any, y: Any) -> Self:
         """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
 

@@ -186,8 +186,8 @@ class Measured:
         if smallest < CLEAR * self.std:
             raise OptionError(
                 f"no intervals: the smallest eigenvalue of the curvature, {smallest:.4g}, is not {CLEAR:g} times its "
-                f"noise, {self.std:.4g}; more rows, a larger epsilon or inference_share, or a tighter data_norm are "
-                "needed"
+                f"noise, {self.std:.4g}; more rows{self._wanted(smallest)}, a larger epsilon or inference_share, or a "
+                "tighter data_norm are needed"
             )
         estimate, covariance = self.spread.estimated(self.weights, self.total, self.dispersion, self.rows)
         if (score := self.reach * math.sqrt(float(np.linalg.eigvalsh(covariance)[-1]))) > SCORE:
@@ -203,6 +203,11 @@ class Measured:
             level, self.scale * estimate[:-1], self.scale * errors[:-1],
             self.offset + last * estimate[-1:], last * errors[-1:],
         )  # fmt: skip
+
+    def _wanted(self, smallest: float) -> str:
+        """How many rows of the same kind would do, from what was released; nothing where noise alone was."""
+        wanted = self.rows * CLEAR * self.std / smallest if smallest > self.std else math.inf
+        return f" (about {float(f'{wanted:.1g}'):,.0f} of this kind)" if math.isfinite(wanted) else ""
 
 
 class Inferred:
@@ -278,6 +283,8 @@ def solved(
     if split.inference:
         refuse_unknown_spread(solver, task, options)
         curved, errors = _plans(task, split, moment)
+        if curved is not None:
+            _refuse_few(rows.shape[0], rows.shape[1] + task.fit_intercept, curved)
         shares = (split.inference * (1 - _errors_part(task, moment)), split.inference * _errors_part(task, moment))
         made = [(plan, share) for plan, share in zip((curved, errors), shares, strict=True) if plan is not None]
         extra = tuple(plan.event for plan, _ in made)
@@ -287,6 +294,16 @@ def solved(
     scaled = tuple(replace(release, share=release.share * split.left) for release in found.releases)
     inference = _measured(rows, targets, found, own, split, key, **scaling) if split.inference else None
     return Outcome(found, together(found.event, *extra), (*scaled, *releases), inference)
+
+
+def _refuse_few(count: int, features: int, plan: Curvature) -> None:
+    """Refuse intervals that no data of this public size can give: the trace of S is at most ``most`` a row."""
+    needed = math.ceil(CLEAR * plan.std * features / plan.most)
+    if count < needed:
+        raise OptionError(
+            f"inference_share is refused: intervals need at least {needed:,} rows at this budget, and most data more; "
+            f"there are {count:,}. Give a larger epsilon or inference_share, or leave it at None; nothing was spent"
+        )
 
 
 def _measured(

@@ -56,6 +56,7 @@ class RowNormalizer(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         self.norm = norm
         self.rule = rule
 
+    @_validate.keywords(rows.unweighted)
     def fit(self, X: Any, y: Any = None) -> Self:
         """Nothing is learned; the input is checked."""
         self._check()
@@ -135,6 +136,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         self.random_state = random_state
         self.ledger = ledger
 
+    @_validate.keywords(rows.unweighted)
     def fit(self, X: Any, y: Any = None) -> Self:
         """Release what the columns are scaled by.
 

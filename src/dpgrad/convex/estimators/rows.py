@@ -16,7 +16,7 @@ from dpgrad.mechanism.keys import Key
 __all__ = [
     "FLOATS", "NORMALIZE", "NUMBERS", "WHOLE", "budget_checked", "canonical", "flag_checked", "key_of", "narrowed",
     "norm_checked", "pair_of", "prepared_by", "radius_of", "schema_of", "shape_facts", "sklearn_option", "table_facts",
-    "validated",
+    "unweighted", "validated",
 ]  # fmt: skip
 
 NORMALIZE = "normalize"
@@ -61,6 +61,20 @@ def sklearn_option(name: str) -> str:
     ': write learning_rate'
     """
     return f": {_SKLEARN[name]}" if name in _SKLEARN else ""
+
+
+def unweighted(name: str) -> str:
+    """Why ``fit`` takes no weights of rows, for the refusal of that keyword.
+
+    >>> unweighted("sample_weight")
+    ': a weight would change how much one row can move the result; leave it out, or give class_weight to a classifier'
+    """
+    if name != "sample_weight":
+        return ""
+    return (
+        ": a weight would change how much one row can move the result; leave it out, or give class_weight to a "
+        "classifier"
+    )
 
 
 def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **checks: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
+from dpgrad.errors import DpgradError
 from dpgrad.grads.sums import Batch
 from dpgrad.training import source
 from dpgrad.training.step.lots import Lot, Lots
@@ -150,7 +151,10 @@ class _Loaded(_Fetched):
         if not order:
             order = self._begin(piece)
         order.popleft()
-        batch = next(self._loaded)
+        try:
+            batch = next(self._loaded)
+        except DpgradError as error:  # with the traceback of the worker before it
+            raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from None
         self._order = order
         return self._sent(batch)
 
