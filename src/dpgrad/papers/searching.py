@@ -1,0 +1,65 @@
+"""Settings that the papers do not print, found by a search on a split of the training rows.
+
+A search is an experiment like any other: its arms are the candidates, grouped by the method they are for, and its
+figure is measured on training rows that the fit did not see. `chosen` picks the best candidate of each method from the
+trials in the output folder, or, where the search has not been run there, from ``chosen.json`` beside this file.
+The choice is not charged to the privacy budget; the tables say so.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpgrad.papers.experiment import Outcomes, Size
+
+__all__ = ["COMMITTED", "NOT_CHARGED", "chosen", "committed", "outcomes"]
+
+COMMITTED = Path(__file__).with_name("chosen.json")
+NOT_CHARGED = "tuning not charged: found by a search on a split of the training rows"
+
+
+def outcomes(search: str, size: Size, out: Path) -> Outcomes:
+    """The trials of a search in an output folder; none where it was not run there.
+
+    >>> outcomes("nothing", "full", Path("absent")).arms
+    ()
+    """
+    from dpgrad.papers.catalogue import experiments
+    from dpgrad.papers.running import Log, arms_of, stem
+
+    if search not in experiments():
+        return Outcomes({})
+    experiment = experiments()[search]
+    path = stem(experiment, size, out)
+    log = Log(path.with_name(path.name + ".jsonl"))
+    arms = arms_of(experiment, size, out)
+    found: dict[str, list[Mapping[str, Any]]] = {arm.name: [] for arm in arms}
+    for line in log.wanted(arms, experiment.seeds):
+        found[line["arm"]].append({**line["figures"], "setting": line["setting"]})
+    return Outcomes(found)
+
+
+def chosen(search: str, earlier: Outcomes, method: str, figure: str = "accuracy") -> dict[str, Any]:
+    """The setting of the best candidate of a method: highest mean, then the first in the order of the arms.
+
+    >>> tried = [{"accuracy": 90.0, "setting": {"method": "psac", "learning_rate": 2.0}}]
+    >>> chosen("toy", Outcomes({"psac 2": tried}), "psac")
+    {'method': 'psac', 'learning_rate': 2.0}
+    """
+    of_method = {
+        arm: dict(earlier.of(arm)[0]["setting"])
+        for arm in earlier.arms
+        if earlier.of(arm)[0]["setting"].get("method") == method
+    }
+    if of_method:
+        return of_method[max(of_method, key=lambda arm: earlier.mean(arm, figure))]
+    return dict(committed().get(search, {}).get(method, {}))
+
+
+@functools.cache
+def committed() -> dict[str, dict[str, dict[str, Any]]]:
+    """What the committed searches chose: search, method, setting."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(COMMITTED.read_text("utf-8"))
+    return found
