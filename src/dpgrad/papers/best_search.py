@@ -38,12 +38,13 @@ _FINALISTS, _SEEDS = 3, 2
 
 _REACH = (0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8, 1.1, 1.6, 2.2)
 _IMAGES: dict[str, tuple[Any, ...]] = {
-    "reach": _REACH, "pool": ("none", "max", "mean"), "norm": ("paths", "groups"), "clip": (0.03, 0.1, 0.3, 1.0),
-    "width": (32, 64, 128), "averaging": ("ema:0.98", "ema:0.99", "ema:0.995"), "steps": (600, 900, 1300),
+    "reach": _REACH, "pool": ("none", "max", "mean"), "norm": ("groups", "paths", "local"),
+    "clip": (0.03, 0.1, 0.3, 1.0), "width": (32, 64, 128), "averaging": ("ema:0.98", "ema:0.99", "ema:0.995"),
+    "steps": (600, 900, 1300),
     "schedule": ("constant", "linear:0.2"), "rule": ("hard", "automatic"),
 }  # fmt: skip
 _LINEAR: dict[str, tuple[Any, ...]] = {
-    "reach": (0.003, 0.006, 0.012, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4),
+    "reach": (0.012, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6),
     "clip": (0.01, 0.03, 0.1, 0.3, 1.0), "averaging": ("ema:0.95", "ema:0.98", "ema:0.99"),
     "schedule": ("constant", "linear:0.2"), "rule": ("hard", "automatic"),
 }  # fmt: skip
@@ -54,9 +55,12 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     "mnist": _IMAGES,
     "fashion-mnist-9": _IMAGES,
     "fashion-mnist-3": _IMAGES,
-    "mnist-replace-one": {**_LINEAR, "norm": ("paths", "groups", "unit"), "steps": (100, 200, 400)},
+    "mnist-replace-one": {
+        **_LINEAR, "norm": ("groups", "local", "paths"), "steps": (100, 200, 400), "width": (8, 16, 32),
+    },
     "imagenette": {
-        **_IMAGES, "standardized": (False, True), "norm": ("paths",), "width": (16, 32, 64), "steps": (250, 400, 600),
+        **_IMAGES, "standardized": (False, True), "width": (16, 32, 64), "steps": (250, 400, 600),
+        "norm": ("paths", "local"),
     },
     "cifar10-features": {**_LINEAR, "norm": ("none", "unit"), "steps": (200, 400)},
     "covertype": {
@@ -71,7 +75,10 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     "mnist-convex": {"kappa": (0.5, 0.7, 1.0, 1.4), "cell": (4, 7), "bins": (6, 8, 12)},
 }  # fmt: skip
 # Rounds one and two take fewer views of an image: they cost as many passes.
-_QUICKLY = {"mnist": "one", "fashion-mnist-9": "mirror", "fashion-mnist-3": "mirror", "imagenette": "mirror"}
+_QUICKLY = {
+    "mnist": "one", "mnist-replace-one": "one", "fashion-mnist-9": "mirror", "fashion-mnist-3": "mirror",
+    "imagenette": "mirror",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -164,13 +171,13 @@ def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]
     >>> [trial.setting["reach"] for trial in tried], tried[0].setting["views"]
     ([0.4, 0.56, 0.28], 'one')
     """
-    space, start = SPACES[task.name], dict(task.start)
-    if task.name in _QUICKLY:
-        start["views"] = _QUICKLY[task.name]
+    space = SPACES[task.name]
+    fewer = {"views": _QUICKLY[task.name]} if task.name in _QUICKLY else {}
+    start, *others = ({**one, **fewer} for one in (task.start, *task.others))
     scores = [(mean, setting) for mean, _, setting in trials.ranked(task.name)]
     best = [setting for _, setting in scores if setting.get("views") == start.get("views")]
     if stage == 0:
-        made = [start, *neighbours(start, space)]
+        made = [start, *others, *neighbours(start, space)]
     elif stage == 1:
         made = [*together(start, scores), *(each for one in best[:2] for each in neighbours(one, space))]
     else:

@@ -42,6 +42,7 @@ class Task:
     least: float | None
     aim: float | None
     start: dict[str, Any] = field(default_factory=dict)
+    others: tuple[dict[str, Any], ...] = ()  # other kinds of models that the search starts from as well
     repeats: int = 1  # seeds of a trial of the search: more where one seed tells little
     note: str = ""  # what has to be known about the figure, before the sentence on tuning
 
@@ -70,7 +71,10 @@ TASKS = {
         Task(
             "mnist-replace-one", "MNIST, replace-one", "mnist", "images", 0.5, None, "replace-one", _YU_2018,
             91.5, 96.0, 97.5,
-            {**_CONV, "views": "one", "model": "linear", "reach": 0.05, "share": 0.05, "steps": 200},
+            {**_CONV, "norm": "local", "views": "corners", "model": "linear", "reach": 0.1, "share": 0.05, "steps": 200,
+             "averaging": "ema:0.95"},
+            ({**_CONV, "views": "corners", "width": 16, "reach": 0.1, "share": 0.05, "steps": 400,
+              "averaging": "ema:0.98"},),
         ),
         Task(
             "imagenette", "Imagenette, 64 px", "imagenette64", "images", 8.0, 1e-4, "add-remove", _HUANG,
@@ -81,8 +85,8 @@ TASKS = {
         Task(
             "cifar10-features", "CIFAR-10, MobileNetV2 features", "cifar10-features", "rows", 2.0, 1e-5, "add-remove",
             _HUANG, 93.36, None, None,
-            {**_DESCENT, "norm": "unit", "model": "linear", "clip": 0.1, "reach": 5.0, "share": 0.25, "steps": 400,
-             "averaging": "ema:0.99"},
+            {**_DESCENT, "norm": "unit", "model": "linear", "clip": 0.1, "reach": 12.8, "share": 0.25, "steps": 400,
+             "averaging": "ema:0.98"},
             note="The paper's figure is on SimCLRv2 features, which are not at hand. ",
         ),
         Task(

@@ -42,7 +42,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
         (0, -6, False),
     ),
 }  # fmt: skip
-NORMALIZATIONS = ("none", "paths", "groups", "unit")
+NORMALIZATIONS = ("none", "paths", "groups", "local", "unit")
 
 
 def views(name: str) -> tuple[View, ...]:
@@ -81,7 +81,8 @@ def normalized(maps: Tensor, kind: str, scales: int, angles: int) -> Tensor:
     """Maps of one row brought to a common scale by that row alone.
 
     "paths": mean 0 and variance 1 over the maps and positions of each path, whose sizes differ by orders of magnitude;
-    "groups": the same over 27 equal groups (Tramèr and Boneh, 2021); "unit": norm 1.
+    "groups": the same over 27 equal groups (Tramèr and Boneh, 2021); "local": the same after dividing the maps of a
+    path by their root mean square around each position; "unit": norm 1.
 
     >>> normalized(torch.tensor([[[[3.0, 4.0]]]]), "unit", 1, 1)
     tensor([[[[0.6000, 0.8000]]]])
@@ -95,7 +96,17 @@ def normalized(maps: Tensor, kind: str, scales: int, angles: int) -> Tensor:
         return F.group_norm(maps, 27, eps=1e-6)
     sizes = paths(scales, angles)
     parts = torch.split(maps, sizes * (maps.shape[1] // sum(sizes)), dim=1)
-    return torch.cat([F.group_norm(part, 1, eps=1e-6) for part in parts], 1)
+    scaled = (F.group_norm(part, 1, eps=1e-6) for part in parts) if kind == "paths" else map(_contrasts, parts)
+    return torch.cat([*scaled], 1)
+
+
+def _contrasts(part: Tensor) -> Tensor:
+    """The maps of one path over their root mean square in 3×3 positions and all maps; a single map is standardized."""
+    if part.shape[1] == 1:
+        return F.group_norm(part, 1, eps=1e-6) / 2
+    energy = F.avg_pool2d(part.square().mean(1, keepdim=True), 3, 1, 1, count_include_pad=False)
+    even = part / (energy.sqrt() + energy.mean((2, 3), keepdim=True).sqrt() / 10 + 1e-6)
+    return F.group_norm(even, 1, eps=1e-6)
 
 
 def scattered(
