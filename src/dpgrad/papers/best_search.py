@@ -62,7 +62,7 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
         **_IMAGES, "standardized": (False, True), "width": (16, 32, 64), "steps": (250, 400, 600),
         "norm": ("paths", "local"),
     },
-    "cifar10-features": {**_LINEAR, "norm": ("none", "unit"), "steps": (200, 400)},
+    "cifar10-features": {**_LINEAR, "norm": ("none", "unit"), "steps": (200, 300, 450)},
     "covertype": {
         **_LINEAR, "knots": (16, 32, 64), "widths": ([32], [64], [128], [64, 32]), "steps": (800, 1600, 3200),
         "norm": ("none", "unit"),
