@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,19 +108,19 @@ class Trials:
         if lines and not lines[-1].endswith("\n"):
             path.write_text("".join(lines[:-1]), "utf-8")
 
-    def add(self, trial: Trial, figures: Mapping[str, Any]) -> None:
-        """Keep a trial."""
-        line = {"task": trial.task, "setting": trial.setting, "seed": trial.seed, **figures}
+    def add(self, trial: Trial, figures: Mapping[str, Any], stage: int = 0) -> None:
+        """Keep a trial of a round."""
+        line = {"task": trial.task, "stage": stage, "setting": trial.setting, "seed": trial.seed, **figures}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self.found[trial.key] = line
 
-    def ranked(self, task: str) -> list[tuple[float, int, Setting]]:
-        """Mean accuracy, number of seeds and setting of what was tried, the best first; failures are left out."""
+    def ranked(self, task: str, before: int = 3) -> list[tuple[float, int, Setting]]:
+        """Mean accuracy, number of seeds and setting of what was tried before a round, the best first, no failures."""
         groups: dict[str, list[dict[str, Any]]] = {}
         for one in self.found.values():
-            if one["task"] == task and one.get("accuracy") is not None:
+            if one["task"] == task and one["stage"] < before and one.get("accuracy") is not None:
                 groups.setdefault(json.dumps(one["setting"], sort_keys=True), []).append(one)
         means = [
             (statistics.fmean(one["accuracy"] for one in ran), len(ran), ran[0]["setting"]) for ran in groups.values()
@@ -165,7 +165,7 @@ def together(start: Setting, scores: Sequence[tuple[float, Setting]]) -> Iterato
 
 
 def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]:
-    """The trials of a round: 0 coarse, 1 fine, 2 sure. They follow from the trials so far and from no chance.
+    """The trials of a round: 0 coarse, 1 fine, 2 sure. They follow from those of the rounds before and from no chance.
 
     >>> tried = proposals(TASKS["mnist"], Trials(Path("absent")), 0, 3)
     >>> [trial.setting["reach"] for trial in tried], tried[0].setting["views"]
@@ -174,7 +174,7 @@ def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]
     space = SPACES[task.name]
     fewer = {"views": _QUICKLY[task.name]} if task.name in _QUICKLY else {}
     start, *others = ({**one, **fewer} for one in (task.start, *task.others))
-    scores = [(mean, setting) for mean, _, setting in trials.ranked(task.name)]
+    scores = [(mean, setting) for mean, _, setting in trials.ranked(task.name, stage)]
     best = [setting for _, setting in scores if setting.get("views") == start.get("views")]
     if stage == 0:
         made = [start, *others, *neighbours(start, space)]
@@ -185,8 +185,8 @@ def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]
         full = [{**each, "views": task.start["views"]} if "views" in start else each for each in finalists]
         return [Trial(task.name, setting, seed) for seed in range(_SEEDS) for setting in full[:_FINALISTS]]
     found = {trial.key: trial for trial in (Trial(task.name, setting, 0) for setting in made)}
-    new = [trial for key, trial in found.items() if stage == 0 or key not in trials.found]
-    return new[:count]
+    old = {key for key, one in trials.found.items() if one["stage"] < stage}
+    return [trial for key, trial in found.items() if key not in old][:count]
 
 
 def _scored(trial: Trial, device: str, root: Path | None, size: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _begun(threads: int) -> None:
 
 
 def _run(
-    todo: Iterable[Trial], trials: Trials, pool: ProcessPoolExecutor, most: int, deadline: float, where: tuple[Any, ...]
+    todo: Iterable[Trial], trials: Trials, pool: Executor, most: int, deadline: float, where: tuple[Any, ...]
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """Run the trials that are not there yet, at most so many at a time, and begin none after the deadline."""
     left = [trial for trial in todo if trial.key not in trials.found]
@@ -222,13 +222,11 @@ def _run(
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             trial = running.pop(future)
-            figures = future.result()
-            trials.add(trial, figures)
-            yield trial, figures
+            yield trial, future.result()
 
 
 def searched(
-    task: Task, trials: Trials, pool: ProcessPoolExecutor, *, processes: int, seconds: float, counts: Sequence[int],
+    task: Task, trials: Trials, pool: Executor, *, processes: int, seconds: float, counts: Sequence[int],
     where: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Run the three rounds of a task."""
@@ -236,6 +234,7 @@ def searched(
     for stage, (share, count) in enumerate(zip(_SHARES, (*counts, 0), strict=True)):
         todo = proposals(task, trials, stage, count)
         for trial, figures in _run(todo, trials, pool, processes, began + share * seconds, where):
+            trials.add(trial, figures, stage)
             told = figures.get("failed") or f"{figures['accuracy']:.2f}  {figures.get('train_seconds', 0)} s"
             print(f"{task.name} {stage} seed {trial.seed}  {told}  {_apart(trial.setting, task.start)}", flush=True)
 

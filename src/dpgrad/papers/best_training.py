@@ -77,18 +77,18 @@ def smaller(setting: Mapping[str, Any], size: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _arrays(dataset: str, recipe: str, folder: Path | None, part: Part) -> tuple[Any, ...]:
-    """(x, y, x judged, y judged, classes); the test rows of a dataset are used for the final figures alone."""
+    """(x, y, x judged, y judged, classes). A search does not look at the test rows of a dataset."""
+    wanted = prepared.ARRAYS if part == "final" else ("x_train", "y_train")
     if recipe == "raw" and folder is not None and prepared.path(dataset, folder).exists():
         arrays = prepared.load(dataset, folder)
     else:
         found = data.load(dataset, folder, recipe)
-        arrays = {each: np.asarray(getattr(found, each)) for each in prepared.ARRAYS}
-    x, y, x_test, y_test = (arrays[each] for each in prepared.ARRAYS)
-    classes = int(y.max()) + 1
+        arrays = {each: np.asarray(getattr(found, each)) for each in wanted}
+    x, y, *test = (arrays[each] for each in wanted)
     if part == "final":
-        return x, y, x_test, y_test, classes
+        return x, y, *test, int(y.max()) + 1
     kept, held_out = split(len(y))
-    return x[kept], y[kept], x[held_out], y[held_out], classes
+    return x[kept], y[kept], x[held_out], y[held_out], int(y.max()) + 1
 
 
 def run(
