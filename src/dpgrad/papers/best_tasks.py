@@ -92,7 +92,7 @@ TASKS = {
         Task(
             "covertype", "Covertype, network", "covertype", "rows", 0.5, None, "replace-one", _YU_2018,
             None, None, None,
-            {**_DESCENT, "knots": 32, "norm": "none", "model": "mlp", "widths": [64], "clip": 0.1, "reach": 0.3,
+            {**_DESCENT, "knots": 32, "norm": "none", "model": "mlp", "widths": [64], "clip": 0.1, "reach": 1.6,
              "share": 0.01, "steps": 1500, "averaging": "ema:0.99"},
         ),
         Task(
