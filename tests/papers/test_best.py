@@ -35,8 +35,9 @@ class TestChosenSettings:
             arms = {experiment.name: experiment.arms("full")[0].setting for experiment in best.EXPERIMENTS}
         finally:
             best_tasks.chosen.cache_clear()
-        assert arms["best-mnist"]["setting"]["reach"] == 0.123
-        assert arms["best-fashion-mnist-9"]["setting"] == TASKS["fashion-mnist-9"].start  # not searched
+        assert arms["best-mnist"] == {"task": "mnist", **other}
+        start = TASKS["fashion-mnist-9"].start
+        assert arms["best-fashion-mnist-9"] == {"task": "fashion-mnist-9", **start}  # not searched
 
     @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
     def test_start_lies_in_the_space(self, task: best_tasks.Task) -> None:

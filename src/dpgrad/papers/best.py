@@ -25,14 +25,14 @@ _NOT_CHARGED = "Settings by `python -m dpgrad.papers.best_search` on a split of 
 
 def trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     """One run on all training rows, judged on the test rows."""
-    task = TASKS[arm.setting["task"]]
-    setting = best_training.smaller(arm.setting["setting"], place.size)
+    setting = best_training.smaller(arm.setting, place.size)
+    task = TASKS[setting.pop("task")]
     return best_training.run(task, setting, "final", place.size, place.data, place.device, seed)
 
 
 def _arms(task: Task, size: Size) -> tuple[Arm, ...]:
-    ours = Arm(OURS, {"task": task.name, "setting": best_tasks.setting_of(task)})
-    others = [Arm(name, {"task": task.name, "setting": setting}) for name, setting in _OTHERS.get(task.name, ())]
+    ours = Arm(OURS, {"task": task.name, **best_tasks.setting_of(task)})
+    others = [Arm(name, {"task": task.name, **setting}) for name, setting in _OTHERS.get(task.name, ())]
     return (ours, *others)
 
 
