@@ -129,13 +129,13 @@ class Trials:
         return sorted(means, key=lambda one: -one[0])
 
 
-def _near(setting: Setting, space: Space, name: str) -> list[Setting]:
-    """The setting with one value moved to the next ones in the space."""
+def _near(setting: Setting, space: Space, name: str, apart: Sequence[int] = (1, -1)) -> list[Setting]:
+    """The setting with one value moved by so many places in the space."""
     values = list(space[name])
     if setting.get(name, _ABSENT.get(name)) not in values:
         return []
     at = values.index(setting.get(name, _ABSENT.get(name)))
-    return [{**setting, name: values[near]} for near in (at + 1, at - 1) if 0 <= near < len(values)]
+    return [{**setting, name: values[near]} for near in (at + by for by in apart) if 0 <= near < len(values)]
 
 
 def neighbours(setting: Setting, space: Space) -> Iterator[Setting]:
@@ -178,7 +178,8 @@ def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]
     scores = [(mean, setting) for mean, _, setting in trials.ranked(task.name, stage)]
     best = [setting for _, setting in scores if setting.get("views") == start.get("views")]
     if stage == 0:
-        made = [start, *others, *neighbours(start, space)]
+        wide = _near(start, space, "reach", (1, -1, 3, -3)) if "reach" in space else []
+        made = [start, *wide, *others, *neighbours(start, space)]
     elif stage == 1:
         made = [*together(start, scores), *(each for one in best[:2] for each in neighbours(one, space))]
     else:
