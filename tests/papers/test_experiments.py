@@ -14,8 +14,8 @@ EXPERIMENTS = catalogue.experiments()
 PLACE = Place(size="tiny")
 
 
-# searches of the other rows run the same code as those of MNIST
-AGAIN = re.compile(r"huang-(?:search|s|momentum)-(?!mnist$)")
+# searches of other datasets run the same code as these
+AGAIN = re.compile(r"huang-(?:search|s|momentum)-(?!mnist$)|yu2020-grid-(?!adult$)")
 ONCE = [pytest.param(name, marks=[pytest.mark.exhaustive] if AGAIN.match(name) else []) for name in EXPERIMENTS]
 
 

@@ -130,7 +130,7 @@ class Experiment:
     for them. ``needs`` are datasets of `dpgrad.data`. ``figure`` is the number of a trial that the table shows,
     ``also`` are further columns, and ``printed`` holds the paper's values by arm. ``trial`` returns plain JSON values:
     numbers, and lists for curves. ``after`` names searches, and ``settle`` fills in what they chose
-    (`papers.searching`).
+    (`papers.searching`). ``source`` is the digest of the code of an arm, where arms depend on different code.
 
     >>> toy = Experiment("toy", "Nobody 2026", "Table 1", "Counts.", (), lambda size: (Arm("one"),), lambda *_: {}, "x")
     >>> toy.repeats("full"), toy.repeats("quick"), toy.repeats("tiny")
@@ -152,6 +152,7 @@ class Experiment:
     also: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     settle: Callable[[Arm, Mapping[str, Outcomes]], Arm] | None = None
+    source: Callable[[Arm], str] | None = None
 
     def repeats(self, size: Size) -> int:
         """How many seeds each arm has at a size."""

@@ -306,23 +306,27 @@ def _record(experiment: Experiment, job: Job, place: Place, figures: dict[str, A
     return {
         "arm": job.arm.name, "setting": _plain(job.arm.setting), "seed": job.seed, "size": place.size,
         "figures": _finite(figures), "seconds": round(seconds, 3), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "place": place.device, "device": _device(place.device), "versions": _versions(), "source": digest(experiment),
+        "place": place.device, "device": _device(place.device), "versions": _versions(),
+        "source": digest(experiment, job.arm),
     }  # fmt: skip
 
 
-def digest(experiment: Experiment) -> str:
-    """The digest of the code that the trials of an experiment depend on.
+def digest(experiment: Experiment, arm: Arm) -> str:
+    """The digest of the code that the trials of an arm depend on.
 
     >>> from dpgrad.papers.catalogue import experiments
-    >>> len(digest(next(iter(experiments().values()))))
+    >>> figure = experiments()["huang-figure9"]
+    >>> len(digest(figure, figure.arms("full")[0]))
     12
     """
+    if experiment.source is not None:
+        return experiment.source(arm)
     trial: Any = experiment.trial
     while isinstance(trial, partial):
         trial = trial.func
     try:
         return code.digest(trial.__module__)
-    except DpgradError:  # an experiment of one's own
+    except (DpgradError, AttributeError):  # an experiment of one's own
         return "0" * 12
 
 

@@ -194,7 +194,8 @@ def _made(done: Done) -> str:
     devices = ", ".join(sorted({line["device"] for line in done.lines}))
     versions = ", ".join(sorted({f"{name} {one}" for line in done.lines for name, one in line["versions"].items()}))
     seconds = sum(line["seconds"] for line in done.lines)
-    other = sum(line["source"] != digest(done.experiment) for line in done.lines)
+    now = {arm.name: digest(done.experiment, arm) for arm in done.arms}
+    other = sum(line["source"] != now[line["arm"]] for line in done.lines)
     stale = f" {other} of {len(done.lines)} trials were made with other code than there is now." if other else ""
     return (
         f"Trials made {when} on {devices} ({versions}), {seconds:.0f} s in all, seeds 0 to {done.seeds - 1}; every "
