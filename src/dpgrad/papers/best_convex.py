@@ -40,7 +40,7 @@ def person(rows: Array, setting: Mapping[str, Any]) -> Array:
 
 
 def digit(rows: Array, setting: Mapping[str, Any]) -> Array:
-    """Images of pixels in [0, 1] as means of ``pool`` × ``pool`` pixels to a ``power``, or as oriented gradients."""
+    """Images of pixels in [0, 1] as oriented gradients, or blurred, averaged over ``pool``² pixels, to a ``power``."""
     side = round(rows.shape[1] ** 0.5)
     images = rows.reshape(len(rows), 1, side, side).astype(np.float32)
     if setting["features"] == "oriented":
@@ -52,6 +52,10 @@ def digit(rows: Array, setting: Mapping[str, Any]) -> Array:
         with torch.no_grad():
             found: Array = np.concatenate([extract(few).numpy() for few in torch.split(torch.from_numpy(images), 2048)])
         return found
+    if setting["blur"]:
+        from scipy.ndimage import gaussian_filter
+
+        images = gaussian_filter(images, (0, 0, setting["blur"], setting["blur"]))  # each image by itself
     pool = setting["pool"]
     small: Array = images.reshape(len(rows), side // pool, pool, side // pool, pool).mean(axis=(2, 4))
     made: Array = np.power(small.reshape(len(rows), -1), setting["power"])

@@ -72,7 +72,9 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
         "gain_by": (10.0, 20.0, 40.0), "loss_by": (10.0, 20.0, 40.0), "age_by": (1.5, 2.0, 2.5),
         "hours_by": (1.0, 1.6, 2.2),
     },
-    "mnist-convex-pixels": {"power": (0.5, 0.7, 1.0), "pool": (1, 2), "kappa": (0.5, 0.7, 1.0, 1.4)},
+    "mnist-convex-pixels": {
+        "power": (0.7, 1.0), "blur": (0.0, 0.5, 0.8, 1.2), "kappa": (0.7, 1.0, 1.2, 1.4), "pool": (1, 2),
+    },
     "mnist-convex": {"kappa": (0.5, 0.7, 1.0, 1.4), "cell": (4, 7), "bins": (6, 8, 12)},
 }  # fmt: skip
 # Rounds one and two take fewer views of an image: they cost as many passes.

@@ -109,8 +109,8 @@ TASKS = {
         Task(
             "mnist-convex-pixels", "MNIST, softmax regression on pixels", "mnist", "convex", 1.0, None, "replace-one",
             _YU_2020, 88.6, 89.8, 90.5,
-            {"method": "auto", "features": "pixels", "pool": 2, "power": 0.7, "kappa": 1.0},
-            note="Pixels averaged over squares, to a power. ",
+            {"method": "auto", "features": "pixels", "blur": 0.8, "pool": 2, "power": 1.0, "kappa": 1.2},
+            note="Pixels blurred and averaged over squares. ",
         ),
         Task(
             "mnist-convex", "MNIST, softmax regression on oriented gradients", "mnist", "convex", 1.0, None,
