@@ -152,6 +152,20 @@ class TestFeatures:
         np.testing.assert_allclose(found[:, 23:30], 2 * rows[:, 23:30])
         np.testing.assert_allclose(found[:, -3], np.minimum(1, 5 * rows[:, -3]))
 
+    @pytest.mark.parametrize("task", ["mnist-convex", "mnist-convex-pixels"])
+    def test_a_digit_alone_and_among_others(self, task: str) -> None:
+        rows, setting = np.random.default_rng(0).random((4, 64)), TASKS[task].start
+        together = best_convex.digit(rows, setting)
+        alone = np.concatenate([best_convex.digit(rows[at : at + 1], setting) for at in range(4)])
+        np.testing.assert_allclose(together, alone, atol=1e-6)
+
+    def test_averaged_pixels(self) -> None:
+        rows = np.random.default_rng(0).random((2, 16)).astype(np.float32)
+        found = best_convex.digit(rows, {"features": "pixels", "blur": 0.0, "pool": 2, "power": 2.0})
+        squares = rows.reshape(2, 4, 4)
+        expected = [[image[i : i + 2, j : j + 2].mean() ** 2 for i in (0, 2) for j in (0, 2)] for image in squares]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
     def test_standardized_filters(self) -> None:
         layer = best_models.Standardized(3, 4, 3, bias=False)
         impulses = torch.eye(27).view(27, 3, 3, 3)  # their outputs are the filters themselves
