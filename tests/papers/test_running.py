@@ -245,6 +245,18 @@ class TestCommand:
         assert "skipped toy-lacking: missing data" in out
 
     @pytest.mark.usefixtures("known")
+    def test_finished_trials_are_shown_without_data(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = self.run(capsys, "toy", "--finished", "--out", str(tmp_path))
+        assert code == 2
+        assert "has no trials of toy, " not in err
+        assert "has no trials of toy: run them first" in err
+        running.reproduce(TOY, Place(), tmp_path, seeds=1)
+        (tmp_path / "toy.jsonl").rename(tmp_path / "toy-lacking.jsonl")
+        code, out, err = self.run(capsys, "toy-lacking", "--finished", "--out", str(tmp_path))
+        assert (code, err) == (0, "")
+        assert "partial: 2 of 6 trials are there" in out
+
+    @pytest.mark.usefixtures("known")
     def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         code, out, _ = self.run(capsys, "--list")
         assert code == 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
     from dpgrad.cli._options import Commands
-    from dpgrad.papers.experiment import Experiment, Place
+    from dpgrad.papers.experiment import Experiment, Place, Size
     from dpgrad.papers.running import Done
 
 
@@ -35,6 +35,9 @@ def add(commands: "Commands") -> None:
     what = parser.add_argument_group("what to run")
     what.add_argument("--list", action="store_true", help="List the experiments and run none.")
     what.add_argument("--quick", action="store_true", help="A small version: about a minute on a CPU.")
+    what.add_argument(
+        "--finished", action="store_true", help="Write tables and figures of the finished trials, and run none."
+    )
     what.add_argument(
         "--seeds", metavar="K", type=_options.count, help="Trials of each arm; default: 5, or as many as the paper has."
     )
@@ -59,7 +62,7 @@ def _answer(args: argparse.Namespace) -> str:
     if not args.names:
         raise OptionError("name an experiment, or all of them with all: dpgrad reproduce --list names them")
     data = None if args.data_dir is None else Path(args.data_dir)
-    chosen, skipped = _chosen(args.names, data)
+    chosen, skipped = _finished(args) if args.finished else _chosen(args.names, data)
     _refuse_device(args.device)
     for name, why in skipped.items():
         print(f"dpgrad: skipped {name}: missing {why}", file=sys.stderr, flush=True)
@@ -73,6 +76,18 @@ def _answer(args: argparse.Namespace) -> str:
     if args.json:
         return json.dumps({"experiments": [one for _, one in answers], "skipped": skipped}, allow_nan=False) + "\n"
     return "\n\n".join([text for text, _ in answers] + [f"skipped {name}: missing data" for name in skipped]) + "\n"
+
+
+def _finished(args: argparse.Namespace) -> "tuple[list[Experiment], dict[str, str]]":
+    """The named experiments that have trials in the folder; their data need not be there."""
+    from dpgrad.papers import catalogue, running
+
+    size: Size = "quick" if args.quick else "full"
+    named = {one.name: one for word in args.names for one in catalogue.named(word)[0]}
+    chosen = [one for one in named.values() if running.trials_path(one, size, Path(args.out)).exists()]
+    if not chosen:
+        raise OptionError(f"--finished: {args.out} has no trials of {', '.join(named)}: run them first")
+    return chosen, {}
 
 
 def _chosen(words: list[str], data: Path | None) -> "tuple[list[Experiment], dict[str, str]]":
@@ -112,11 +127,11 @@ def _run(
 
     out = Path(args.out)
     with _progress.counting(experiment.name, experiment.figure) as show:
-        done = running.reproduce(experiment, place, out, seeds=args.seeds, pool=pool, show=show)
+        done = running.reproduce(experiment, place, out, seeds=args.seeds, pool=pool, show=show, run=not args.finished)
     stem = running.stem(experiment, place.size, out)
     drawn = figures.write(experiment, done.outcomes, stem)
     files = [*tables.write(done, stem, bool(drawn)), *drawn]
-    note = "" if drawn else "\nno figure: install matplotlib and run the command again; no trial is run twice"
+    note = "" if drawn else "\nno figure: install matplotlib and run the command again with --finished"
     text = f"{tables.summary(done)}\n\nwritten: {', '.join(map(str, files))}{note}"
     return text, _fields(done, [str(path) for path in files])
 

@@ -98,8 +98,10 @@ def stem(experiment: Experiment, size: Size, out: Path) -> Path:
     return out / (experiment.name if size == "full" else f"{experiment.name}.{size}")
 
 
-def _with(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)
+def trials_path(experiment: Experiment, size: Size, out: Path) -> Path:
+    """The file of an experiment's trials."""
+    path = stem(experiment, size, out)
+    return path.with_name(f"{path.name}.jsonl")
 
 
 class Log:
@@ -208,23 +210,25 @@ def reproduce(
     seeds: int | None = None,
     pool: ProcessPoolExecutor | None = None,
     show: Show = lambda ran: None,
+    run: bool = True,
 ) -> Done:
     """Run what is missing of an experiment, and return all of its trials.
 
     Trials run seed by seed, so what is there after an interruption compares all arms. ``pool`` comes from `processes`.
+    Without ``run``, the trials that are there are returned and no data are needed.
     """
-    if place.size != "tiny" and (absent := missing(experiment, place.data)):
+    if run and place.size != "tiny" and (absent := missing(experiment, place.data)):
         raise MissingFileError(f"{experiment.name} needs a dataset that is missing: {absent}")
     arms = arms_of(experiment, place.size, out)
     count = seeds or experiment.repeats(place.size)
-    log = Log(_with(stem(experiment, place.size, out), ".jsonl"))
+    log = Log(trials_path(experiment, place.size, out))
     there = {(line["arm"], line["seed"]) for line in log.wanted(arms, count)}
     left = [Job(arm, seed) for seed in range(count) for arm in arms if (arm.name, seed) not in there]
-    if left:
-        run = _in_turn if pool is None else partial(_at_once, pool=pool)
+    if left and run:
+        trials = _in_turn if pool is None else partial(_at_once, pool=pool)
         began = time.monotonic()
         with log.writing() as add:
-            for number, (job, figures, seconds) in enumerate(run(experiment, left, place), 1):
+            for number, (job, figures, seconds) in enumerate(trials(experiment, left, place), 1):
                 add(_record(experiment, job, place, figures, seconds))
                 rest = (time.monotonic() - began) / number * (len(left) - number)
                 show(Ran(job, figures, len(there) + number, len(there) + len(left), rest))
