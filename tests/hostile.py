@@ -21,6 +21,7 @@ GOOD = {
     "predict": "{small} --input {rows} --json",
     "report": "{small} --out {out}.html --json",
     "curvature": "digits --rows 20 --loss softmax --json",
+    "reproduce": "huang-figure9 --list --json",
     "completion": "bash --json",
 }
 

@@ -211,7 +211,7 @@ def test_no_room_reads_names_with_an_underscore_of_another(path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_module_imports_what_it_may(name: str) -> None:
-    for imported, top in imports(FILES[name].read_text("utf-8"), set(FILES), name):
+    for imported, top in imports(running(FILES[name].read_text("utf-8")), set(FILES), name):
         package = imported.partition(".")[0]
         assert package in sys.stdlib_module_names | RUNTIME | {PEERS.get(name)}, (
             f"dpgrad.{name} imports {imported}: not a dependency"

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from dpgrad.accounting.guarantee import up
 
 if TYPE_CHECKING:
+    from dpgrad.papers.running import Ran
     from dpgrad.training.curves import Progress
 
 _LINES = 10  # how many plain lines a run has
+_MOST_TRIALS = 50  # plain lines of an experiment
 _QUIET = 0.1  # seconds between two drawings of the bar
 
 Show = Callable[["Progress"], None]
@@ -73,3 +75,32 @@ def _lines(label: str, metric: str) -> Iterator[Show]:
             print(f"{label}: step {now.step:,} of {now.steps:,}  {left}", file=sys.stderr, flush=True)
 
     yield show
+
+
+@contextlib.contextmanager
+def counting(label: str, metric: str) -> "Iterator[Callable[[Ran], None]]":
+    """Within the block, what is called after each trial of an experiment to show it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda now: _trial(now, label, metric)
+        return
+    from rich import progress
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    named, text = TextColumn("{task.description}"), TextColumn("{task.fields[said]}")
+    columns = (named, BarColumn(bar_width=24), MofNCompleteColumn(), text)
+    with progress.Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
+        task = bar.add_task(label, total=None, said="")
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, said=_after(now, metric))
+
+
+def _trial(now: "Ran", label: str, metric: str) -> None:
+    if now.done == now.total or now.done % -(-now.total // _MOST_TRIALS) == 0:
+        print(f"{label}: {now.done} of {now.total}  {_after(now, metric)}", file=sys.stderr, flush=True)
+
+
+def _after(now: "Ran", metric: str) -> str:
+    """The trial that has just ended, and the time left."""
+    value = now.figures.get(metric)
+    figure = f"  {metric} {value:.4g}" if isinstance(value, int | float) else ""
+    return f"{now.job.arm.name}, seed {now.job.seed}{figure}  {clock(now.seconds_left)} left"

@@ -1,0 +1,84 @@
+"""Settings that the papers do not print, found by a search on a split of the training rows.
+
+A search is an experiment like any other: its arms are the candidates, grouped by the method they are for, and its
+figure is measured on training rows that the fit did not see. `chosen` picks the best candidate of each method from the
+trials in the output folder, or, where the search has not been run there, from ``chosen.json`` beside this file, which
+``python -m dpgrad.papers.searching RESULTS`` writes. The choice is not charged to the privacy budget; tables say so.
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpgrad import _files
+from dpgrad.papers.experiment import Outcomes, Size
+
+__all__ = ["COMMITTED", "NOT_CHARGED", "chosen", "committed", "outcomes"]
+
+COMMITTED = Path(__file__).with_name("chosen.json")
+NOT_CHARGED = "tuning not charged: found by a search on a split of the training rows"
+
+
+def outcomes(search: str, size: Size, out: Path) -> Outcomes:
+    """The trials of a search in an output folder; none where it was not run there.
+
+    >>> outcomes("nothing", "full", Path("absent")).arms
+    ()
+    """
+    from dpgrad.papers.catalogue import experiments
+    from dpgrad.papers.running import Log, arms_of, trials_path
+
+    if search not in experiments():
+        return Outcomes({})
+    experiment = experiments()[search]
+    log = Log(trials_path(experiment, size, out))
+    arms = arms_of(experiment, size, out)
+    found: dict[str, list[Mapping[str, Any]]] = {arm.name: [] for arm in arms}
+    for line in log.wanted(arms, experiment.seeds):
+        found[line["arm"]].append({**line["figures"], "setting": line["setting"]})
+    return Outcomes(found)
+
+
+def chosen(search: str, earlier: Outcomes, method: str, figure: str = "accuracy") -> dict[str, Any]:
+    """The setting of the best candidate of a method: highest mean, then the first in the order of the arms.
+
+    >>> tried = [{"accuracy": 90.0, "setting": {"method": "psac", "learning_rate": 2.0}}]
+    >>> chosen("toy", Outcomes({"psac 2": tried}), "psac")
+    {'method': 'psac', 'learning_rate': 2.0}
+    """
+    of_method = {
+        arm: dict(earlier.of(arm)[0]["setting"])
+        for arm in earlier.arms
+        if earlier.of(arm)[0]["setting"].get("method") == method
+    }
+    if of_method:
+        return of_method[max(of_method, key=lambda arm: earlier.mean(arm, figure))]
+    return dict(committed().get(search, {}).get(method, {}))
+
+
+@functools.cache
+def committed() -> dict[str, dict[str, dict[str, Any]]]:
+    """What the committed searches chose: search, method, setting."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(COMMITTED.read_text("utf-8"))
+    return found
+
+
+def _write(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Take over what the searches in a folder chose, and keep what is committed of the others."""
+    from dpgrad.papers.catalogue import experiments
+
+    found = dict(committed())
+    for search in {name: None for one in experiments().values() for name in one.after}:
+        earlier = outcomes(search, "full", folder)
+        methods = {earlier.of(arm)[0]["setting"].get("method"): None for arm in earlier.arms}
+        if methods:
+            found[search] = {method: chosen(search, earlier, method) for method in methods}
+    _files.replace(COMMITTED, (json.dumps(found, indent=1) + "\n").encode())
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_write(Path(sys.argv[1])), indent=1))

@@ -1,0 +1,212 @@
+"""An experiment as a table: the paper's value beside ours with its standard error, and what became of each claim.
+
+>>> print(markdown([["arm", "paper"], ["DP-SGD", "97.35"]]))
+| arm    | paper |
+| ------ | ----- |
+| DP-SGD | 97.35 |
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpgrad import _files
+from dpgrad.papers.running import Done, digest
+
+__all__ = [
+    "ENDINGS",
+    "claims",
+    "command",
+    "csv_text",
+    "latex",
+    "markdown",
+    "number",
+    "page",
+    "rows",
+    "summary",
+    "write",
+]
+
+ENDINGS = (".md", ".csv", ".tex")
+_HELD = {True: "held", False: "did not hold", None: "cannot be told"}
+_NONE = "–"
+# what LaTeX reads as a command
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$",
+    "±": r"$\pm$", "×": r"$\times$", "–": "--", "−": "$-$", "≈": r"$\approx$", "→": r"$\to$", "∞": r"$\infty$",
+    "≤": r"$\le$", "≥": r"$\ge$", "·": r"$\cdot$", "√": r"$\surd$", "η": r"$\eta$", "γ": r"$\gamma$", "ν": r"$\nu$",
+}  # fmt: skip
+
+
+def number(value: float, error: float = math.nan) -> str:
+    """A number with as many digits as its error leaves; four where none is known, and two decimals from 10 on.
+
+    >>> number(97.3512, 0.043), number(97.3512), number(0.000363), number(float("nan"))
+    ('97.35 ± 0.04', '97.35', '0.000363', '–')
+    """
+    if math.isnan(value):
+        return _NONE
+    if math.isnan(error) or error == 0:
+        return f"{value:.2f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
+    if abs(value) >= 10 and error >= 0.005:
+        return f"{value:.2f} ± {error:.2f}"
+    digits = max(0, min(8, 1 - math.floor(math.log10(error))))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def rows(done: Done) -> list[list[str]]:
+    """The table, its heading first: arm, the paper's value, ours, further figures, and how many trials."""
+    experiment, outcomes = done.experiment, done.outcomes
+    found = [["", "paper", f"ours: {_words(experiment.figure)}", *map(_words, experiment.also), "trials"]]
+    for arm in done.arms:
+        printed = experiment.printed.get(arm.name, math.nan)
+        figures = [
+            number(outcomes.mean(arm.name, name), outcomes.error(arm.name, name))
+            for name in (experiment.figure, *experiment.also)
+        ]
+        found.append([arm.name, number(printed), *figures, str(len(outcomes.of(arm.name)))])
+    return found
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def claims(done: Done) -> list[tuple[str, bool | None]]:
+    """Each claim, and whether it held."""
+    return [(claim.text, claim.holds(done.outcomes)) for claim in done.experiment.claims]
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with its columns under each other; the first row is its heading."""
+    clean = [[cell.replace("|", "/") for cell in row] for row in table]
+    widths = [max(3, *(len(row[column]) for row in clean)) for column in range(len(clean[0]))]
+    head, *body = clean
+    ruled = [head, ["-" * width for width in widths], *body]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in ruled
+    )
+
+
+def csv_text(done: Done) -> str:
+    """The table with numbers in full, and the setting of each arm as JSON."""
+    experiment, outcomes = done.experiment, done.outcomes
+    names = (experiment.figure, *experiment.also)
+    into = io.StringIO()
+    writer = csv.writer(into, lineterminator="\n")
+    heads = [part for name in names for part in (name, f"{name} standard error")]
+    writer.writerow(["arm", "paper", *heads, "trials", "setting"])
+    for arm in done.arms:
+        figures = [each(arm.name, name) for name in names for each in (outcomes.mean, outcomes.error)]
+        setting = json.dumps(dict(arm.setting), ensure_ascii=False)
+        cells = [experiment.printed.get(arm.name, math.nan), *figures]
+        writer.writerow(
+            [arm.name, *("" if math.isnan(cell) else repr(float(cell)) for cell in cells), len(outcomes.of(arm.name)),
+             setting]
+        )  # fmt: skip
+    return into.getvalue()
+
+
+def latex(table: Sequence[Sequence[str]]) -> str:
+    r"""The table as a LaTeX tabular that needs no package.
+
+    >>> print(latex([["", "paper"], ["50 %", "1"]]))
+    \begin{tabular}{lr}
+    \hline
+     & paper \\
+    \hline
+    50 \% & 1 \\
+    \hline
+    \end{tabular}
+    """
+    head, *body = [" & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in row) + r" \\" for row in table]
+    columns = "l" + "r" * (len(table[0]) - 1)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
+    return "\n".join(lines)
+
+
+def summary(done: Done) -> str:
+    """The table and the claims, as the command prints them."""
+    experiment = done.experiment
+    size = "" if done.place.size == "full" else f", {done.place.size} size"
+    lines = [f"{experiment.name}: {experiment.paper}, {experiment.item}{size}", "", markdown(rows(done))]
+    found = claims(done)
+    if found:
+        lines += ["", *(f"{_HELD[held]}: {text}" for text, held in found)]
+    if not done.complete:
+        lines += ["", f"partial: {len(done.lines)} of {len(done.arms) * done.seeds} trials are there"]
+    return "\n".join(lines)
+
+
+def command(done: Done) -> str:
+    """The command that makes these files again."""
+    words = ["dpgrad", "reproduce", done.experiment.name]
+    if done.place.size != "full":
+        words.append("--quick")
+    if done.seeds != done.experiment.repeats(done.place.size):
+        words += ["--seeds", str(done.seeds)]
+    if places := sorted({str(line.get("place", "cpu")) for line in done.lines} - {"cpu"}):
+        words += ["--device", places[0]]
+    return " ".join(words)
+
+
+def page(done: Done, drawn: bool) -> str:
+    """The Markdown file: what was run, by which command, when and where, the table, the claims and the figure."""
+    experiment = done.experiment
+    size = {"quick": " Quick size: not the paper's settings.", "tiny": " Tiny size: a test."}.get(done.place.size, "")
+    partial = "" if done.complete else f" Partial: {len(done.lines)} of {len(done.arms) * done.seeds} trials."
+    parts = [
+        f"# {experiment.paper}, {experiment.item}",
+        f"`{command(done)}`",
+        f"{experiment.about}{size}{partial}",
+        markdown(rows(done)),
+        "Mean ± standard error over trials with different seeds.",
+    ]
+    if found := claims(done):
+        parts.append("\n".join(["Claims of the paper:", "", *(f"- **{_HELD[held]}**: {text}" for text, held in found)]))
+    if drawn:
+        parts.append(f"![{experiment.item}]({_name(done)}.svg)")
+    settings = [[arm.name, _setting(arm.setting)] for arm in done.arms]
+    parts += ["Settings:", markdown([["", "setting"], *settings]), _made(done)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _name(done: Done) -> str:
+    return done.experiment.name + ("" if done.place.size == "full" else f".{done.place.size}")
+
+
+def _setting(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+                     for name, value in setting.items()) or _NONE  # fmt: skip
+
+
+def _made(done: Done) -> str:
+    """When, where and with which code the trials were made."""
+    if not done.lines:
+        return "No trial has been run."
+    dates = sorted({line["date"] for line in done.lines})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    devices = ", ".join(sorted({line["device"] for line in done.lines}))
+    versions = ", ".join(sorted({f"{name} {one}" for line in done.lines for name, one in line["versions"].items()}))
+    seconds = sum(line["seconds"] for line in done.lines)
+    now = {arm.name: digest(done.experiment, arm) for arm in done.arms}
+    other = sum(line["source"] != now[line["arm"]] for line in done.lines)
+    stale = f" {other} of {len(done.lines)} trials were made with other code than there is now." if other else ""
+    return (
+        f"Trials made {when} on {devices} ({versions}), {seconds:.0f} s in all, seeds 0 to {done.seeds - 1}; every "
+        f"trial is a line of `{_name(done)}.jsonl`.{stale}"
+    )
+
+
+def write(done: Done, stem: Path, drawn: bool) -> list[Path]:
+    """Write the three tables beside the trials; each file is replaced as a whole."""
+    texts = (page(done, drawn), csv_text(done), latex(rows(done)) + "\n")
+    paths = [stem.with_name(stem.name + ending) for ending in ENDINGS]
+    for path, text in zip(paths, texts, strict=True):
+        _files.replace(path, text.encode())
+    return paths
