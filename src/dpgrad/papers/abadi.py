@@ -158,12 +158,15 @@ def _saved(outcomes: Outcomes) -> bool | None:
 
 
 def _noise_draw(outcomes: Outcomes, figure: "Figure") -> None:
-    for axes, over in zip(figures.axes_of(figure, 2 * len(_SWEEPS)), [*_SWEEPS] * 2, strict=True):
-        law = "moments" if len(figure.axes) and figure.axes.index(axes) < len(_SWEEPS) else "strong"
+    panels = [(law, over) for law in ("moments", "strong") for over in _SWEEPS]
+    for axes, (law, over) in zip(figures.axes_of(figure, len(panels)), panels, strict=True):
         figures.curves(axes, outcomes, "value", f"over_{law}_law", [f"{named}, over {over}" for named in _CALIBRATED])
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log", ylim=(0, None))
+        axes.minorticks_off()
+        if over == "ε":
+            axes.set_xticks(_SWEEPS[over], [f"{value:g}" for value in _SWEEPS[over]])
         scale = "q√(T·log(1/δ))/ε" if law == "moments" else "q√(T·log(1/δ)·log(T/δ))/ε"
-        figures.finish(axes, over, f"σ over {scale}", "")
+        figures.finish(axes, over, f"σ over {scale}", "", legend=law == "moments")
 
 
 NOISE_LAWS = Experiment(
