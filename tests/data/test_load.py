@@ -15,7 +15,7 @@ from dpgrad.data._dataset import OUTSIDE
 REQUIRED = {
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar10-features", "adult", "covertype", "graduate-admission",
     "sonar", "boston-housing", "swedish-motor-insurance", "reuters", "imagenette64", "real-sim", "rcv1", "gisette",
-    "kddcup99",
+    "kddcup99", "celeba", "cifar10-simclr",
 }  # fmt: skip
 WITH_FILES = [name for name in data.names() if data.sources(name)]
 

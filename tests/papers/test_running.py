@@ -141,10 +141,15 @@ class TestRunning:
         with pytest.raises(DataError, match=r"^toy, one, a_b & c: no rows$"):
             running.reproduce(replace(TOY, trial=bad), PLACE, tmp_path)
 
-    def test_several_processes_give_the_same_trials(self, tmp_path: Path) -> None:
+    def test_several_processes_give_the_same_trials_and_one_that_dies_is_one_line(self, tmp_path: Path) -> None:
         experiment = catalogue.experiments()["huang-figure9"]
         one = running.reproduce(experiment, PLACE, tmp_path / "one", seeds=2)
-        two = running.reproduce(experiment, PLACE, tmp_path / "two", seeds=2, processes=2)
+        with running.processes(2) as pool:
+            assert pool is not None
+            two = running.reproduce(experiment, PLACE, tmp_path / "two", seeds=2, pool=pool)
+            pool.submit(os.abort)
+            with pytest.raises(RunError, match="a process that ran trials has died"):
+                running.reproduce(experiment, PLACE, tmp_path / "two", seeds=200, pool=pool)
         assert [line["figures"] for line in one.lines] == [line["figures"] for line in two.lines]
 
     def test_a_killed_run_goes_on(self, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from dpgrad.cli import _options, _progress
 from dpgrad.errors import MissingFileError, OptionError
 
 if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
+
     from dpgrad.cli._options import Commands
     from dpgrad.papers.experiment import Experiment, Place
     from dpgrad.papers.running import Done
@@ -49,6 +51,7 @@ def add(commands: "Commands") -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
+    from dpgrad.papers import running
     from dpgrad.papers.experiment import Place
 
     if args.list:
@@ -62,7 +65,11 @@ def _answer(args: argparse.Namespace) -> str:
         print(f"dpgrad: skipped {name}: missing {why}", file=sys.stderr, flush=True)
     _interrupt.orderly()
     place = Place(args.device, data, "quick" if args.quick else "full")
-    answers = [_run(one, place, args) for one in chosen]
+    try:
+        with running.processes(args.processes) as pool:
+            answers = [_run(one, place, args, pool) for one in chosen]
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("finished trials are kept, and the same command goes on") from None
     if args.json:
         return json.dumps({"experiments": [one for _, one in answers], "skipped": skipped}, allow_nan=False) + "\n"
     return "\n\n".join([text for text, _ in answers] + [f"skipped {name}: missing data" for name in skipped]) + "\n"
@@ -97,16 +104,15 @@ def _refuse_device(device: str) -> None:
         raise OptionError(f"--device {device}: torch finds no CUDA device here: leave it out, or use --quick")
 
 
-def _run(experiment: "Experiment", place: "Place", args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+def _run(
+    experiment: "Experiment", place: "Place", args: argparse.Namespace, pool: "ProcessPoolExecutor | None"
+) -> tuple[str, dict[str, Any]]:
     """Run one experiment and write its files; the text and the JSON of the answer."""
     from dpgrad.papers import figures, running, tables
 
     out = Path(args.out)
     with _progress.counting(experiment.name, experiment.figure) as show:
-        try:
-            done = running.reproduce(experiment, place, out, seeds=args.seeds, processes=args.processes, show=show)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("finished trials are kept, and the same command goes on") from None
+        done = running.reproduce(experiment, place, out, seeds=args.seeds, pool=pool, show=show)
     stem = running.stem(experiment, place.size, out)
     drawn = figures.write(experiment, done.outcomes, stem)
     files = [*tables.write(done, stem, bool(drawn)), *drawn]

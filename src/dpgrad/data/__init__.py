@@ -61,7 +61,7 @@ def names() -> tuple[str, ...]:
     """The names that `load` knows: one a module of this package.
 
     >>> names()[:4]
-    ('adult', 'boston-housing', 'cifar10', 'cifar10-features')
+    ('adult', 'boston-housing', 'celeba', 'cifar10')
     """
     modules = (found.name for found in pkgutil.iter_modules(__path__))
     return tuple(sorted(name.replace("_", "-") for name in modules if not name.startswith("_")))

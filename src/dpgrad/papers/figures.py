@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "ENDINGS", "MARKERS", "axes_of", "compared", "curves", "finish", "write"]
+__all__ = ["COLOURS", "ENDINGS", "MARKERS", "axes_of", "compared", "curves", "drawn", "finish", "write"]
 
 ENDINGS = (".svg", ".png")
 # Okabe and Ito's palette, which colour-blind readers tell apart; markers tell apart lines that lie on one another
@@ -29,14 +29,9 @@ def write(experiment: Experiment, outcomes: Outcomes, stem: Path) -> list[Path]:
     """Draw the figure of an experiment to STEM.svg and STEM.png; nothing where matplotlib is not installed."""
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
     except ImportError:
         return []
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    if experiment.draw is None:
-        compared(experiment, outcomes, figure)
-    else:
-        experiment.draw(outcomes, figure)
+    figure = drawn(experiment, outcomes)
     paths = [stem.with_name(stem.name + ending) for ending in ENDINGS]
     for path, metadata in zip(paths, ({"Date": None}, {"Software": None}), strict=True):
         into = io.BytesIO()
@@ -44,6 +39,18 @@ def write(experiment: Experiment, outcomes: Outcomes, stem: Path) -> list[Path]:
             figure.savefig(into, format=path.suffix[1:], metadata=metadata, dpi=120)
         _files.replace(path, into.getvalue())
     return paths
+
+
+def drawn(experiment: Experiment, outcomes: Outcomes) -> "Figure":
+    """The figure of an experiment, not yet written."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    if experiment.draw is None:
+        compared(experiment, outcomes, figure)
+    else:
+        experiment.draw(outcomes, figure)
+    return figure
 
 
 def compared(experiment: Experiment, outcomes: Outcomes, figure: "Figure") -> None:

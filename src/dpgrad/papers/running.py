@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,20 @@ from dpgrad.papers import prepared, searching
 from dpgrad.papers import sources as code
 from dpgrad.papers.experiment import Arm, Experiment, Outcomes, Place, Size
 
-__all__ = ["Done", "Job", "Log", "Ran", "Show", "arms_of", "digest", "lacks", "missing", "reproduce", "stem"]
+__all__ = [
+    "Done",
+    "Job",
+    "Log",
+    "Ran",
+    "Show",
+    "arms_of",
+    "digest",
+    "lacks",
+    "missing",
+    "processes",
+    "reproduce",
+    "stem",
+]
 
 Show = Callable[["Ran"], None]
 
@@ -192,12 +206,12 @@ def reproduce(
     out: Path,
     *,
     seeds: int | None = None,
-    processes: int = 1,
+    pool: ProcessPoolExecutor | None = None,
     show: Show = lambda ran: None,
 ) -> Done:
     """Run what is missing of an experiment, and return all of its trials.
 
-    Trials run seed by seed, so what is there after an interruption compares all arms.
+    Trials run seed by seed, so what is there after an interruption compares all arms. ``pool`` comes from `processes`.
     """
     if place.size != "tiny" and (absent := missing(experiment, place.data)):
         raise MissingFileError(f"{experiment.name} needs a dataset that is missing: {absent}")
@@ -207,7 +221,7 @@ def reproduce(
     there = {(line["arm"], line["seed"]) for line in log.wanted(arms, count)}
     left = [Job(arm, seed) for seed in range(count) for arm in arms if (arm.name, seed) not in there]
     if left:
-        run = _in_turn if processes == 1 else partial(_at_once, processes=min(processes, len(left)))
+        run = _in_turn if pool is None else partial(_at_once, pool=pool)
         began = time.monotonic()
         with log.writing() as add:
             for number, (job, figures, seconds) in enumerate(run(experiment, left, place), 1):
@@ -234,18 +248,42 @@ def _tried(experiment: Experiment, job: Job, place: Place) -> tuple[dict[str, An
     return figures, time.perf_counter() - began
 
 
-def _at_once(experiment: Experiment, jobs: list[Job], place: Place, processes: int) -> Iterator[Finished]:
-    """The same in processes of their own, each of which may hold a model on the same device."""
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone, (threads,))
-    try:
-        waiting = {pool.submit(_elsewhere, experiment.name, job, place): job for job in jobs}
-        while waiting:
-            for future in sorted(wait(waiting, return_when=FIRST_COMPLETED).done, key=list(waiting).index):
-                job = waiting.pop(future)
+def _at_once(experiment: Experiment, jobs: list[Job], place: Place, pool: ProcessPoolExecutor) -> Iterator[Finished]:
+    """The same in the processes of a pool, each of which may hold a model on the same device."""
+    waiting = {pool.submit(_elsewhere, experiment.name, job, place): job for job in jobs}
+    while waiting:
+        for future in sorted(wait(waiting, return_when=FIRST_COMPLETED).done, key=list(waiting).index):
+            job = waiting.pop(future)
+            try:
                 yield (job, *future.result())
-    finally:
+            except BrokenProcessPool:
+                raise RunError(
+                    f"{experiment.name}: a process that ran trials has died, perhaps for want of memory: finished "
+                    "trials are kept; run the command again with fewer --processes"
+                ) from None
+
+
+@contextmanager
+def processes(count: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Within the block, so many processes for `reproduce`, which they share; None where one is enough.
+
+    >>> with processes(1) as pool:
+    ...     pool is None
+    True
+    """
+    if count == 1:
+        yield None
+        return
+    threads = max(1, (os.cpu_count() or 1) // count)
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _alone, (threads,))
+    try:
+        yield pool
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():  # a trial may take minutes more
+            process.terminate()
+        raise
+    pool.shutdown()
 
 
 def _alone(threads: int) -> None:
@@ -268,7 +306,7 @@ def _record(experiment: Experiment, job: Job, place: Place, figures: dict[str, A
     return {
         "arm": job.arm.name, "setting": _plain(job.arm.setting), "seed": job.seed, "size": place.size,
         "figures": _finite(figures), "seconds": round(seconds, 3), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": _device(place.device), "versions": _versions(), "source": digest(experiment),
+        "place": place.device, "device": _device(place.device), "versions": _versions(), "source": digest(experiment),
     }  # fmt: skip
 
 

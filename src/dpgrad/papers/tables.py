@@ -150,8 +150,8 @@ def command(done: Done) -> str:
         words.append("--quick")
     if done.seeds != done.experiment.repeats(done.place.size):
         words += ["--seeds", str(done.seeds)]
-    if done.place.device != "cpu":
-        words += ["--device", done.place.device]
+    if places := sorted({str(line.get("place", "cpu")) for line in done.lines} - {"cpu"}):
+        words += ["--device", places[0]]
     return " ".join(words)
 
 

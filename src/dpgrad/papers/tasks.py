@@ -78,7 +78,7 @@ def load(name: str, place: Place, preprocessing: str | None = None) -> Rows:
     (1, 8, 8)
     """
     if place.size == "tiny":
-        name, preprocessing = "digits", None
+        name, preprocessing = "digits", "default"
     return _load(name, preprocessing, place.device, data.data_folder(place.data))
 
 
