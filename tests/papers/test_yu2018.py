@@ -7,7 +7,7 @@ import pytest
 
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Compose, Gaussian, Poisson
-from dpgrad.papers import yu2018
+from dpgrad.papers import yu2018, yu2018_noise
 from dpgrad.papers.experiment import Arm, Outcomes, Place
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -50,7 +50,7 @@ class TestReadings:
 
 class TestMechanism:
     def test_the_noise_is_held_while_the_bound_falls(self) -> None:
-        run, _ = yu2018.mechanism(
+        run, _ = yu2018_noise.mechanism(
             240, 0.25, 4, 2.0, 1e-5, clip_schedule="linear", accountant="rdp", reading="more-steps"
         )
         for step in range(min(run.steps, 8)):
@@ -60,7 +60,7 @@ class TestMechanism:
         assert run.batch_size == 60
 
     def test_epsilon_is_that_of_every_step_at_its_own_noise(self) -> None:
-        run, epsilon = yu2018.mechanism(240, 0.25, 4, 2.0, 1e-5, clip_schedule="linear")
+        run, epsilon = yu2018_noise.mechanism(240, 0.25, 4, 2.0, 1e-5, clip_schedule="linear")
         shares = [min(2.0, 1 + step / 4) for step in range(4)]
         event = Compose(tuple(Poisson(0.25, Gaussian(run.noise_multiplier * share)) for share in shares))
         assert epsilon == pytest.approx(account(event).epsilon(1e-5), rel=1e-4)
@@ -70,13 +70,13 @@ class TestMechanism:
 
     def test_a_replaced_row_costs_more_than_a_missing_one(self) -> None:
         (one, _), (other, _) = (
-            yu2018.mechanism(240, 0.25, 4, 2.0, 1e-5, relation=relation, accountant="rdp")
+            yu2018_noise.mechanism(240, 0.25, 4, 2.0, 1e-5, relation=relation, accountant="rdp")
             for relation in ("add-remove", "replace-one")
         )
         assert other.noise_multiplier > one.noise_multiplier
 
     def test_what_was_found_before_is_not_searched_for(self) -> None:
-        run, epsilon = yu2018.mechanism(240, 0.25, 4, 2.0, 1e-5, noise_multiplier=5.0, steps=7)
+        run, epsilon = yu2018_noise.mechanism(240, 0.25, 4, 2.0, 1e-5, noise_multiplier=5.0, steps=7)
         assert (run.noise_multiplier, run.steps) == (5.0, 7)
         assert epsilon < 2.0
 
@@ -120,7 +120,7 @@ class TestClaims:
 
 def test_a_budget_that_was_not_found_is_searched_for_in_the_trial() -> None:
     arm = BY_NAME["yu2018-figure3"].arms("tiny")[0]
-    assert yu2018._settled(arm, {"yu2018-noise": Outcomes({})}) == arm
+    assert yu2018_noise.settled(arm, {"yu2018-noise": Outcomes({})}) == arm
     found = BY_NAME["yu2018-figure3"].trial(Arm(arm.name, arm.setting), 0, Place(size="tiny"))
     assert found["epsilon"] <= 2.0
     assert found["steps"] == arm.setting["target_steps"]
