@@ -5,7 +5,7 @@ figures, which `yu2018` trains; `NOISE` finds the noise of each once, for all se
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from dpgrad.papers.claims import every
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place, Size
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -195,6 +196,14 @@ def _times(outcomes: Outcomes) -> list[float]:
     return [outcomes.mean(arm, "times_the_target") for arm in outcomes.arms]
 
 
+def _over_steps(axes: "Axes", steps: Iterable[float]) -> None:
+    """A logarithmic axis with a mark at each number of steps."""
+    ticks = sorted(set(steps))
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+
+
 def _readings_draw(outcomes: Outcomes, figure: "Figure") -> None:
     steps, noise = figures.axes_of(figure, 2)
     target = [outcomes.mean(arm, "target_steps") for arm in outcomes.arms]
@@ -205,7 +214,8 @@ def _readings_draw(outcomes: Outcomes, figure: "Figure") -> None:
             values = [outcomes.mean(arm, name) for arm in outcomes.arms]
             axes.plot(target, values, color=figures.COLOURS[place], marker=figures.MARKERS[place],
                       label=name.replace("_", " "))  # fmt: skip
-        axes.set(xscale="log", yscale="log")
+        _over_steps(axes, target)
+        axes.set_ylim(0)
         figures.finish(axes, "target steps", label, f"{label} in both readings")
 
 
@@ -273,7 +283,8 @@ def _noise_draw(outcomes: Outcomes, figure: "Figure") -> None:
             own = [trial for trial in trials if (trial["target_epsilon"], trial["kind"]) == (epsilon, kind)]
             across, up = ([trial[name] for trial in own] for name in ("target_steps", "noise_multiplier"))
             axes.plot(across, up, label=kind, color=colour, marker=marker)
-        axes.set(xscale="log", yscale="log")
+        _over_steps(axes, [trial["target_steps"] for trial in trials if trial["target_epsilon"] == epsilon])
+        axes.set_ylim(0, 1.8 * axes.get_ylim()[1])  # the legend is above the lines
         figures.finish(axes, "target steps", "σ̃", f"ε = {epsilon:g}")
 
 
