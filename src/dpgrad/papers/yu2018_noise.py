@@ -135,7 +135,7 @@ def at(variant: str, epochs: int) -> str:
 def figure2_arms(model: str, size: Size) -> tuple[Arm, ...]:
     return tuple(
         Arm(at(variant, epochs), settings_of(size, epochs, model, **others))
-        for epochs in (TARGETS[size] if size != "tiny" or model != "yu2018-cnn" else TARGETS[size][1:])
+        for epochs in (TARGETS[size] if size != "tiny" else TARGETS[size][1:])
         for variant, others in VARIANTS.items()
         if variant != "falling clip, more steps" or epochs == MIDDLE[size]
     )
