@@ -33,7 +33,7 @@ from dpgrad.training.step.sizes import Sizes
 from replayed import on_cpu
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-ROWS, STEPS = 400, 30
+ROWS, STEPS = 400, 12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
