@@ -85,7 +85,7 @@ def _computed_once(request: pytest.FixtureRequest) -> Iterator[None]:
     from dpgrad.reports.chart import Chart
 
     with pytest.MonkeyPatch.context() as patch:
-        coarse = bool({"training", "runs", "integrations"} & set(request.path.parts))
+        coarse = bool({"grads", "training", "runs", "integrations"} & set(request.path.parts))
         for method in ("epsilon", "interval", "estimate"):
             patch.setattr(PldProfile, method, _remembering(PldProfile, method, coarse))
         patch.setattr(Chart, "svg", _remembering(Chart, "svg", coarse=False))

@@ -389,7 +389,7 @@ class TestFit:
             Recipe("mine", "My method", "nobody", rule=rule, learning_rate=0.1, clip=1.0)
 
     def test_a_resumed_run_sees_that_the_rule_is_another(self, tmp_path: Path) -> None:
-        given = {"folder": tmp_path / "run", "seed": None, "epsilon": 40.0, "steps": None, "epochs": None}
+        given = {"folder": tmp_path / "run", "seed": None, "epsilon": 12.0, "steps": None}
         self.run(rule=GOOD["soft"], progress=lambda step: step.step == 2, **given)
         again = self.run(rule=GOOD["hard, by hand"], resume=True, **given)
         assert again.event != again.plan.mechanism.event()  # under a new key, charged anew

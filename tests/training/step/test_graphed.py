@@ -5,8 +5,10 @@ device begin with ``test_cuda``.
 """
 
 import copy
+import gc
 import math
 import random
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -207,6 +209,18 @@ class TestSameRun:
         wanted, _ = trained(True, mechanism(), rows(), microbatch=30, steps=6)
         found, _ = trained(True, mechanism(), Pairs(), microbatch=30, steps=6, workers=2)
         assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted.parameters(), strict=True))
+
+    def test_workers_end_with_the_run(self) -> None:
+        """No cycle holds them: in one, torch waits five seconds for each."""
+        model, private = trained(True, mechanism(), Pairs(), microbatch=30, steps=1, workers=1)
+        reading = weakref.ref(private._running._feed._loaded)
+        assert reading() is not None
+        gc.disable()
+        try:
+            del model, private
+            assert reading() is None
+        finally:
+            gc.enable()
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_examples_that_are_not_finite_are_left_out(self, value: float) -> None:
