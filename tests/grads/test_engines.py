@@ -66,6 +66,7 @@ def test_network(name: str, engine: str, rule: Quotient, microbatch: int | None)
         assert_equal(model, loss, batch, ENGINES[engine], rule, (clip,), microbatch=microbatch)
 
 
+@pytest.mark.usefixtures("nothing_older")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nothing_is_left_for_the_garbage_collector(name: str) -> None:
     """A pass that is over holds no memory: what holds itself would stand beside the passes after it."""
