@@ -1,5 +1,6 @@
 """Shared by all tests: how hypothesis runs, where the data folder is."""
 
+import gc
 import os
 import signal
 import sys
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: the garbage collector need not look at thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 ROOT = Path(__file__).resolve().parent.parent
