@@ -389,7 +389,7 @@ class TestPeers:
             (replace(TINY.of(5), microbatch=2), 4),  # virtual steps, the last of one example
             (replace(WORKLOADS["char-lstm"].of(3), shape=(5,)), 4),
             (WORKLOADS["gpt2-lora"].on("cpu").of(2), 4),
-            (WORKLOADS["llama"].on("cpu").of(2), 3),
+            pytest.param(WORKLOADS["llama"].on("cpu").of(2), 3, marks=pytest.mark.exhaustive),
         ],
         ids=["mlp", "parts", "char-lstm", "lora", "llama"],
     )
