@@ -35,7 +35,7 @@ from dpgrad.training.step.sizes import Sizes
 from replayed import on_cpu
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-ROWS, STEPS = 400, 12
+ROWS, STEPS, TAKEN = 400, 30, 12  # examples, steps of a plan, and those that are taken of it
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -86,7 +86,7 @@ def trained(
     *,
     make: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     model: nn.Module | None = None,
-    steps: int = STEPS,
+    steps: int = TAKEN,
     rate: Callable[[int], float] | None = None,
     **given: Any,
 ) -> tuple[nn.Module, PrivateGradient]:
@@ -374,7 +374,7 @@ class TestChanges:
             assert float((a - b).norm()) <= 1e-4 * float(b.norm())
 
     def test_a_step_too_many(self) -> None:
-        _, private = trained(True, mechanism())
+        _, private = trained(True, mechanism(), steps=STEPS)
         with pytest.raises(ValueError, match=f"all {STEPS} steps of the mechanism are taken"):
             private.step(rows())
 
