@@ -28,9 +28,10 @@ CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
 # Each test process computes on one thread: the processes are the parallelism. Each begins with its own stretch of files,
-# so that what the tests of a file share is made once.
+# so that what the tests of a file share is made once. Bytecode is kept whatever the environment says: the processes
+# that tests start would compile the sources anew.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
-PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+PYTEST := PYTHONDONTWRITEBYTECODE= $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

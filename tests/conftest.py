@@ -1,8 +1,11 @@
 """Shared by all tests: how hypothesis runs, where the data folder is."""
 
+import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,11 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "
 # Some virtual machines name AMX among their processor's instructions and then do not run it: bfloat16 products would
 # end the process. Read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# A shell without job control starts what it sends to the background with Ctrl-C ignored, and so would be the processes
+# that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,18 +53,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish() -> None:
+    """What is there by now stays: the garbage collector need not look at thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 ROOT = Path(__file__).resolve().parent.parent
 _COMPUTED: dict[tuple[Any, ...], Any] = {}
+_PRECISION = 1e-4  # of prices in tests of runs: a quarter of the time that the six digits of users take
 
 
-def _remembering(kind: type, method: str) -> Callable[..., Any]:
+def _remembering(kind: type, method: str, coarse: bool) -> Callable[..., Any]:
     """The method of a frozen dataclass, computed once in this process for the same fields and arguments."""
     real = getattr(kind, method)
 
     def given(self: Any, *args: float) -> Any:
-        called = (kind, method, repr(self), args)
+        called = (kind, method, repr(self), args, coarse)
         if called not in _COMPUTED:
-            _COMPUTED[called] = real(self, *args)
+            own = replace(self, precision=max(self.precision, _PRECISION)) if coarse else self
+            _COMPUTED[called] = real(own, *args)
         return _COMPUTED[called]
 
     return given
@@ -66,7 +82,8 @@ def _remembering(kind: type, method: str) -> Callable[..., Any]:
 def _computed_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compute each price and draw each chart once per process, except in the tests of prices and charts.
 
-    Both are pure functions of what they are given, and most runs in the other tests have one of a few plans.
+    Both are pure functions of what they are given, and most runs in the other tests have one of a few plans. Tests of
+    runs compare prices with each other, so that fewer digits of them do.
     """
     if {"accounting", "reports"} & set(request.path.parts):
         yield
@@ -75,13 +92,10 @@ def _computed_once(request: pytest.FixtureRequest) -> Iterator[None]:
     from dpgrad.reports.chart import Chart
 
     with pytest.MonkeyPatch.context() as patch:
-        for kind, method in (
-            (PldProfile, "epsilon"),
-            (PldProfile, "interval"),
-            (PldProfile, "estimate"),
-            (Chart, "svg"),
-        ):
-            patch.setattr(kind, method, _remembering(kind, method))
+        coarse = bool({"grads", "training", "runs", "integrations"} & set(request.path.parts))
+        for method in ("epsilon", "interval", "estimate"):
+            patch.setattr(PldProfile, method, _remembering(PldProfile, method, coarse))
+        patch.setattr(Chart, "svg", _remembering(Chart, "svg", coarse=False))
         yield
 
 

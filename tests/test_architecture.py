@@ -9,6 +9,7 @@ import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,15 @@ def test_only_what_lies_under_every_room_stands_at_the_top() -> None:
     assert all(name.startswith("_") or name == "errors" for name in top), top
 
 
+@cache
+def imports_of(name: str) -> tuple[tuple[str, bool], ...]:
+    """The imports of a module that is run, read once for all tests."""
+    return tuple(imports(running(FILES[name].read_text("utf-8")), set(FILES), name))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_module_imports_only_rooms_above_its_own(name: str) -> None:
-    for imported, _ in imports(running(FILES[name].read_text("utf-8")), set(FILES), name):
+    for imported, _ in imports_of(name):
         package, _, inner = imported.partition(".")
         if package == "dpgrad" and name not in FACADE and imported != "dpgrad.__version__":
             assert inner, f"dpgrad.{name} imports dpgrad itself: import the module that is needed"
@@ -168,14 +175,14 @@ def test_module_imports_only_rooms_above_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_other_room_imports_an_integration(name: str) -> None:
-    found = {imported for imported, _ in imports(running(FILES[name].read_text("utf-8")), set(FILES), name)}
+    found = {imported for imported, _ in imports_of(name)}
     assert room(name) == "integrations" or not any(each.startswith("dpgrad.integrations") for each in found)
 
 
 def test_no_modules_import_each_other() -> None:
     above: dict[str, set[str]] = {}
-    for name, path in FILES.items():
-        found = {inner for inner, top in imports(running(path.read_text("utf-8")), set(FILES), name) if top}
+    for name in FILES:
+        found = {inner for inner, top in imports_of(name) if top}
         inner = {module.removeprefix("dpgrad.") for module in found if module.startswith("dpgrad.")}
         above[name] = {module for module in inner if module in FILES and FILES[module].name != "__init__.py"}
     while free := {name for name, needed in above.items() if not needed & above.keys()}:

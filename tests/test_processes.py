@@ -178,7 +178,7 @@ def attempts(rank, folder):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    mp.spawn(attempts, (sys.argv[1],), nprocs=2)
+    mp.start_processes(attempts, (sys.argv[1],), nprocs=2, start_method="fork")
 """
 
 

@@ -488,6 +488,22 @@ def test_a_line_left_out_is_noticed(tmp_path: Path) -> None:
         Ledger(path)
 
 
+@pytest.mark.parametrize("written", [{"type": "of a later version"}, {"type": "gaussian"}])
+def test_a_release_that_cannot_be_read_is_refused(
+    written: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the right checksum too: left out, it would be spent and not counted."""
+    path = tmp_path / "books.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr("dpgrad.accounting.ledger.to_dict", lambda event: written)
+        Ledger(path).add(STEP, ADD)
+    before = path.read_bytes()
+    for act in (lambda: Ledger(path), lambda: Ledger(path).add(STEP, ADD)):
+        with pytest.raises(LedgerError, match="holds what is not an entry of a ledger"):
+            act()
+    assert path.read_bytes() == before
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("notes", "utf-8")

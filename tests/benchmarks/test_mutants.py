@@ -49,8 +49,9 @@ def test_every_mapped_file_and_test_is_there(file: str) -> None:
     assert all((mutants.ROOT / "tests" / name).is_file() for name in mutants.TESTS[file])
     made = mutants.mutants(text)
     assert len(made) > 10
-    for mutant in made[:: len(made) // 5]:
-        assert mutant.source != ast.unparse(ast.parse(text))
+    plain = ast.unparse(ast.parse(text))
+    for mutant in made[:: len(made) // 2]:
+        assert mutant.source != plain
 
 
 def test_the_page_names_every_survivor() -> None:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import time
@@ -343,14 +344,23 @@ def square_or_die(number: int) -> int:
     return number**2
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes begin as copies of this one, which has torch loaded."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
 @pytest.mark.slow
 class TestProcesses:
+    @pytest.mark.usefixtures("forked")
     def test_a_process_that_dies_fails_or_hangs_says_so(self) -> None:
         workers = [Worker(partial(square_or_die, number)) for number in (1, 2, 3)]
         found = [worker.result(600.0) for worker in workers]
         assert found == [1, Failed("the process ended with status 7"), Failed("ValueError: three")]
         assert Worker(partial(square_or_die, 4)).result(0.5) == Failed("cut: no result within 0.5 s")
 
+    @pytest.mark.usefixtures("forked")
     def test_engines_in_processes_of_their_own(self) -> None:
         """As on CUDA, where each has one: rows come one by one, and without a definition ours are compared."""
         workload = replace(TINY, views=2, options={"augment": twice})
@@ -359,10 +369,10 @@ class TestProcesses:
         assert [row.apart for row in rows] == [None, None, 0.0, None]
 
     def test_peak_memory_is_measured_in_a_process_of_its_own(self) -> None:
-        """One hidden layer on 4,096 rows of 64 floats takes at least the rows, 1 MiB, and far below a GiB."""
-        (row,) = measured("mlp", TINY.of(4096), {OURS: ours}, ONCE, memory=True)
+        """One hidden layer on 1,024 rows of 64 floats takes at least the rows, 1/4 MiB, and far below a GiB."""
+        (row,) = measured("mlp", TINY.of(1024), {OURS: ours}, ONCE, memory=True)
         assert row.mebibytes is not None
-        assert 1 < row.mebibytes < 1024
+        assert 0.25 < row.mebibytes < 1024
 
 
 class TestPeers:
@@ -379,7 +389,7 @@ class TestPeers:
             (replace(TINY.of(5), microbatch=2), 4),  # virtual steps, the last of one example
             (replace(WORKLOADS["char-lstm"].of(3), shape=(5,)), 4),
             (WORKLOADS["gpt2-lora"].on("cpu").of(2), 4),
-            (WORKLOADS["llama"].on("cpu").of(2), 3),
+            pytest.param(WORKLOADS["llama"].on("cpu").of(2), 3, marks=pytest.mark.exhaustive),
         ],
         ids=["mlp", "parts", "char-lstm", "lora", "llama"],
     )

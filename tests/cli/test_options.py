@@ -130,7 +130,7 @@ class TestWhereItIsWritten:
         assert "usage: dpgrad" in out
         assert err == ""
 
-    @pytest.mark.parametrize("command", ["--help", "--version", "train --help", "epsilon --help", "train --model ε"])
+    @pytest.mark.parametrize("command", ["--help", "--version", "train --help", "epsilon --help", "report ε"])
     def test_ascii_alone(self, command: str) -> None:
         done = run(command, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "COLUMNS": "20"})
         assert done.returncode == (2 if "ε" in command else 0), done.stderr
@@ -159,10 +159,10 @@ class TestWhereItIsWritten:
         assert b"the answer could not be written to standard output: No space left" in done.stderr
 
     def test_bytes_that_are_no_text(self) -> None:
-        done = run("train --plan --model " + os.fsdecode(b"\xff\xfe"))
+        done = run("report " + os.fsdecode(b"\xff\xfe"))
         assert done.returncode == 2
         assert done.stderr.count(b"\n") == 1
-        assert b"or one of linear, mlp" in done.stderr
+        assert b"give the folder of a finished run" in done.stderr
 
 
 class TestNets:

@@ -1,10 +1,14 @@
 """The real files: shapes, counts and figures that the papers and the data's authors print."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from dpgrad import data
+from dpgrad.data import imagenette64
 
 NOT_HERE = {
     "celeba",
@@ -26,6 +30,21 @@ READS_PRIVATE_ROWS = {
     ("boston-housing", "yu2020"), ("swedish-motor-insurance", "yu2020"),
     ("swedish-motor-insurance", "yu2020-with-target"), ("reuters", "legacy-scramble"),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _decoded_once() -> Iterator[None]:
+    """The thousands of images of Imagenette are decoded once for all its forms, which share no memory with them."""
+    real, decoded = imagenette64.parse, {}
+
+    def parse(blob: bytes, name: str, *, counts: dict[str, int]) -> Any:
+        if hash(blob) not in decoded:
+            decoded[hash(blob)] = real(blob, name, counts=counts)
+        return {part: (images.copy(), labels) for part, (images, labels) in decoded[hash(blob)].items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(imagenette64, "parse", parse)
+        yield
 
 
 @pytest.mark.parametrize(("name", "recipe"), RECIPES)

@@ -17,6 +17,7 @@ from dpgrad.grads.calls import MixedError
 from dpgrad.grads.check import prepared
 from dpgrad.grads.precision import norm_error
 from dpgrad.grads.scaling import Hard
+from thinned import thinned
 
 pytestmark = pytest.mark.usefixtures("on_device")
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -216,8 +217,7 @@ def test_rows_of_several_lengths_that_are_flattened(kind: Callable[[], nn.Module
     assert_equal(model.double(), loss, (batch[0].double(), batch[1]), ENGINES["bookkeeping"], Hard())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("examples", [128, 512, 2048])
+@pytest.mark.parametrize(("engine", "examples"), thinned(ENGINES, [2048, 512, 128]))
 def test_a_sum_that_rounds_at_every_term_stays_within_the_bound(engine: str, examples: int) -> None:
     """Half the examples climb to a power of two and the others hover around it, so that every addition rounds."""
     model = nn.Linear(1, 1, bias=False)

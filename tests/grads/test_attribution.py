@@ -27,13 +27,13 @@ from dpgrad.grads.precision import exact_products, norm_error
 from dpgrad.mechanism import sampling
 from dpgrad.randomness import draw
 from dpgrad.training.step.lots import Lot, Lots
+from thinned import thinned
 
 NOISE = 1e-6  # the least that a mechanism takes, as a multiple of the clip bound: what is released is the sum
 ONE_ROW = re.compile(r"(one|single) (row|example)", re.IGNORECASE)  # in the warning of a mixing case
 UNUSED = re.compile(r"does not depend on ([\w., ]+?)(?: and \d+ more)?:")  # in a refusal
 OTHER_ENGINE = re.compile(r"engine='(\w+)'")  # in a refusal
 SEEDS, MANY_SEEDS = range(3), range(20)
-LARGE = 200  # rows: such cases, and plain models, are tried with one seed by default
 
 
 # ---- the way to the engine: the one place to adapt when the library changes
@@ -290,17 +290,9 @@ def assert_holds(case: Case, seed: int, precision: Precision, placed: Callable[[
 of_cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def _with_seeds() -> Iterator[tuple[Case, int]]:
-    for case in CASES:
-        once = case.expect == "exact" or rows_of(case.make(0)[2]) > LARGE
-        yield from ((case, seed) for seed in (SEEDS[:1] if once else SEEDS))
-
-
-@pytest.mark.parametrize(
-    ("case", "seed"), [pytest.param(*each, id=f"{each[0].name}-{each[1]}") for each in _with_seeds()]
-)
-def test_no_example_is_mistaken_for_another(case: Case, seed: int) -> None:
-    assert_holds(case, seed, FLOAT32)
+@of_cases
+def test_no_example_is_mistaken_for_another(case: Case) -> None:
+    assert_holds(case, 0, FLOAT32)
 
 
 @pytest.mark.exhaustive
@@ -348,8 +340,9 @@ def _placed(case: Case, where: str) -> Callable[[Any], Any]:
 WITH_ODD = [case for case in CASES if case.odd is not None]
 
 
-@pytest.mark.parametrize("where", ["first", "middle", "last"])
-@pytest.mark.parametrize("case", WITH_ODD, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "where"), thinned(WITH_ODD, ["first", "middle", "last"]), ids=lambda value: getattr(value, "name", value)
+)
 def test_wherever_the_odd_rows_lie(case: Case, where: str) -> None:
     assert_holds(case, 7, FLOAT32, _placed(case, where))
 
@@ -357,8 +350,11 @@ def test_wherever_the_odd_rows_lie(case: Case, where: str) -> None:
 # Right at the initial values only: what is released later is right, or the run stops.
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.drifts], ids=lambda case: case.name)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("case", "engine"),
+    thinned([case for case in CASES if case.drifts], ENGINES),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_what_is_right_at_first_stays_right_or_stops(case: Case, engine: str) -> None:
     model, loss, data = made(case, 0)
     everyone = torch.arange(rows_of(data), device=DEVICE)

@@ -21,6 +21,7 @@ from dpgrad.grads.convert import convert
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.uses import Dense, Use
 from dpgrad.grads.ways import Way
+from thinned import thinned
 
 WIDTH = 6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -162,9 +163,7 @@ def test_sparse_gradients_are_accepted_where_the_engine_takes_them() -> None:
     check(model, squares, torch.randint(11, (5, 3)))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "mixed", "engine"), thinned(range(3), [False, True], ENGINES, pairs=True))
 def test_rounding_is_not_taken_for_a_fault(seed: int, mixed: bool, engine: str) -> None:
     torch.manual_seed(seed)
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU()) for _ in range(10)]

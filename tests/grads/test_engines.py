@@ -32,6 +32,7 @@ from dpgrad.grads.scaling import Automatic, Hard, Quotient
 from dpgrad.grads.tape import Shared
 from dpgrad.grads.uses import Lookup, Outer, Tied
 from dpgrad.grads.ways import Attributed
+from thinned import thinned
 
 BOTH = tuple(ENGINES)
 engines = pytest.mark.parametrize("engine", ENGINES)
@@ -54,8 +55,9 @@ def _double(on_device: None) -> Iterator[None]:
 by_network = pytest.mark.parametrize(("name", "engine"), ON_ENGINES)
 
 
-@pytest.mark.parametrize(("rule", "microbatch"), list(zip(SIMPLE, [None, 1, 3, 100], strict=True)))
-@by_network
+@pytest.mark.parametrize(
+    ("name", "engine", "rule", "microbatch"), thinned(ON_ENGINES, list(zip(SIMPLE, [None, 1, 3, 100], strict=True)))
+)
 def test_network(name: str, engine: str, rule: Quotient, microbatch: int | None) -> None:
     model, batch, loss = NETWORKS[name].model(), NETWORKS[name].batch(), NETWORKS[name].loss
     lengths = torch.tensor(example_norms(model, loss, batch))
@@ -64,6 +66,7 @@ def test_network(name: str, engine: str, rule: Quotient, microbatch: int | None)
         assert_equal(model, loss, batch, ENGINES[engine], rule, (clip,), microbatch=microbatch)
 
 
+@pytest.mark.usefixtures("nothing_older")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nothing_is_left_for_the_garbage_collector(name: str) -> None:
     """A pass that is over holds no memory: what holds itself would stand beside the passes after it."""
@@ -318,11 +321,15 @@ def test_packed_sequences(enforce_sorted: bool) -> None:
     assert_equal(model, output_loss, sequences(5), ENGINES["bookkeeping"], Automatic(), (2.0,), microbatch=3)
 
 
-@engines
-@pytest.mark.parametrize("microbatch", [None, 1, 2, 5])
-@pytest.mark.parametrize("masked", ["no", "examples", "rows"])
 @pytest.mark.parametrize(
-    "name", ["tied modules", "flattened", "flattened, time first", "positions", "reused convolution"]
+    ("name", "masked", "microbatch", "engine"),
+    thinned(
+        ["tied modules", "flattened", "flattened, time first", "positions", "reused convolution"],
+        ["no", "examples", "rows"],
+        [None, 1, 2, 5],
+        ENGINES,
+        pairs=True,
+    ),
 )
 def test_several_rows(name: str, masked: str, microbatch: int | None, engine: str) -> None:
     examples, rows = 4, 3

@@ -360,7 +360,7 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 @engines
 @pytest.mark.parametrize("name", FOLLOWED)
-@settings(few, max_examples=8)
+@settings(few, max_examples=4)
 @given(st.data())
 def test_followed(name: str, engine: str, data: st.DataObject) -> None:
     make, shape = FOLLOWED[name]
@@ -448,7 +448,7 @@ def twice(weight: Tensor) -> Tensor:
 
 @engines
 @pytest.mark.parametrize("name", BARE)
-@settings(few, max_examples=8)
+@settings(few, max_examples=4)
 @given(st.data())
 def test_bare_parameter(name: str, engine: str, data: st.DataObject) -> None:
     data.draw(st.composite(lambda draw: drawn(draw, BARE[name], 4, 5))()).check(engine)

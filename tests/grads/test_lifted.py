@@ -757,6 +757,7 @@ def test_a_model_is_as_before_when_a_pass_ends_in_a_fork_or_an_error() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("nothing_older")
 @pytest.mark.parametrize("name", [*NETWORKS, "fork"])
 def test_nothing_is_left_for_the_garbage_collector(name: str) -> None:
     if name == "fork":

@@ -20,6 +20,7 @@ from dpgrad.grads.patches import Patches
 from dpgrad.grads.precision import MEASURED_ERROR, exact_products, norm_error, own_products, precision_settings
 from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc
 from dpgrad.grads.uses import Dense, Lookup, Outer, Tied, lengths, worth_forming
+from thinned import thinned
 
 CLIP = 0.5
 EXAMPLES = 12
@@ -88,10 +89,10 @@ def flat(sums: dict[str, Tensor]) -> Tensor:
     return torch.cat([total.double().flatten() for total in sums.values()])
 
 
-@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: type(rule).__name__)
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-@pytest.mark.parametrize("network", [Convolutional, Sequential])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "network", "precision", "rule"),
+    thinned(ENGINES, [Convolutional, Sequential], ["float32", "tf32", "bf16"], ALL_RULES, pairs=True),
+)
 def test_one_example_moves_the_sum_by_at_most_clip(
     engine: str, network: Callable[[], nn.Module], precision: str, rule: Hard | Automatic | Psac | Psasc
 ) -> None:

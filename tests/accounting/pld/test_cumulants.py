@@ -12,6 +12,7 @@ from mpmath import mpc, mpf
 
 from dpgrad.accounting.pairs import Kind, Pair
 from dpgrad.accounting.pld import cumulants
+from thinned import thinned
 
 KINDS = [Kind.REMOVE, Kind.ADD, Kind.ANTIPODAL]
 
@@ -127,8 +128,9 @@ class TestReal:
 
 
 class TestComplex:
-    @pytest.mark.parametrize("kind", Kind)
-    @pytest.mark.parametrize(("rate", "sigma", "c"), [(0.01, 4.0, 16.2), (0.05, 0.6, 0.5), (0.9, 2.0, 8.0)])
+    @pytest.mark.parametrize(
+        ("kind", "rate", "sigma", "c"), thinned(Kind, [(0.01, 4.0, 16.2), (0.05, 0.6, 0.5), (0.9, 2.0, 8.0)])
+    )
     def test_value(self, kind: Kind, rate: float, sigma: float, c: float) -> None:
         pair = Pair(kind, rate, sigma)
         width = 1 / math.sqrt(cumulants.tilted(pair, c).curvature)

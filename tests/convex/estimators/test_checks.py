@@ -25,7 +25,7 @@ LARGE = 1e6
 ESTIMATORS = {
     "logistic": DPLogisticRegression(LARGE),
     "logistic clipped": DPLogisticRegression(LARGE, data_norm=20.0),
-    "logistic gd": DPLogisticRegression(LARGE, solver="gd", max_iter=100),
+    "logistic gd": DPLogisticRegression(LARGE, solver="gd", max_iter=30),
     "logistic output": DPLogisticRegression(LARGE, solver="output"),
     "logistic objective": DPLogisticRegression(100.0, solver="objective"),
     "logistic amp": DPLogisticRegression(6.0, solver="amp"),

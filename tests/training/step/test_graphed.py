@@ -5,8 +5,10 @@ device begin with ``test_cuda``.
 """
 
 import copy
+import gc
 import math
 import random
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -33,7 +35,7 @@ from dpgrad.training.step.sizes import Sizes
 from replayed import on_cpu
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-ROWS, STEPS = 400, 30
+ROWS, STEPS, TAKEN = 400, 30, 12  # examples, steps of a plan, and those that are taken of it
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -84,7 +86,7 @@ def trained(
     *,
     make: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     model: nn.Module | None = None,
-    steps: int = STEPS,
+    steps: int = TAKEN,
     rate: Callable[[int], float] | None = None,
     **given: Any,
 ) -> tuple[nn.Module, PrivateGradient]:
@@ -207,6 +209,18 @@ class TestSameRun:
         wanted, _ = trained(True, mechanism(), rows(), microbatch=30, steps=6)
         found, _ = trained(True, mechanism(), Pairs(), microbatch=30, steps=6, workers=2)
         assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted.parameters(), strict=True))
+
+    def test_workers_end_with_the_run(self) -> None:
+        """No cycle holds them: in one, torch waits five seconds for each."""
+        model, private = trained(True, mechanism(), Pairs(), microbatch=30, steps=1, workers=1)
+        reading = weakref.ref(private._running._feed._loaded)
+        assert reading() is not None
+        gc.disable()
+        try:
+            del model, private
+            assert reading() is None
+        finally:
+            gc.enable()
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_examples_that_are_not_finite_are_left_out(self, value: float) -> None:
@@ -360,7 +374,7 @@ class TestChanges:
             assert float((a - b).norm()) <= 1e-4 * float(b.norm())
 
     def test_a_step_too_many(self) -> None:
-        _, private = trained(True, mechanism())
+        _, private = trained(True, mechanism(), steps=STEPS)
         with pytest.raises(ValueError, match=f"all {STEPS} steps of the mechanism are taken"):
             private.step(rows())
 

@@ -84,7 +84,7 @@ class _Fetched(Feed):
         while self._waiting and self._waiting[0][0] != piece:
             self._waiting.popleft()[1].cancel()  # of steps that were not taken
         if not self._waiting:
-            self._coming = self._pieces(piece)
+            self._coming = _pieces(self._lots, self._sizes, self._last, piece)
             self._ask()
         _, fetched = self._waiting.popleft()
         batch = fetched.result()
@@ -102,14 +102,6 @@ class _Fetched(Feed):
                 return
             piece, indices = following
             self._waiting.append((piece, self._thread.submit(self._fetch, indices)))
-
-    def _pieces(self, first: Piece) -> Iterator[tuple[Piece, Tensor]]:
-        """The pieces from ``first`` on, with the examples of each."""
-        for step in range(first.step, self._last):
-            lot = self._lots.at(step)
-            for piece in Piece.of(step, lot, self._sizes):
-                if piece.filled and (step, piece.start) >= (first.step, first.start):
-                    yield piece, lot.indices[piece.start : piece.start + piece.filled]
 
     def _fetch(self, indices: Tensor) -> Batch:
         batch = source.gathered(self._data, indices, torch.device("cpu"), self._collate)
@@ -161,9 +153,11 @@ class _Loaded(_Fetched):
     def _begin(self, first: Piece) -> deque[Piece]:
         """Have the pieces from ``first`` on loaded; the order in which they come."""
         order: deque[Piece] = deque()
+        # Not of ``self``, which holds the loader: workers that a cycle holds wait five seconds each to be ended.
+        coming = _pieces(self._lots, self._sizes, self._last, first)
 
         def indices() -> Iterator[list[int]]:
-            for piece, own in self._pieces(first):
+            for piece, own in coming:
                 order.append(piece)
                 yield own.tolist()
 
@@ -174,6 +168,19 @@ class _Loaded(_Fetched):
         with torch.random.fork_rng([]):  # the seed of the workers is drawn, and dropout must not draw another number
             self._loaded = iter(loader)
         return order
+
+    def close(self) -> None:
+        super().close()
+        self._loaded = iter(())
+
+
+def _pieces(lots: Lots, sizes: Sizes, last: int, first: Piece) -> Iterator[tuple[Piece, Tensor]]:
+    """The pieces from ``first`` on, with the examples of each."""
+    for step in range(first.step, last):
+        lot = lots.at(step)
+        for piece in Piece.of(step, lot, sizes):
+            if piece.filled and (step, piece.start) >= (first.step, first.start):
+                yield piece, lot.indices[piece.start : piece.start + piece.filled]
 
 
 class _Once:
