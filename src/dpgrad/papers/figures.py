@@ -22,6 +22,7 @@ __all__ = ["COLOURS", "ENDINGS", "MARKERS", "axes_of", "compared", "curves", "dr
 ENDINGS = (".svg", ".png")
 # Okabe and Ito's palette, which colour-blind readers tell apart; markers tell apart lines that lie on one another
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F")
+_NAMED = 40  # arms of a table that are named in its figure
 MARKERS = ("o", "s", "^", "D", "v", "x", "+", "<")
 
 
@@ -57,6 +58,10 @@ def compared(experiment: Experiment, outcomes: Outcomes, figure: "Figure") -> No
     """The figure of a table: one point per arm with two standard errors, and the paper's value beside it."""
     axes = figure.add_subplot()
     arms = outcomes.arms
+    if len(arms) > _NAMED:  # a grid: their names would not fit
+        axes.plot([outcomes.mean(arm, experiment.figure) for arm in arms], ".", color=COLOURS[0])
+        finish(axes, "setting, in the order of the table", experiment.figure, f"{experiment.paper}, {experiment.item}")
+        return
     for place, arm in enumerate(arms):
         mean, error = outcomes.mean(arm, experiment.figure), outcomes.error(arm, experiment.figure)
         whisker = 0.0 if math.isnan(error) else 2 * error
