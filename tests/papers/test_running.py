@@ -201,6 +201,18 @@ class TestWritten:
         assert "1 of 2 trials were made with other code" in tables.page(stale, drawn=False)
         assert "other code" not in tables.page(done, drawn=False)
 
+    def test_trials_without_a_record_of_where_they_were_made_are_counted(self, tmp_path: Path) -> None:
+        done = running.reproduce(TOY, PLACE, tmp_path, seeds=1)
+        old = {"date": None, "device": None, "versions": {}, "source": "unknown"}
+        for count, lines in (
+            (1, ({**done.lines[0], **old}, *done.lines[1:])),
+            (2, [{**one, **old} for one in done.lines]),
+        ):
+            page = tables.page(replace(done, lines=tuple(lines)), drawn=False)
+            assert f"Of {count} trials it was not recorded when" in page
+            assert ("Trials made 20" in page) == (count == 1)
+            assert "other code than" not in page
+
     def test_the_same_trials_give_the_same_bytes(self, tmp_path: Path) -> None:
         done = running.reproduce(TOY, PLACE, tmp_path, seeds=2)
         found = []

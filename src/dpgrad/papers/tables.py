@@ -189,18 +189,21 @@ def _made(done: Done) -> str:
     """When, where and with which code the trials were made."""
     if not done.lines:
         return "No trial has been run."
-    dates = sorted({line["date"] for line in done.lines})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    devices = ", ".join(sorted({line["device"] for line in done.lines}))
-    versions = ", ".join(sorted({f"{name} {one}" for line in done.lines for name, one in line["versions"].items()}))
+    known = [line for line in done.lines if line.get("date")]
+    dates = sorted({line["date"] for line in known})
+    devices = ", ".join(sorted({line["device"] for line in known}))
+    versions = ", ".join(sorted({f"{name} {one}" for line in known for name, one in line["versions"].items()}))
     seconds = sum(line["seconds"] for line in done.lines)
     now = {arm.name: digest(done.experiment, arm) for arm in done.arms}
     other = sum(line["source"] != now[line["arm"]] for line in done.lines)
-    stale = f" {other} of {len(done.lines)} trials were made with other code than there is now." if other else ""
-    return (
-        f"Trials made {when} on {devices} ({versions}), {seconds:.0f} s in all, seeds 0 to {done.seeds - 1}; every "
-        f"trial is a line of `{_name(done)}.jsonl`.{stale}"
-    )
+    said = [f"{seconds:.0f} s in all, seeds 0 to {done.seeds - 1}; every trial is a line of `{_name(done)}.jsonl`."]
+    if known:
+        said.insert(0, f"Trials made {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {devices} ({versions}),")
+    if unknown := len(done.lines) - len(known):
+        said.append(f"Of {unknown} trials it was not recorded when, where and with which code they were made.")
+    if other > unknown:
+        said.append(f"{other - unknown} of {len(done.lines)} trials were made with other code than there is now.")
+    return " ".join(said)
 
 
 def write(done: Done, stem: Path, drawn: bool) -> list[Path]:
