@@ -17,7 +17,7 @@ import pytest
 
 from dpgrad import cli
 from dpgrad.errors import DataError, MissingFileError, ReportError, RunError
-from dpgrad.papers import catalogue, figures, prepared, running, searching, tables
+from dpgrad.papers import catalogue, figures, overview, prepared, running, searching, tables
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place
 
 PLACE = Place(size="tiny")
@@ -194,6 +194,14 @@ class TestWritten:
         part = replace(done, lines=done.lines[:3])
         assert "Partial: 3 of 4 trials." in tables.page(part, drawn=False)
         assert "partial: 3 of 4 trials are there" in tables.summary(part)
+
+    def test_the_page_of_a_folder_says_what_has_been_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        other = replace(TOY, name="other", item="Table 2")
+        monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": TOY, "other": other})
+        running.reproduce(TOY, Place(), tmp_path, seeds=2)
+        lines = [[cell.strip() for cell in line.split("|")] for line in overview.page(tmp_path).splitlines()]
+        assert ["", "[toy](toy.md)", "Table 1", "4 of 6", "1 of 3", "1", ""] in lines
+        assert ["", "other", "Table 2", "0", "", "", ""] in lines
 
     def test_trials_of_other_code_are_counted(self, tmp_path: Path) -> None:
         done = running.reproduce(TOY, PLACE, tmp_path, seeds=1)

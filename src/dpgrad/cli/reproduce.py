@@ -54,7 +54,7 @@ def add(commands: "Commands") -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-    from dpgrad.papers import running
+    from dpgrad.papers import overview, running
     from dpgrad.papers.experiment import Place
 
     if args.list:
@@ -71,6 +71,8 @@ def _answer(args: argparse.Namespace) -> str:
     try:
         with running.processes(args.processes) as pool:
             answers = [_run(one, place, args, pool) for one in chosen]
+        if place.size == "full":
+            overview.write(Path(args.out))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("finished trials are kept, and the same command goes on") from None
     if args.json:

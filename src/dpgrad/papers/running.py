@@ -41,6 +41,7 @@ __all__ = [
     "processes",
     "reproduce",
     "stem",
+    "trials_path",
 ]
 
 Show = Callable[["Ran"], None]

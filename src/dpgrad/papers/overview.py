@@ -1,0 +1,52 @@
+"""The page of a results folder: what of each paper has been run there, and what became of its claims."""
+
+from pathlib import Path
+
+from dpgrad import _files
+from dpgrad.papers import catalogue, running, tables
+from dpgrad.papers.experiment import Experiment, Place
+
+__all__ = ["NAME", "page", "write"]
+
+NAME = "README.md"
+_HEAD = ["experiment", "what", "trials", "claims that held", "cannot be told"]
+
+
+def page(out: Path) -> str:
+    """A table for each paper, with a link to the page of every experiment that has trials in the folder.
+
+    >>> import tempfile
+    >>> "huang-figure9" in page(Path(tempfile.mkdtemp()))
+    True
+    """
+    by_paper: dict[str, list[list[str]]] = {}
+    for experiment in catalogue.experiments().values():
+        by_paper.setdefault(experiment.paper, []).append(_row(experiment, out))
+    parts = [
+        "# Results",
+        "What `dpgrad reproduce` has run so far, at the papers' size. Each page has the paper's values beside ours, "
+        "the claims, the settings and the command. An experiment without trials has not been run.",
+    ]
+    for paper, rows in by_paper.items():
+        parts += [f"## {paper}", tables.markdown([_HEAD, *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(experiment: Experiment, out: Path) -> list[str]:
+    if not running.trials_path(experiment, "full", out).exists():
+        return [experiment.name, experiment.item, "0", "", ""]
+    done = running.reproduce(experiment, Place(), out, run=False)
+    whole = len(done.arms) * done.seeds
+    trials = str(whole) if done.complete else f"{len(done.lines)} of {whole}"
+    found = [held for _, held in tables.claims(done)]
+    told = f"{found.count(True)} of {len(found)}" if found else ""
+    return [
+        f"[{experiment.name}]({experiment.name}.md)", experiment.item, trials, told,
+        str(found.count(None)) if None in found else "",
+    ]  # fmt: skip
+
+
+def write(out: Path) -> Path:
+    """Write the page into the folder."""
+    _files.replace(out / NAME, page(out).encode())
+    return out / NAME
