@@ -94,7 +94,7 @@ def test_the_way_is_shown_and_cannot_break_it(made: report.Report) -> None:
 
 def test_a_report_of_the_first_format(made: report.Report) -> None:
     old = {name: value for name, value in made.items() if name != "way"}
-    assert "gradients" not in read(page({"a": old})).shown
+    assert "batched" not in read(page({"a": old})).shown
 
 
 def test_a_seeded_run_is_marked(made: report.Report, short: object) -> None:

@@ -294,7 +294,10 @@ class TestWhereAnOptionIsWritten:
             ({"model": nn.Linear}, "make one, Linear(...)"),
             ({"model": None}, "model must be a torch.nn.Module, got None"),
             ({"data": "digits"}, "write dpgrad.data.load('digits')"),
-            ({"data": "my.csv"}, "data must be tensors, arrays or a Dataset, got 'my.csv': load them first"),
+            (
+                {"data": "my.csv"},
+                "data must be tensors, arrays or a Dataset, got 'my.csv': write dpgrad.data.read('my.csv'",
+            ),
             ({"held_out": 0.2}, "or HeldOut(rows, ...), got 0.2: keep rows apart before training, e.g. with "),
             ({"held_out": True}, "held_out must be rows, such as (inputs, targets)"),
             ({"held_out": "test"}, "held_out must be rows, such as (inputs, targets)"),

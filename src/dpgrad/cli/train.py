@@ -131,8 +131,8 @@ class _Training:
     def options(self, method: str) -> tuple[Budget, Privacy, Recipe]:
         """The options of one method: from the command line, else the file, else the job, else the paper."""
         from dpgrad.training import jobs
+        from dpgrad.training.advice import usual_delta
         from dpgrad.training.augment import Shifts
-        from dpgrad.training.plan import usual_delta
         from dpgrad.training.recipes import recipe
 
         typed = {name: _plain(value) for name, value in vars(self.args).items() if value is not None}

@@ -1,20 +1,27 @@
 """What a private step refuses before it is charged: wrong kinds of arguments, models, and rules that cannot be held."""
 
+import os
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from os import PathLike
 
 import torch
 from torch import Tensor, nn
 
 from dpgrad import _validate
-from dpgrad.errors import OptionError, UnsupportedModelError
+from dpgrad.accounting.ledger import Ledger
+from dpgrad.data import is_file
+from dpgrad.data import names as dataset_names
+from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import ScaleRule, fault
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.training.models import MODELS
+from dpgrad.training.options import Computing, Privacy
 
-__all__ = ["refuse_kinds", "refuse_model", "rule_fault", "warn_of_size"]
+__all__ = ["refuse_arguments", "refuse_kinds", "refuse_model", "rule_fault", "warn_of_size"]
 
 _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bound
 _FAR = 4.0  # how many times its divisor, or as small a share of it, a batch is not on purpose
@@ -42,6 +49,56 @@ def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: 
         )
     if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.sampling_rate_at(0):
         raise OptionError("sampling_rate must be above 0, got 0: no example would ever be drawn")
+
+
+def refuse_arguments(model: object, data: object, ledger: object, privacy: object, computing: object) -> None:
+    """Refuse arguments of another kind than `fit` takes, each with what to write."""
+    if not isinstance(model, nn.Module):
+        remedy = "build one"
+        if isinstance(model, str) and model in MODELS:
+            remedy = f"build it, dpgrad.training.models.build({model!r}, shape, outputs)"
+        elif isinstance(model, type):
+            remedy = f"make one, {model.__name__}(...)"
+        elif callable(getattr(model, "fit", None)):
+            remedy = _private_estimator(type(model).__name__)
+        raise OptionError(f"model must be a torch.nn.Module, got {_validate.shown(model)}: {remedy}")
+    if isinstance(data, str | PathLike):
+        raise DataError(f"data must be tensors, arrays or a Dataset, got {_validate.shown(data)}: {_loaded(data)}")
+    if ledger is not None and not isinstance(ledger, Ledger):
+        raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
+    for name, value, kind in (("privacy", privacy, Privacy), ("computing", computing, Computing)):
+        if not isinstance(value, kind):
+            raise OptionError(
+                f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}: write "
+                f"{name}=dpgrad.{kind.__name__}(...)"
+            )
+
+
+# Estimators of scikit-learn, and those of dpgrad in their place.
+_ESTIMATORS = {
+    "LogisticRegression": "DPLogisticRegression", "SGDClassifier": "DPLogisticRegression",
+    "LinearSVC": "DPLinearSVC", "SVC": "DPLinearSVC", "LinearRegression": "DPLinearRegression",
+    "Ridge": "DPLinearRegression", "PoissonRegressor": "DPPoissonRegressor",
+}  # fmt: skip
+
+
+def _private_estimator(name: str) -> str:
+    """The line to write for an estimator of another library, which `fit` does not train."""
+    known = _ESTIMATORS.get(name)
+    if known is None:
+        return "dpgrad.convex has private estimators for scikit-learn, such as DPLogisticRegression"
+    classifier = known in ("DPLogisticRegression", "DPLinearSVC")
+    public = "classes=[...]" if classifier else "data_norm=..., target_bounds=(LOW, HIGH)"
+    return f"write dpgrad.convex.{known}(epsilon=3, {public}).fit(X, y)"
+
+
+def _loaded(data: str | PathLike[str]) -> str:
+    """The line that reads data which are given by their name or their file."""
+    name = os.fspath(data)
+    close = _validate.nearest(name, dataset_names())
+    if is_file(name):
+        return f'write dpgrad.data.read({name!r:.80}, schema="schema.toml"); `dpgrad data describe` proposes a schema'
+    return "load them first" if close is None else f"write dpgrad.data.load({close!r})"
 
 
 def refuse_model(model: nn.Module, mechanism: Mechanism) -> None:

@@ -13,7 +13,6 @@
 
 import inspect
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -34,8 +33,7 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.data import Dataset, is_file
-from dpgrad.data import names as dataset_names
+from dpgrad.data import Dataset
 from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError, UnsupportedModelError
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
@@ -47,14 +45,14 @@ from dpgrad.runs import replay
 from dpgrad.runs.checkpoint import Run, interruptible
 from dpgrad.runs.weights import Weights
 from dpgrad.runs.writeahead import charges
-from dpgrad.training import forms, source
+from dpgrad.training import admission, forms, source
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.callbacks import Callback, Callbacks
 from dpgrad.training.curves import Point, Watch, evaluate, judging, refuse_held_out
 from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.jobs import Rows
 from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
-from dpgrad.training.models import MODELS, OWN_MODEL
+from dpgrad.training.models import OWN_MODEL
 from dpgrad.training.options import (
     ROWS_PER_UNIT,
     UNIT_RULES,
@@ -200,7 +198,7 @@ def fit(
     _processes.refuse_several()
     budget = Budget(epsilon, delta, epochs, steps, batch_size)
     run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
-    _refuse_kinds(model, data, ledger, privacy, computing)
+    admission.refuse_arguments(model, data, ledger, privacy, computing)
     task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
     plan = task.plan(recipe(method), budget, run_folder)
     fitted = _trained(task, plan, run_folder, ledger, seed, began)
@@ -366,56 +364,6 @@ def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | Non
         refuse_shared(privacy.units, held_out.held_out_units, rows, source.rows(held_out.rows), privacy.unit)
     most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
     return Owned.of(privacy.units, rows, most, rule, privacy.unit)
-
-
-def _refuse_kinds(model: object, data: object, ledger: object, privacy: object, computing: object) -> None:
-    """Refuse arguments of another kind than `fit` takes, each with what to write."""
-    if not isinstance(model, nn.Module):
-        remedy = "build one"
-        if isinstance(model, str) and model in MODELS:
-            remedy = f"build it, dpgrad.training.models.build({model!r}, shape, outputs)"
-        elif isinstance(model, type):
-            remedy = f"make one, {model.__name__}(...)"
-        elif callable(getattr(model, "fit", None)):
-            remedy = _private_estimator(type(model).__name__)
-        raise OptionError(f"model must be a torch.nn.Module, got {_validate.shown(model)}: {remedy}")
-    if isinstance(data, str | PathLike):
-        raise DataError(f"data must be tensors, arrays or a Dataset, got {_validate.shown(data)}: {_loaded(data)}")
-    if ledger is not None and not isinstance(ledger, Ledger):
-        raise OptionError(f"ledger must be a dpgrad.Ledger, got {_validate.shown(ledger)}: give Ledger(path)")
-    for name, value, kind in (("privacy", privacy, Privacy), ("computing", computing, Computing)):
-        if not isinstance(value, kind):
-            raise OptionError(
-                f"{name} must be a dpgrad.{kind.__name__}, got {_validate.shown(value)}: write "
-                f"{name}=dpgrad.{kind.__name__}(...)"
-            )
-
-
-# Estimators of scikit-learn, and those of dpgrad in their place.
-_ESTIMATORS = {
-    "LogisticRegression": "DPLogisticRegression", "SGDClassifier": "DPLogisticRegression",
-    "LinearSVC": "DPLinearSVC", "SVC": "DPLinearSVC", "LinearRegression": "DPLinearRegression",
-    "Ridge": "DPLinearRegression", "PoissonRegressor": "DPPoissonRegressor",
-}  # fmt: skip
-
-
-def _private_estimator(name: str) -> str:
-    """The line to write for an estimator of another library, which `fit` does not train."""
-    known = _ESTIMATORS.get(name)
-    if known is None:
-        return "dpgrad.convex has private estimators for scikit-learn, such as DPLogisticRegression"
-    classifier = known in ("DPLogisticRegression", "DPLinearSVC")
-    public = "classes=[...]" if classifier else "data_norm=..., target_bounds=(LOW, HIGH)"
-    return f"write dpgrad.convex.{known}(epsilon=3, {public}).fit(X, y)"
-
-
-def _loaded(data: str | PathLike[str]) -> str:
-    """The line that reads data which are given by their name or their file."""
-    name = os.fspath(data)
-    close = _validate.nearest(name, dataset_names())
-    if is_file(name):
-        return f'write dpgrad.data.read({name!r:.80}, schema="schema.toml"); `dpgrad data describe` proposes a schema'
-    return "load them first" if close is None else f"write dpgrad.data.load({close!r})"
 
 
 def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:

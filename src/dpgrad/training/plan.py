@@ -22,12 +22,12 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.reports.report import Report, report
-from dpgrad.training import auto
+from dpgrad.training import advice, auto
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
 
-__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales", "usual_delta"]
+__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,19 +239,7 @@ class Plan:
         >>> [name for name, _ in make("dpgd", rows=50_000, steps=9, noise_multiplier=1e4, delta=1e-5).cautions()]
         ['delta', 'usefulness']
         """
-        if self.delta * self.dataset_size > _NEAR:
-            yield (
-                "delta",
-                f"δ = {self.delta:g} is not far below 1/n = {1 / self.dataset_size:.2g}, the δ of publishing one "
-                f"{self.unit} at random: choose it well below, e.g. {_power(usual_delta(self.dataset_size))}",
-            )
-        if self.reach < _USEFUL:
-            yield (
-                "usefulness",
-                f"over the whole run, gradients that all agreed would add up to {self.reach:.2g} times the noise, and "
-                f"real ones agree far less: expect a model that is little better than chance. It needs more "
-                f"{plural(self.unit)} or a larger ε",
-            )
+        return advice.cautions(self)
 
     def suggestions(self) -> Iterator[tuple[str, str]]:
         """Cautions and the papers' advice on these settings, each with a name; in words, since constants are unknown.
@@ -261,7 +249,7 @@ class Plan:
         """
         yield from self.cautions()
         if not self.recipe.by_rule:
-            yield "batches", _batches(self)
+            yield "batches", advice.batches(self)
         if self.recipe.momentum and self.optimizer == "sgd":
             yield (
                 "momentum",
@@ -323,23 +311,6 @@ class Plan:
         if self.seconds is not None:
             found.append(f"expected time     {self.seconds:.3g} s, measured on random rows of the same shape")
         return found
-
-
-_NEAR = 0.1  # n·δ, above which δ is not far below 1/n
-_USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and classes have to be told apart
-
-
-def usual_delta(size: int) -> float:
-    """A δ well below 1/n for a public number of rows: 1e-5, or a tenth of the power of ten below 1/n if that is less.
-
-    >>> usual_delta(500), usual_delta(60_000), usual_delta(200_000)
-    (1e-05, 1e-06, 1e-07)
-    """
-    return min(1e-5, float(f"1e-{math.ceil(math.log10(size)) + 1}"))
-
-
-def _power(value: float) -> str:
-    return f"1e{round(math.log10(value))}"
 
 
 _ADAPTIVE = {"adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta"}
@@ -409,17 +380,6 @@ def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
         )
     scales = ", ".join(f"{name} = {value:.3g}" for name, value in theorem_3_scales(plan.steps).items())
     yield "Theorem 3", f"of Huang et al. (2024): {scales}, up to constant factors that it leaves open"
-
-
-def _batches(plan: Plan) -> str:
-    if plan.recipe.full_batch:
-        return f"every step takes all {plural(plan.unit)}"
-    same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
-    return (
-        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. (2016) advise as many "
-        f"batches an epoch as epochs: batches of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as "
-        "many steps; and smaller batches for convex problems"
-    )
 
 
 def make(
@@ -518,12 +478,12 @@ def _checked(budget: Budget, privacy: Privacy, size: int) -> float:
     if budget.delta is None:
         raise OptionError(
             "delta is required: the probability that the ε bound fails; choose it well below 1/n = "
-            f"{1 / size:.2g}, e.g. {_power(usual_delta(size))}"
+            f"{1 / size:.2g}, e.g. {advice.power(advice.usual_delta(size))}"
         )
     if budget.delta >= 1 / size:
         raise OptionError(
             f"delta must be below 1/n = {1 / size:.4g}, got {budget.delta:g}: a mechanism that publishes one "
-            f"{privacy.unit} at random has delta 1/n; choose e.g. {_power(usual_delta(size))}"
+            f"{privacy.unit} at random has delta 1/n; choose e.g. {advice.power(advice.usual_delta(size))}"
         )
     if budget.epochs is not None and budget.steps is not None:
         raise OptionError("epochs and steps both say how long to train: give one of them")

@@ -111,7 +111,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
             warnings.warn(
                 "classes were read from y, which the guarantee does not cover: name them, classes=[...]",
                 PrivacyWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         labels, targets = _encoded(y, self.classes)
         share = extras.share_checked(inference_share=self.inference_share)
@@ -131,7 +131,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         self.cut_, self.inference_ = found.cut, outcome.inference
         self.privacy_ = self._told(X, labels, split, outcome, before, key)
         if found.unsettled:
-            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=2)
+            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=3)
         return self
 
     def _weighed(

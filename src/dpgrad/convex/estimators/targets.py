@@ -67,4 +67,4 @@ def ended(estimator: Any, fitted: Given, outcome: Outcome, key: Key, title: str)
         () if found.unsettled is None else (found.unsettled,),
     )
     if found.unsettled:
-        warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=3)
+        warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=4)

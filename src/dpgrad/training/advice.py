@@ -1,0 +1,58 @@
+"""What to think about before a budget is spent: the sizes of δ, of a run's signal and of its batches."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dpgrad.accounting.guarantee import plural
+
+if TYPE_CHECKING:
+    from dpgrad.training.plan import Plan
+
+__all__ = ["batches", "cautions", "power", "usual_delta"]
+
+_NEAR = 0.1  # n·δ, above which δ is not far below 1/n
+_USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and classes have to be told apart
+
+
+def usual_delta(size: int) -> float:
+    """A δ well below 1/n for a public number of rows: 1e-5, or a tenth of the power of ten below 1/n if that is less.
+
+    >>> usual_delta(500), usual_delta(60_000), usual_delta(200_000)
+    (1e-05, 1e-06, 1e-07)
+    """
+    return min(1e-5, float(f"1e-{math.ceil(math.log10(size)) + 1}"))
+
+
+def power(value: float) -> str:
+    """The nearest power of ten, as it is written in code."""
+    return f"1e{round(math.log10(value))}"
+
+
+def cautions(plan: "Plan") -> Iterator[tuple[str, str]]:
+    """Whether δ is near 1/n, and whether noise drowns whatever could be learned; each with a name."""
+    if plan.delta * plan.dataset_size > _NEAR:
+        yield (
+            "delta",
+            f"δ = {plan.delta:g} is not far below 1/n = {1 / plan.dataset_size:.2g}, the δ of publishing one "
+            f"{plan.unit} at random: choose it well below, e.g. {power(usual_delta(plan.dataset_size))}",
+        )
+    if plan.reach < _USEFUL:
+        yield (
+            "usefulness",
+            f"over the whole run, gradients that all agreed would add up to {plan.reach:.2g} times the noise, and "
+            f"real ones agree far less: expect a model that is little better than chance. It needs more "
+            f"{plural(plan.unit)} or a larger ε",
+        )
+
+
+def batches(plan: "Plan") -> str:
+    """What Abadi et al. advise on the size of batches, beside what is planned."""
+    if plan.recipe.full_batch:
+        return f"every step takes all {plural(plan.unit)}"
+    same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
+    return (
+        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. (2016) advise as many "
+        f"batches an epoch as epochs: batches of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as "
+        "many steps; and smaller batches for convex problems"
+    )
