@@ -69,6 +69,17 @@ def test_csv(capsys: pytest.CaptureFixture[str], released: Path, tmp_path: Path)
     assert "5 rows predicted" in capsys.readouterr().out
 
 
+def test_the_input_is_not_written_over(released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join(",".join(map(str, row.ravel())) for row in ROWS), "utf-8")
+    before = rows.read_text("utf-8")
+    (tmp_path / "link.csv").symlink_to(rows)
+    for out in (rows, tmp_path / "link.csv"):
+        assert cli.main(["predict", str(released), "--input", str(rows), "--out", str(out)]) == 2
+        assert "is the file of --input, whose rows would be lost" in capsys.readouterr().err
+    assert rows.read_text("utf-8") == before
+
+
 @pytest.mark.parametrize("shape", [(5, 64), (5, 8, 8), (5, 8, 8, 1)], ids=str)
 def test_rows_laid_out_otherwise(answer: Callable[[str], Any], released: Path, shape: tuple[int, ...]) -> None:
     np.save(released / "rows.npy", ROWS.reshape(shape))

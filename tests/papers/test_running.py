@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 
 from dpgrad import cli
 from dpgrad.errors import DataError, MissingFileError, ReportError, RunError
-from dpgrad.papers import catalogue, figures, overview, prepared, running, searching, tables
+from dpgrad.papers import best_training, catalogue, figures, huang, overview, prepared, running, searching, tables
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place
 
 PLACE = Place(size="tiny")
@@ -81,6 +82,17 @@ class TestRunning:
         assert done.complete
         assert done.outcomes.values("two", "accuracy") == [95.0, 96.0]
         assert done.outcomes.values("two", "nothing") == []
+
+    @pytest.mark.parametrize(("name", "module"), [("huang-table3-mnist", huang), ("best-mnist", best_training)])
+    def test_a_fit_that_was_interrupted_is_no_trial(
+        self, name: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`fit` ends in order at Ctrl-C and returns the model it has: no result of the experiment."""
+        monkeypatch.setattr(module, "fit", lambda *_, **__: SimpleNamespace(stopped="interrupted"))
+        experiment = catalogue.experiments()[name]
+        with pytest.raises(KeyboardInterrupt):
+            running.reproduce(experiment, PLACE, tmp_path, seeds=1)
+        assert not running.trials_path(experiment, "tiny", tmp_path).read_bytes()
 
     def test_a_stopped_run_goes_on_where_it_was(self, tmp_path: Path) -> None:
         stopped, again, third = Counting(fail_at=3), Counting(), Counting()

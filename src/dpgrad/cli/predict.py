@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,10 @@ def _answer(args: argparse.Namespace) -> str:
 
     if args.output is not None and Path(args.output).suffix.lower() not in _WRITTEN:
         raise OptionError(f"--out must end in {', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}, got {args.output!r:.80}")
+    if args.output is not None and Path(args.output).exists() and Path(args.output).samefile(args.input):
+        raise OptionError(
+            f"--out is the file of --input, {args.output!r:.80}: its rows would be lost; name another file"
+        )
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ReportError(

@@ -118,7 +118,7 @@ def _refuse_device(device: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise OptionError(f"--device {device}: torch finds no CUDA device here: leave it out, or use --quick")
+        raise OptionError(f"--device {device}: torch finds no CUDA device here: leave it out; --quick is small")
 
 
 def _run(

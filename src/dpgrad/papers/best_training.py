@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad import data
-from dpgrad.papers import best_convex, best_models, best_views, prepared
+from dpgrad.papers import best_convex, best_models, best_views, prepared, tasks
 from dpgrad.papers.best_tasks import TASKS, Task
 from dpgrad.training import recipes
 from dpgrad.training.fit import fit
@@ -170,6 +170,7 @@ def trained(task: Task, setting: Mapping[str, Any], rows: Rows, seed: int) -> di
             held_out=HeldOut(evaluate_every=setting["steps"]),
             privacy=Privacy(relation=task.relation, several_rows=several, dataset_size=size),
         )  # fmt: skip
+        tasks.whole(fitted)
         accuracy = _accuracy(model, rows)
     return {
         "accuracy": 100 * accuracy, "epsilon": fitted.guarantee.epsilon, "delta": fitted.guarantee.delta,

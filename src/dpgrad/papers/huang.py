@@ -175,7 +175,7 @@ def train(
     epochs, batch = epochs_of(given, place.size), small.get("batch_size", given["batch_size"])
     steps = int(epochs * len(rows.y) / batch)
     held_out = HeldOut((rows.x_test, rows.y_test), evaluate_every=max(1, steps // _POINTS)) if curve else None
-    return fit(
+    fitted = fit(
         model,
         rows.train,
         epsilon=small.get("epsilon", given["epsilon"]),
@@ -188,6 +188,7 @@ def train(
         seed=seed,
         privacy=Privacy(accountant=small.get("accountant", "pld")),
     )
+    return tasks.whole(fitted)
 
 
 def _trial(arm: Arm, seed: int, place: Place, curve: bool = False) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from dpgrad import data
 from dpgrad.papers import prepared
 from dpgrad.papers.experiment import Place
 from dpgrad.training.curves import judging
+from dpgrad.training.fit import Fitted
 
-__all__ = ["Rows", "accuracy", "load"]
+__all__ = ["Rows", "accuracy", "load", "whole"]
 
 _JUDGED = 2048  # rows at a time
 
@@ -111,3 +112,10 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
             (model(x[at : at + _JUDGED]).argmax(1) == y[at : at + _JUDGED]).sum() for at in range(0, len(y), _JUDGED)
         )
     return 100 * float(hits) / len(y)
+
+
+def whole(fitted: Fitted) -> Fitted:
+    """The run of a trial, unless it was interrupted: `fit` returns what it has by then, which is no trial."""
+    if fitted.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return fitted
