@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import math
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -85,10 +84,9 @@ def _answer(args: argparse.Namespace) -> str:
 
     if args.output is not None and Path(args.output).suffix.lower() not in _WRITTEN:
         raise OptionError(f"--out must end in {', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}, got {args.output!r:.80}")
-    if args.output is not None and Path(args.output).exists() and Path(args.output).samefile(args.input):
-        raise OptionError(
-            f"--out is the file of --input, {args.output!r:.80}: its rows would be lost; name another file"
-        )
+    given = [Path(path) for path in (args.input, args.output) if path is not None and Path(path).exists()]
+    if len(given) == 2 and given[0].samefile(given[1]):
+        raise OptionError(f"--out {args.output!r:.80} is the file of --input, whose rows would be lost: name another")
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ReportError(
