@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from thinned import thinned
+from thinned import thinned, thinned_where
 
 AXES = ["abc", range(4), [(5, 6), (7, 8)]]
 
@@ -32,3 +32,15 @@ def test_every_pair_is_met() -> None:
     for one, other in itertools.combinations(range(3), 2):
         axes = ["abc", range(4), "xyz"]
         assert {(case[one], case[other]) for case in found} == {*itertools.product(axes[one], axes[other])}
+
+
+def test_every_possible_pair_is_met() -> None:
+    def possible(a: str, b: int, c: int, d: int) -> bool:
+        return (a, b) != ("a", 0)
+
+    cases = thinned_where(possible, *AXES)
+    every = [(a, b, *c) for a, b, c in itertools.product(*AXES) if possible(a, b, *c)]
+    assert [case.values for case in cases] == every
+    assert len(kept(cases)) < len(cases)
+    for one, other in itertools.combinations(range(3), 2):
+        assert {(case[one], case[other]) for case in kept(cases)} == {(case[one], case[other]) for case in every}

@@ -1,7 +1,7 @@
 """Wide parametrisations: a choice that meets every value runs always, the rest only by `make test-exhaustive`."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +12,26 @@ Case = tuple[int, ...]
 def thinned(*axes: Collection[Any], pairs: bool = False) -> list[Any]:
     """All combinations of the axes, those marked exhaustive without which every value, or every pair, still occurs.
 
-    A tuple on an axis stands for several arguments.
+    A tuple on an axis stands for several arguments. Without ``pairs`` some pairs of values never meet.
     """
     values = [list(axis) for axis in axes]
-    kept = _of_pairs(values) if pairs else _of_values(values)
+    every = list(itertools.product(*map(range, map(len, values))))
+    return _marked(values, every, _of_pairs(every) if pairs else _of_values(values))
+
+
+def thinned_where(possible: Callable[..., bool], *axes: Collection[Any]) -> list[Any]:
+    """The combinations that are ``possible``, those marked exhaustive without which every pair that is still occurs."""
+    values = [list(axis) for axis in axes]
+    every = [
+        case for case in itertools.product(*map(range, map(len, values))) if possible(*_flat(_values(values, case)))
+    ]
+    return _marked(values, every, _of_pairs(every))
+
+
+def _marked(axes: list[list[Any]], every: list[Case], kept: set[Case]) -> list[Any]:
     return [
-        pytest.param(
-            *_flat(axis[i] for axis, i in zip(values, case, strict=True)),
-            marks=() if case in kept else pytest.mark.exhaustive,
-        )
-        for case in itertools.product(*map(range, map(len, values)))
+        pytest.param(*_flat(_values(axes, case)), marks=() if case in kept else pytest.mark.exhaustive)
+        for case in every
     ]
 
 
@@ -30,9 +40,8 @@ def _of_values(axes: list[list[Any]]) -> set[Case]:
     return {tuple(k % len(axis) for axis in axes) for k in range(max(map(len, axes)))}
 
 
-def _of_pairs(axes: list[list[Any]]) -> set[Case]:
+def _of_pairs(every: list[Case]) -> set[Case]:
     """Cases that hold every pair of values of two axes, each chosen for the most pairs that it adds."""
-    every = list(itertools.product(*map(range, map(len, axes))))
     missing = {pair for case in every for pair in _parts(case)}
     kept: set[Case] = set()
     while missing:
@@ -44,6 +53,10 @@ def _of_pairs(axes: list[list[Any]]) -> set[Case]:
 
 def _parts(case: Case) -> Iterator[tuple[tuple[int, int], ...]]:
     return itertools.combinations(enumerate(case), 2)
+
+
+def _values(axes: list[list[Any]], case: Case) -> Iterator[Any]:
+    return (axis[i] for axis, i in zip(axes, case, strict=True))
 
 
 def _flat(values: Iterator[Any]) -> Iterator[Any]:

@@ -114,6 +114,42 @@ class TestDescribe:
         with pytest.raises(data.DataError, match="no column but the target can be used: all look like ids"):
             data.describe(path)
 
+    @pytest.mark.parametrize("value", ["{}", "P{}", "{}{}@example.org"])
+    @pytest.mark.parametrize(
+        "name",
+        ["patient_id", "id", "patientid", "subject_id", "user", "customer_no", "MRN", "ssn", "e-mail", "userName"],
+    )
+    def test_ids_of_persons_with_many_rows_are_never_listed(self, tmp_path: Path, name: str, value: str) -> None:
+        path = tmp_path / "a.csv"
+        ids = [value.format(1000 + 7 * (row % 20), "x") for row in range(600)]
+        ids[5] = "1e3"  # one that reads as a number
+        rows = [f"{row % 3 / 7},{'ab'[row % 2]},{each}" for row, each in enumerate(ids)]
+        path.write_text("\n".join([f"dose,ill,{name}", *rows]), "utf-8")
+        schema, _ = data.describe(path, target="ill")
+        assert {column.name: column.kind for column in schema.columns} == {"dose": "number", name: "id"}
+        assert schema.unit == name
+        assert not any(each in data.written(schema) for each in set(ids))
+        if name != "user":  # which may be whom to predict
+            assert data.describe(path)[0].target.column == "ill"
+
+    def test_of_several_ids_persons_are_the_unit_and_the_others_are_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        rows = [f"{row // 2},{row % 4},{row % 20},{row % 7},{row % 2}" for row in range(600)]
+        path.write_text("\n".join(["visit_id,ward_id,mrn,dose,ill", *rows]), "utf-8")
+        schema, notes = data.describe(path)
+        assert schema.unit == "mrn"
+        assert [column.kind for column in schema.columns] == ["id", "id", "id", "number"]
+        for other in ("visit_id", "ward_id"):
+            assert f'chosen of several: if this one names whom to protect, write unit = "{other}"' in notes[other][0]
+
+    @pytest.mark.parametrize(("name", "kind"), [("user", "category"), ("price_index", "number"), ("covid", "category")])
+    def test_a_name_that_leaves_doubt_is_no_id(self, tmp_path: Path, name: str, kind: str) -> None:
+        path = tmp_path / "a.csv"
+        of = {"category": ["no", "yes"], "number": ["3", "5"]}[kind]
+        path.write_text("\n".join([f"{name},ill", *(f"{of[row // 2 % 2]},{row % 2}" for row in range(60))]), "utf-8")
+        schema, _ = data.describe(path)
+        assert (schema.columns[0].kind, schema.unit) == (kind, None)
+
     def test_numbers_that_differ_are_noticed(self, tmp_path: Path) -> None:
         path = tmp_path / "a.csv"
         path.write_text("\n".join(["pay,ill", *(f"{row * 7919 % 90001},{row % 2}" for row in range(60))]), "utf-8")

@@ -35,10 +35,18 @@ _LONG_TEXT = 30  # characters on average
 _SENTENCE = 2  # words on average, above which a short text is one
 _CLOSE = 5  # ids that count rows lie this often among whole numbers, at most
 _FEW = 10  # rows, in which numbers that differ say nothing
-_OWNED = 20  # rows of one person, on average, that an id is taken to name at most
+_OWNED = 20  # rows of one person, on average, that what may be an index of something else names at most
 _NO_SHAPE = (0,)  # of lists that are not arrays of numbers of one shape
 _TARGETS = ("target", "label", "labels", "class", "y", _folders.FOLDER)
-_ID = re.compile(r"(?i:(.*[^a-z0-9])?(id|ids|uuid|guid|idx|index|column 1))|.*[a-z](ID|Id)", re.DOTALL)
+_WHO = "patient|subject|participant|respondent|person|user|customer|client|member|employee|student|account|household"
+_PERSON = re.compile(
+    rf"(?i:(.*[^a-z0-9])?((id[^a-z0-9]*)({_WHO})|({_WHO})[^a-z0-9]*(id|ids|no|nr|num|number|key|code|name|uuid|guid)"
+    r"|mrn|ssn|pid|uid|e[^a-z0-9]?mail([^a-z0-9]*address)?))",
+    re.DOTALL,
+)
+_ID = re.compile(rf"(?i:(.*[^a-z0-9])?(id|ids|uuid|guid))|.*[a-z](ID|Id)|{_PERSON.pattern}", re.DOTALL)
+_INDEX = re.compile(r"(?i:(.*[^a-z0-9])?(idx|index)|column 1)", re.DOTALL)
+_ALONE = re.compile(rf"(?i:{_WHO})")  # may as well say yes or no, or be what a message is about
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
@@ -124,7 +132,7 @@ class _Seen:
 
     @property
     def is_shared(self) -> bool:
-        """Whether values come again as the ids of persons with several rows do."""
+        """Whether values come again as the ids of persons with a few rows do."""
         return self.repeats and (self.crowded or len(self.counts) * _OWNED >= self.rows)
 
 
@@ -179,12 +187,29 @@ def describe(
     described = _target(table, goal, seen[goal], declared.get(goal))
     if target is None:
         notes["[target]"] = ["the target is guessed: correct column if it is another"]
-    unit = next((column.name for column in columns if column.kind == "id" and seen[column.name].is_shared), None)
-    if unit is not None:
-        notes[unit] = ["an id whose values come again: it is the unit above, so that persons are protected, not rows"]
+    unit = _unit([column.name for column in columns if column.kind == "id" and seen[column.name].repeats], seen, notes)
     columns = _used(table, columns, seen, notes)
     proposed = Schema(_alone(columns, notes), described, file, Split("fraction"), unit, proposed_from_data=True)
     return proposed, notes
+
+
+def _unit(shared: list[str], seen: dict[str, _Seen], notes: dict[str, list[str]]) -> str | None:
+    """Whose rows belong together: of ids that come again, one that names persons, then one of the most values."""
+    if not shared:
+        return None
+    unit = max(shared, key=lambda name: (_is_person(name), len(seen[name].counts)))
+    for name in shared:
+        notes[name] = [
+            "an id whose values come again: it is the unit above, so that persons are protected, not rows"
+            if name == unit
+            else "an id whose values come again, as do those of the unit above, chosen of several: if this one "
+            f"names whom to protect, write unit = {json.dumps(name)} at the top"
+        ]
+    return unit
+
+
+def _is_person(name: str) -> bool:
+    return bool(_PERSON.fullmatch(name) or _ALONE.fullmatch(name))
 
 
 def _decimal(path: Path, file: FileFormat) -> str:
@@ -205,7 +230,7 @@ def _used(table: Table, columns: list[Column], seen: dict[str, _Seen], notes: di
         return columns
     for place, column in enumerate(columns):
         found = seen[column.name]
-        if found.counts_rows and not _ID.fullmatch(column.name):
+        if found.counts_rows and not _ID.fullmatch(column.name) and not _INDEX.fullmatch(column.name):
             made, notes[column.name] = _number(column.name, found)
             return [*columns[:place], made, *columns[place + 1 :]]
         if column.kind == "ignored" and found.rows and not found.shape and found.dates * 2 <= found.rows:
@@ -235,7 +260,9 @@ def _goal(table: Table, target: str | None) -> str:
             near = _validate.meant(target, table.names) if table.certain else ""
             raise DataError(f"target {target!r:.80} is no column of {table.path}{near}")
         return target
-    return next((name for name in table.names if name.lower() in _TARGETS), table.names[-1])
+    named = (name for name in table.names if name.lower() in _TARGETS)
+    likely = (name for name in reversed(table.names) if not _ID.fullmatch(name))  # an id would list its persons
+    return next(named, next(likely, table.names[-1]))
 
 
 def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
@@ -281,11 +308,19 @@ def _id(name: str, seen: _Seen) -> str | None:
     """Why a column is taken for an id, which is no feature; None where it is not."""
     if seen.shape or seen.images or not seen.rows:
         return None
-    why = "numbers the rows" if seen.counts_rows else "an id by its name" if _ID.fullmatch(name) else ""
-    plain = seen.whole if seen.all_numbers else not seen.numbers
-    if not why or not plain or not (seen.is_shared or not seen.repeats):
+    why = "numbers the rows" if seen.counts_rows else "an id by its name" if _names_ids(name, seen) else ""
+    if not why or (seen.all_numbers and not seen.whole):
         return None
     return f"{why}: left out of the rows. If rows of one person share it, write unit = {json.dumps(name)} at the top"
+
+
+def _names_ids(name: str, seen: _Seen) -> bool:
+    """Whether the values are ids, by the name of their column: however often each comes, where it leaves no doubt."""
+    if _INDEX.fullmatch(name):
+        return (seen.is_shared or not seen.repeats) and seen.numbers in (0, seen.rows)
+    if _ALONE.fullmatch(name):
+        return seen.repeats and len(seen.counts) > 2 and seen.words <= _SENTENCE * seen.rows
+    return bool(_ID.fullmatch(name))
 
 
 def _image(name: str, seen: _Seen) -> tuple[Column, list[str]]:
