@@ -122,7 +122,7 @@ def refilled(data: Any, into: Callable[[Any, Any], object]) -> None:
         (rows, lambda data: refilled(data, lambda column, other: column.copy_(other))),
         (arrays, lambda data: refilled(data, lambda column, other: np.copyto(column, other.numpy()))),
         (rows, lambda data: refilled(data, lambda column, other: np.copyto(column.numpy(), other.numpy()))),
-        (doubles, lambda data: refilled(data, lambda column, other: np.copyto(column, other.numpy()))),
+        (doubles, lambda data: np.copyto(data[0], doubles(1)[0])),  # not the labels, which are no copies
         (lambda: dict(zip("xy", doubles(), strict=True)), lambda data: data.update(zip("xy", doubles(1), strict=True))),
         (lambda: list(doubles()), lambda data: data.__setitem__(slice(None), doubles(1))),
         (lambda: dict(zip("xy", rows(), strict=True)), lambda data: data.update(zip("xy", rows(1), strict=True))),
