@@ -99,15 +99,15 @@ def chosen(error: BaseException) -> bool:
 def passed_on(error: Exception) -> Exception | None:
     """An error that others act on, as it may be shown; None of one whose words are not to be shown.
 
-    dpgrad's own hold no values. Those about memory keep their kind, and their words only where torch chose them.
+    dpgrad's own hold no values. Those about memory keep their kind, and words that dpgrad or torch chose.
 
     >>> str(passed_on(MemoryError("Unable to allocate an array with shape (54,)")))
     ''
     """
     if isinstance(error, torch.OutOfMemoryError):
         return error if _raised_in(error).startswith((_OWN, _TORCH)) else torch.OutOfMemoryError("out of memory")
-    if isinstance(error, MemoryError):
-        return MemoryError()
+    if isinstance(error, MemoryError):  # numpy's is of a kind of its own, and tells shapes
+        return error if type(error) is MemoryError and _raised_in(error).startswith(_OWN) else MemoryError()
     return error if isinstance(error, DpgradError | Warning) and _raised_in(error).startswith(_OWN) else None
 
 
