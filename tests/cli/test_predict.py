@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dpgrad import cli, data
+from dpgrad.cli.predict import _beside
 from dpgrad.training.models import build
 
 ROWS = data.load("digits").x_test[:5]
@@ -78,6 +79,14 @@ def test_the_input_is_not_written_over(released: Path, tmp_path: Path, capsys: p
         assert cli.main(["predict", str(released), "--input", str(rows), "--out", str(out)]) == 2
         assert "is the file of --input, whose rows would be lost" in capsys.readouterr().err
     assert rows.read_text("utf-8") == before
+
+
+def test_no_two_names_of_rows_come_under_one_heading() -> None:
+    names = {name: [name] for name in ("label", "label of the row", "id", "label of the row of the row")}
+    for given in (names, dict(reversed(names.items()))):
+        told = _beside(given, ["label", "id"])
+        assert [*told.values()] == [*given.values()]
+        assert not {"label", "id"} & told.keys()
 
 
 @pytest.mark.parametrize("shape", [(5, 64), (5, 8, 8), (5, 8, 8, 1)], ids=str)

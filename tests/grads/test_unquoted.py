@@ -1,7 +1,9 @@
 """What a user's own code raises on private rows reaches nobody in its own words."""
 
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +96,102 @@ def test_of_a_worker_in_one_line() -> None:
         said = refused(data=DataLoader(Rows(in_worker=True), batch_size=20, num_workers=1))
     assert str(said).count("\n") == 0
     assert "raised FileNotFoundError for an example" in str(said)
+
+
+def raising(error: Exception) -> Callable[[Any, Any], Tensor]:
+    def loss(model: Any, batch: Any) -> Tensor:
+        raise error
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"{sysconfig.get_path('purelib')}/acme/loss.py",
+        f"{Path(dpgrad.__file__).parent}_experiments/loss.py",
+        "<eval_with_key>.1",
+    ],
+    ids=["installed", "beside dpgrad", "without a file"],
+)
+def test_of_code_that_lies_elsewhere(file: str) -> None:
+    names: dict[str, Any] = {}
+    exec(
+        compile(f"def loss(model, batch):\n    raise ValueError({SECRET!r} * bool(batch[0].sum()))", file, "exec"),
+        names,
+    )
+    assert "raised ValueError on training rows: its words may hold values" in str(refused(loss=names["loss"]))
+
+
+def of_torch_on_kept_labels(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), torch.full((len(batch[0]),), 5431), reduction="none")
+
+
+def of_python_on_a_kept_cell(model: Any, batch: Any) -> Tensor:
+    return model(batch[0])[:, 0] * float(f"{SECRET} 5431")
+
+
+def of_an_operation_on_a_kept_place(model: Any, batch: Any) -> Tensor:
+    return model(batch[0])[:, 5431 + 0 * len(batch[0])]
+
+
+def of_a_distribution_on_kept_rates(model: Any, batch: Any) -> Tensor:
+    return torch.distributions.Poisson(torch.full((1,), -5431.0)).log_prob(model(batch[0])[:, 0])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        of_torch_on_kept_labels,
+        of_python_on_a_kept_cell,
+        of_an_operation_on_a_kept_place,
+        of_a_distribution_on_kept_rates,
+    ],
+)
+def test_of_values_that_are_no_part_of_the_batch(loss: Any) -> None:
+    """Zeros raise the same: a model may keep its last input, a loss may look values up in a table."""
+    said = str(refused(loss=loss))
+    assert "on training rows: its words may hold values" in said
+    assert "5431" not in said
+
+
+@pytest.mark.parametrize("kind", [DataError, UnsupportedModelError])
+def test_of_a_kind_of_dpgrad(kind: type[Exception]) -> None:
+    """Words that the user's own code chose are not dpgrad's, whatever kind they come in."""
+
+    class Told(Rows):
+        def __getitem__(self, index: int) -> Any:
+            raise kind(SECRET)
+
+    def collate(examples: Any) -> Any:
+        raise kind(SECRET)
+
+    assert f"raised {kind.__name__} on training rows" in str(refused(loss=raising(kind(SECRET))))
+    assert f"raised {kind.__name__} for an example of the data" in str(refused(data=Told()))
+    data = torch.utils.data.TensorDataset(INPUTS, LABELS)
+    assert f"raised {kind.__name__};" in str(refused(data=data, computing=dpgrad.Computing(collate=collate)))
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_of_memory_keeps_its_kind(kind: type[Exception]) -> None:
+    with pytest.raises(kind) as found:
+        dpgrad.fit(
+            nn.Linear(4, 2), (INPUTS, LABELS), method="dpsgd", epsilon=3.0, delta=1e-3, steps=30, batch_size=20,
+            loss=raising(kind(SECRET)),
+        )  # fmt: skip
+    assert SECRET not in "".join(traceback.format_exception(found.value))
+
+
+def test_of_a_mismatch_of_types_that_the_loss_tells_itself() -> None:
+    assert "its words may hold values" in str(refused(loss=raising(RuntimeError(f"wrong dtype of {SECRET}"))))
+
+
+def test_of_the_length_of_a_dataset() -> None:
+    class Unsized(Rows):
+        def __len__(self) -> int:
+            raise FileNotFoundError(SECRET)
+
+    assert "raised FileNotFoundError for the number of its examples" in str(refused(data=Unsized()))
 
 
 def test_words_that_follow_from_shapes_are_shown() -> None:

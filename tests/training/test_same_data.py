@@ -55,6 +55,12 @@ def arrays(seed: int = 0) -> tuple[Any, ...]:
     return tuple(column.numpy() for column in rows(seed))
 
 
+def doubles(seed: int = 0) -> tuple[Any, ...]:
+    """Arrays of which a step reads copies: the model is of another type."""
+    x, y = arrays(seed)
+    return x.astype(np.float64), y
+
+
 # The data of the first step, and others of the second that only look like them.
 OTHER: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "tensors": (rows, lambda _: rows(1)),
@@ -116,10 +122,13 @@ def refilled(data: Any, into: Callable[[Any, Any], object]) -> None:
         (rows, lambda data: refilled(data, lambda column, other: column.copy_(other))),
         (arrays, lambda data: refilled(data, lambda column, other: np.copyto(column, other.numpy()))),
         (rows, lambda data: refilled(data, lambda column, other: np.copyto(column.numpy(), other.numpy()))),
+        (doubles, lambda data: np.copyto(data[0], doubles(1)[0])),  # not the labels, which are no copies
+        (lambda: dict(zip("xy", doubles(), strict=True)), lambda data: data.update(zip("xy", doubles(1), strict=True))),
+        (lambda: list(doubles()), lambda data: data.__setitem__(slice(None), doubles(1))),
         (lambda: dict(zip("xy", rows(), strict=True)), lambda data: data.update(zip("xy", rows(1), strict=True))),
         (lambda: list(rows()), lambda data: data.__setitem__(slice(None), rows(1))),
     ],
-    ids=["torch", "numpy", "tensors by numpy", "dict", "list"],
+    ids=["torch", "numpy", "tensors by numpy", "copied", "copied in a dict", "copied in a list", "dict", "list"],
 )
 def test_other_rows_in_the_same_place(make: Callable[[], Any], change: Callable[[Any], object]) -> None:
     one, data = private(), make()

@@ -288,8 +288,17 @@ def _beside(names: "Names", taken: list[str]) -> "Names":
 
     >>> _beside({"label": ["a"]}, ["label"])
     {'label of the row': ['a']}
+    >>> list(_beside({"label": ["a"], "label of the row": ["b"]}, ["label"]))
+    ['label of the row of the row', 'label of the row']
     """
-    return {f"{name} of the row" if name in taken else name: cells for name, cells in names.items()}
+    found, used = {}, {*names, *taken}
+    for name, cells in names.items():
+        heading = name
+        while heading in taken or (heading != name and heading in used):
+            heading += " of the row"
+        used.add(heading)
+        found[heading] = cells
+    return found
 
 
 def _json(report: "Report", outputs: "Array", names: "Names") -> str:

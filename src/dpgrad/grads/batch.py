@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 from dpgrad._validate import shown
 from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
+from dpgrad.grads.unquoted import chosen
 
 __all__ = ["LossShapeError", "as_rows", "leaves", "on_device_of", "part", "row_losses", "size"]
 
@@ -85,8 +86,8 @@ def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     try:
         found: object = loss(model, batch)
     except RuntimeError as error:
-        if _TYPES.search(str(error)):
-            raise UnsupportedModelError(_mismatch(model, batch, str(error))) from error
+        if _TYPES.search(str(error)) and not chosen(error):
+            raise UnsupportedModelError(_mismatch(model, batch, str(error))) from None
         raise
     if torch.initial_seed() != seed:
         raise UnsupportedModelError(

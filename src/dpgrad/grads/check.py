@@ -28,7 +28,7 @@ from dpgrad.grads.following import own_functions
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import refuse_modules, swapped, unwrapped, without_dropout
-from dpgrad.grads.unquoted import chosen
+from dpgrad.grads.unquoted import chosen, of_torch, place
 from dpgrad.grads.ways import Attributed, Way, gradients
 
 __all__ = ["PROBED", "check", "compare", "prepared"]
@@ -485,9 +485,10 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine, alone: Sequence[
     except RuntimeError as error:
         if chosen(error):
             raise
-        reason = str(error).partition("\n")[0]
+        told = of_torch(error) or "vmap" in str(error)  # other words may hold values of rows
+        reason = str(error).partition("\n")[0] if told else f"{place(error) or 'it'} raised {type(error).__name__}"
         remedy = "look at the model" if engine == "single" else "use engine='single', which passes one at a time"
-        raise UnsupportedModelError(f"engine {engine!r} cannot take this model or loss ({reason}): {remedy}") from error
+        raise UnsupportedModelError(f"engine {engine!r} cannot take this model or loss ({reason}): {remedy}") from None
     with torch.no_grad(), own_products():
         norms = {name: use.measured()[0] for name, use in found.uses.items()}
     # The engine and a pass over one example round differently, and units at the bend of an activation fall on different

@@ -1,12 +1,15 @@
 """Errors of the user's own code on private rows: told by kind and place, and never in words that a row may have chosen.
 
 What a Dataset, a transform, a model or a loss raises may hold values of rows, and messages reach logs that others read.
-So its words are shown only where rows of zeros make the same line raise the same kind of error: then they follow from
-shapes and types, which are public. The exception itself stays in ``__context__`` of the one that is raised in its
-place, for a debugger; tracebacks and loggers do not print it.
+So its words are shown only where rows of zeros make the same line raise the same kind of error, and torch's own layers
+and functions chose them: then they follow from shapes and types, which are public. Zeros alone do not suffice: a model
+may keep its last input, and a loss may look values up in a table. The exception itself stays in ``__context__`` of the
+one that is raised in its place, for a debugger; tracebacks and loggers do not print it.
 """
 
 import opcode
+import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -22,30 +26,64 @@ from torch.utils import _pytree as pytree
 from dpgrad.errors import DataError, DpgradError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
 
-__all__ = ["chosen", "example", "place", "unquoted"]
+__all__ = ["chosen", "example", "length", "of_torch", "passed_on", "place", "unquoted"]
 
-_OURS = (str(Path(__file__).parents[1]), *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+def _folder(file: str | None) -> str:
+    return str(Path(str(file)).parent) + os.sep
+
+
+_OWN, _TORCH, _NUMPY = str(Path(__file__).parents[1]) + os.sep, _folder(torch.__file__), _folder(np.__file__)
+_PYTHON = (_folder(os.__file__), *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")))
+_INSTALLED = ("site-packages", "dist-packages")  # they may lie within the standard library
+_LAYERS = (_folder(nn.__file__), _TORCH + "functional.py")  # not torch.distributions, which print what they refuse
+_OF_SHAPES = RuntimeError, ValueError, TypeError, AssertionError  # not of a key or an attribute that was looked up
+_OF_VALUES = re.compile(r"out of bounds|to have value|offsets")  # in torch's messages: labels, lengths, places
 _RAISE = (opcode.opmap["RAISE_VARARGS"], opcode.opmap["RERAISE"])
-_NOT_TOLD = (DpgradError, MemoryError, torch.OutOfMemoryError)  # they hold no values, and others act on them
 _HIDDEN = (
     "its words may hold values of rows and are not shown; call the model and the loss on rows that are not private to "
     "see them"
 )
 
 
+def _own_code(file: str) -> bool:
+    """Whether a file is neither of dpgrad, torch, numpy nor Python: also an installed package may be the user's own."""
+    if file.startswith((_OWN, _TORCH, _NUMPY, "<eval_with_key>", "<frozen")):
+        return False
+    return not any(file.startswith(root) and not file.removeprefix(root).startswith(_INSTALLED) for root in _PYTHON)
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file of the last line on the way to an error; nothing of one that was never raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename if frames else ""
+
+
 def place(error: BaseException) -> str | None:
-    """The last line of code outside dpgrad, Python and installed packages on the way to an error, if there is one.
+    """The last line of code outside dpgrad, torch, numpy and Python on the way to an error, if there is one.
 
     >>> place(KeyError("never raised")) is None
     True
     """
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the one that caught it
-    own = [frame for frame in frames if not frame.filename.startswith((*_OURS, "<eval_with_key>", "<frozen"))]
+    own = [frame for frame in frames if _own_code(frame.filename)]
     return f"{own[-1].filename}, line {own[-1].lineno}," if own else None
 
 
+def of_torch(error: BaseException) -> bool:
+    """Whether a layer or a function of torch raised an error, in words about shapes and types.
+
+    >>> of_torch(RuntimeError("never raised"))
+    False
+    """
+    words = str(error)
+    if not isinstance(error, _OF_SHAPES) and not words.startswith("Dimension out of range"):
+        return False
+    return _raised_in(error).startswith(_LAYERS) and not _OF_VALUES.search(words)
+
+
 def chosen(error: BaseException) -> bool:
-    """Whether code of the user's own raised an error with a `raise`, and so chose its words; torch's have no values.
+    """Whether code of the user's own raised an error with a `raise`, and so chose its words.
 
     >>> chosen(RuntimeError("never raised"))
     False
@@ -53,18 +91,32 @@ def chosen(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    if trace is None or not _own_code(trace.tb_frame.f_code.co_filename):
         return False
     return trace.tb_frame.f_code.co_code[trace.tb_lasti] in _RAISE
+
+
+def passed_on(error: Exception) -> Exception | None:
+    """An error that others act on, as it may be shown; None of one whose words are not to be shown.
+
+    dpgrad's own hold no values. Those about memory keep their kind, and words that dpgrad or torch chose.
+
+    >>> str(passed_on(MemoryError("Unable to allocate an array with shape (54,)")))
+    ''
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return error if _raised_in(error).startswith((_OWN, _TORCH)) else torch.OutOfMemoryError("out of memory")
+    if isinstance(error, MemoryError):  # numpy's is of a kind of its own, and tells shapes
+        return error if type(error) is MemoryError and _raised_in(error).startswith(_OWN) else MemoryError()
+    return error if isinstance(error, DpgradError | Warning) and _raised_in(error).startswith(_OWN) else None
 
 
 @contextmanager
 def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch], what: str = "training rows") -> Iterator[None]:
     """Within the block an error of the model or the loss on private rows becomes one line without its words.
 
-    ``zeros`` makes a batch of zeros in the shape of the rows. Where the loss fails on it in the same way, the words are
-    shown, with the layer that refuses the rows. An error that no code of the user's own took part in, and that zeros do
-    not repeat, is passed on.
+    ``zeros`` makes a batch of zeros in the shape of the rows. Where the loss fails on it in the same way, and torch
+    chose the words, they are shown, with the layer that refuses the rows. What others act on is passed on.
 
     >>> model, loss = nn.Linear(3, 1), lambda model, batch: model(batch)[:, 0]
     >>> with unquoted(model, loss, lambda: torch.zeros(2, 5)):
@@ -74,16 +126,17 @@ def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch], what: str
     """
     try:
         yield
-    except _NOT_TOLD:
-        raise
     except Exception as error:
-        where = place(error)
-        said = "" if chosen(error) else _repeated(error, where, model, loss, zeros)
-        if where is None and not said:
+        if (shown := passed_on(error)) is error:
             raise
-        raised = "" if where is None else f"{where} raised {type(error).__name__} on {what}: "
-        place_of = "" if raised or what == "training rows" else f"{what}: "
-        raise UnsupportedModelError(place_of + raised + (said or _HIDDEN)) from None
+        if shown is not None:
+            raise shown from None
+        where = place(error)
+        said = _repeated(error, where, model, loss, zeros)
+        raised = f"{where or 'the model or the loss'} raised {type(error).__name__} on {what}: "
+        if said and where is None:
+            raised = "" if what == "training rows" else f"{what}: "
+        raise UnsupportedModelError(raised + (said or _HIDDEN)) from None
 
 
 def _repeated(error: Exception, where: str | None, model: nn.Module, loss: Loss, zeros: Callable[[], Batch]) -> str:
@@ -102,7 +155,7 @@ def _repeated(error: Exception, where: str | None, model: nn.Module, loss: Loss,
         with torch.no_grad():
             loss(model, rows)
     except Exception as other:
-        if type(other) is not type(error) or place(other) != where:
+        if type(other) is not type(error) or place(other) != where or not of_torch(other):
             return ""
         names = {module: f"layer {name!r}" if name else "the model" for name, module in model.named_modules()}
         layer = next((module for module in reversed(entered) if module in names), None)
@@ -122,13 +175,30 @@ def example(data: Any, index: int) -> Any:
     >>> example(["a", "b"], 1)
     'b'
     """
-    try:
+    with _of_data(f"{type(data).__name__}.__getitem__", "for an example of the data"):
         return data[index]
-    except _NOT_TOLD:
-        raise
+
+
+def length(data: Any) -> int:
+    """The number of examples of a Dataset; an error of the Dataset itself becomes one line without its words.
+
+    >>> length(["a", "b"])
+    2
+    """
+    with _of_data(f"{type(data).__name__}.__len__", "for the number of its examples"):
+        return len(data)
+
+
+@contextmanager
+def _of_data(method: str, what: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
-        where = place(error) or f"{type(data).__name__}.__getitem__"
+        if (shown := passed_on(error)) is error:
+            raise
+        if shown is not None:
+            raise shown from None
         raise DataError(
-            f"{where} raised {type(error).__name__} for an example of the data: its words may hold values of rows and "
+            f"{place(error) or method} raised {type(error).__name__} {what}: its words may hold values of rows and "
             "are not shown; read the examples yourself, dataset[i], to see them"
         ) from None

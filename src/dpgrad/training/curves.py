@@ -22,6 +22,7 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.errors import DataError
 from dpgrad.grads.batch import row_losses
+from dpgrad.grads.unquoted import length
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.sampling import Indices
 from dpgrad.runs.writeahead import charges
@@ -228,7 +229,7 @@ def _unwrapped(data: Any) -> tuple[Any, Indices]:
     """The data that a Subset, a TensorDataset or a datasets.Dataset takes its rows from, and which rows of them."""
     data = forms.places(data)
     by_index = isinstance(data, Dataset) or forms.selected(data) is not None
-    count = len(data) if by_index else max(map(_length, pytree.tree_leaves(data)), default=0)
+    count = length(data) if by_index else max(map(_length, pytree.tree_leaves(data)), default=0)
     rows: Indices = np.arange(count)
     while isinstance(data, Subset):
         inner: Any = data.dataset

@@ -32,7 +32,7 @@ from dpgrad.grads.unquoted import example
 from dpgrad.training.source import ByIndex, Collate, together
 from dpgrad.training.tables import ArrowRows, Frame, Series, arrow, column_arrays, matrix, target_in, vector
 
-__all__ = ["Examples", "HuggingFaceRows", "LoaderWarning", "places", "selected", "taken"]
+__all__ = ["Examples", "HuggingFaceRows", "LoaderWarning", "copied", "places", "selected", "taken"]
 
 
 class LoaderWarning(UserWarning):
@@ -69,6 +69,20 @@ def taken(data: Any, place: str = "data", model: nn.Module | None = None) -> Any
             return leaf.astype(wanted)
 
     return pytree.tree_map(converted, found)
+
+
+def copied(data: Any, found: Any) -> list[Any]:
+    """The arrays of the data that `taken` has copied into another type: what is written into them is not in ``found``.
+
+    >>> rows = np.zeros((3, 2)), np.zeros(3, np.int64)
+    >>> [column.shape for column in copied(rows, taken(rows, model=nn.Linear(2, 2)))]
+    [(3, 2)]
+    """
+    if isinstance(found, Dataset):
+        return []
+    kept = {id(leaf) for leaf in pytree.tree_leaves(found)}
+    arrays = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, np.ndarray) and id(leaf) not in kept]
+    return arrays if len({leaf.shape[:1] for leaf in arrays}) == 1 else []  # others are refused by the caller
 
 
 def _type_of(model: nn.Module) -> torch.dtype | None:

@@ -18,6 +18,7 @@ The rest is ordinary PyTorch: the noisy gradient may be used freely, by any opti
 True
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -159,7 +160,7 @@ class PrivateGradient:
         self.not_captured = ""  # why steps are not captured, where they might have been
         self._rows: int | None = None
         self._data: source.Remembered | None = None
-        self._form: tuple[Any, Any] | None = None  # the data as they were given, and as a step reads them
+        self._form: tuple[list[Any], Any, Any, source.Remembered | None] | None = None  # see `_read`
         self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
         self.way: Way | None = None  # how gradients are computed; known from the first step on
         self._again = Again()
@@ -406,16 +407,20 @@ class PrivateGradient:
             self._tried = self.rule
 
     def _read(self, data: Any) -> Any:
-        """The data in a form that a step reads. What was given before, also in a new tuple, is not converted again."""
+        """The data in a form that a step reads. What was given before, also in a new tuple, is not converted again.
+
+        It is where other rows were written into arrays of which the form holds copies: then the rows are refused.
+        """
+        parts, layout = pytree.tree_flatten(data)
         if self._form is not None:
-            given, found = self._form
-            pairs = (
-                zip(given, data, strict=True) if type(given) is type(data) is tuple and len(given) == len(data) else ()
-            )
-            if given is data or (pairs and all(one is other for one, other in pairs)):
+            given, before, found, copied = self._form
+            same = layout == before and all(map(operator.is_, parts, given))  # a dict or list may hold others by now
+            if same and (copied is None or copied.holds(copied.data)):
                 return found
-        self._form = data, forms.taken(data, model=self.model)
-        return self._form[1]
+        found = forms.taken(data, model=self.model)
+        arrays = forms.copied(data, found)
+        self._form = parts, layout, found, source.Remembered.of(arrays, self.key) if arrays else None
+        return found
 
     def _same_rows(self, data: Any) -> int:
         """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted."""

@@ -71,7 +71,7 @@ def rows(data: Any) -> int:
     3
     """
     if isinstance(data, Dataset):
-        return len(data)  # type: ignore[arg-type]
+        return unquoted.length(data)
     named = pytree.tree_flatten_with_path(data)[0]
     for path, leaf in named:
         if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
@@ -172,9 +172,9 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
         _refuse_mixed(examples)
     try:
         batch = collate(list(examples)) if collate is default_collate else _joined([collate([one]) for one in examples])
-    except DpgradError:
-        raise
     except Exception as error:  # whose text may hold a value of a row
+        if isinstance(error, DpgradError) and unquoted.passed_on(error) is error:
+            raise
         remedy = "or give collate" if collate is default_collate else f"or correct collate ({_raised(error)})"
         raise DataError(
             "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
