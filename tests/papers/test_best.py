@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpgrad import data
+from dpgrad.errors import ReportError
 from dpgrad.papers import best, best_convex, best_models, best_search, best_tasks, best_training, best_views
 from dpgrad.papers.best_search import Trial, Trials
 from dpgrad.papers.best_tasks import TASKS
@@ -91,6 +92,16 @@ class TestSearch:
         search(again)
         assert again.found.keys() == first.found.keys()
         assert best_search.chosen(again, task.name) == best_search.chosen(first, task.name)
+
+    def test_two_searches_add_to_one_file_and_a_damaged_line_is_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "log.jsonl"
+        one, other = Trials(file), Trials(file)
+        one.add(Trial("mnist", {"reach": 1.0}, 0), {"accuracy": 1.0})
+        other.add(Trial("mnist", {"reach": 2.0}, 0), {"accuracy": float("nan")})
+        assert [json.loads(line)["accuracy"] for line in file.read_text("utf-8").splitlines()] == [1.0, None]
+        file.write_text("nonsense\n", "utf-8")
+        with pytest.raises(ReportError, match=r"log\.jsonl, line 1, is no trial"):
+            Trials(file)
 
     def test_a_setting_that_fails_is_kept_and_not_chosen(self, tmp_path: Path) -> None:
         bad = {**TASKS["cifar10-features"].start, "momentum": 2.0}

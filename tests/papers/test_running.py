@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpgrad import cli
 from dpgrad.errors import DataError, MissingFileError, ReportError, RunError
-from dpgrad.papers import catalogue, figures, overview, prepared, running, searching, tables
+from dpgrad.papers import catalogue, figures, overview, prepared, running, searching, tables, tasks
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place
 
 PLACE = Place(size="tiny")
@@ -128,6 +129,18 @@ class TestRunning:
         log = running.Log(tmp_path / "toy.tiny.jsonl")
         with log.writing(), pytest.raises(RunError, match="in use by another process"):
             running.reproduce(TOY, PLACE, tmp_path)
+
+    def test_trials_that_another_process_added_meanwhile_are_kept_and_not_run_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "toy.tiny.jsonl"
+        early = running.Log(path)
+        running.reproduce(TOY, PLACE, tmp_path, seeds=1)
+        whole = path.read_bytes()
+        path.write_bytes(whole + b'{"arm": ')  # and it was torn
+        with early.writing() as add:
+            assert [line["arm"] for line in early.lines] == ["one, a_b & c", "two"]
+            add({**early.lines[0], "seed": 1})
+        assert path.read_bytes().startswith(whole)
+        assert [line["seed"] for line in running.Log(path).lines] == [0, 0, 1]
 
     def test_two_arms_of_one_name_are_refused(self, tmp_path: Path) -> None:
         twice = replace(TOY, arms=lambda size: arms(size)[:1] * 2)
@@ -339,6 +352,22 @@ class TestSearching:
         assert running.arms_of(table, "tiny", tmp_path)[0].setting["rate"] == 7
         running.reproduce(search, PLACE, tmp_path, seeds=2)
         assert running.arms_of(table, "tiny", tmp_path)[0].setting["rate"] == 2
+
+    def test_a_candidate_without_a_number_is_not_chosen(self) -> None:
+        def tried(rate: int, accuracy: float | None) -> list[dict[str, Any]]:
+            return [{"accuracy": accuracy, "setting": {"method": "psac", "rate": rate}}]
+
+        found = Outcomes({"a": tried(1, None), "b": tried(2, 50.0), "c": tried(3, 60.0)})
+        assert searching.chosen("toy", found, "psac")["rate"] == 3
+        assert searching.chosen("toy", Outcomes({"a": tried(1, None)}), "psac") == {}
+
+
+def test_few_rows_of_a_file_that_is_sorted_by_class_have_every_class() -> None:
+    y = torch.arange(10).repeat_interleave(97)
+    rows = tasks.Rows(y[:, None], y, y[:, None], y, 10).few(30, 11)
+    assert rows.y.unique().tolist() == rows.y_test.unique().tolist() == list(range(10))
+    assert (len(rows.y), len(rows.y_test), len(rows.few(10_000).y)) == (30, 11, 30)
+    assert torch.equal(rows.x[:, 0], rows.y)
 
 
 class TestPrepared:

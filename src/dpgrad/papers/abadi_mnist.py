@@ -110,7 +110,7 @@ def _rate(setting: Mapping[str, Any], steps: int) -> schedules.Schedule:
 
 def _train(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     """Train one arm on the training rows, and judge it on the test rows."""
-    return _fit(arm.setting, private_sgd.rows("mnist", place).first(arm.setting["rows"]), seed, place)
+    return _fit(arm.setting, private_sgd.rows("mnist", place).few(arm.setting["rows"]), seed, place)
 
 
 def _fit(setting: Mapping[str, Any], rows: tasks.Rows, seed: int, place: Place) -> dict[str, Any]:
@@ -430,7 +430,7 @@ def _search_arms(size: Size) -> tuple[Arm, ...]:
 
 def _search_trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     """Train on five sixths of the training rows, or the first of them, and judge on the other sixth."""
-    rows, setting = private_sgd.rows("mnist", place).searched().first(arm.setting["rows"]), dict(arm.setting)
+    rows, setting = private_sgd.rows("mnist", place).searched().few(arm.setting["rows"]), dict(arm.setting)
     if "reach" in setting:
         setting = _with_rate(setting, rows.shape)
     return _fit(setting, rows, seed, place)

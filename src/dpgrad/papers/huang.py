@@ -128,10 +128,10 @@ def setting(name: str, method: str, step: float, **others: Any) -> dict[str, Any
 
 
 def rows_of(given: Mapping[str, Any], place: Place) -> tasks.Rows:
-    """The rows of a trial: the first N, or a few where the experiment is small; a search has training rows alone."""
+    """The rows of a trial: N of them, or a few where the experiment is small; a search has training rows alone."""
     small = _SMALL.get(place.size, {})
     rows = tasks.load(ROWS[given["row"]].dataset, place)
-    rows = rows.first(small.get("rows", given["rows"]), small.get("test"))
+    rows = rows.few(small.get("rows", given["rows"]), small.get("test"))
     return rows.searched() if given.get("search") else rows
 
 

@@ -45,6 +45,8 @@ def outcomes(search: str, size: Size, out: Path) -> Outcomes:
 def chosen(search: str, earlier: Outcomes, method: str, figure: str = "accuracy") -> dict[str, Any]:
     """The setting of the best candidate of a method: highest mean, then the first in the order of the arms.
 
+    A candidate without a figure, since it failed or gave no number, is not chosen.
+
     >>> tried = [{"accuracy": 90.0, "setting": {"method": "psac", "learning_rate": 2.0}}]
     >>> chosen("toy", Outcomes({"psac 2": tried}), "psac")
     {'method': 'psac', 'learning_rate': 2.0}
@@ -52,7 +54,7 @@ def chosen(search: str, earlier: Outcomes, method: str, figure: str = "accuracy"
     of_method = {
         arm: dict(earlier.of(arm)[0]["setting"])
         for arm in earlier.arms
-        if earlier.of(arm)[0]["setting"].get("method") == method
+        if earlier.of(arm)[0]["setting"].get("method") == method and earlier.values(arm, figure)
     }
     if of_method:
         return of_method[max(of_method, key=lambda arm: earlier.mean(arm, figure))]

@@ -46,7 +46,7 @@ _NOISELESS = 1e-6  # a noise multiplier that changes nothing, where nothing is p
 def _train(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     """Train one arm; its accuracy on test rows during the run and at its end."""
     setting = arm.setting
-    rows, (run, epsilon) = private_sgd.rows(setting["data"], place).first(setting["rows"]), planned(setting)
+    rows, (run, epsilon) = private_sgd.rows(setting["data"], place).few(setting["rows"]), planned(setting)
     torch.manual_seed(seed)
     model = build(setting["model"], rows.shape, rows.classes).to(place.device)
     curves = private_sgd.trained(
@@ -75,10 +75,10 @@ def _figure1_arms(size: Size) -> tuple[Arm, ...]:
 def _figure1_trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     """The mean gradient norm of the same training rows in the course of a run."""
     setting = arm.setting
-    rows, (run, _) = private_sgd.rows(setting["data"], place).first(setting["rows"]), planned(setting)
+    rows, (run, _) = private_sgd.rows(setting["data"], place).few(setting["rows"]), planned(setting)
     torch.manual_seed(seed)
     model = build(setting["model"], rows.shape, rows.classes).to(place.device)
-    probe = rows.first(1000).train
+    probe = rows.few(1000).train
     curves = private_sgd.trained(
         model, rows.train, run if setting["private"] else run.with_noise(_NOISELESS), setting["learning_rate"], seed,
         look={"gradient_norm": lambda: private_sgd.gradient_norm(model, probe)},
