@@ -29,16 +29,18 @@ class TestChosenSettings:
     def test_experiments_read_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "best.json"
         other = {**TASKS["mnist"].start, "reach": 0.123}
-        file.write_text(json.dumps({"mnist": {"setting": other}}), "utf-8")
+        file.write_text(json.dumps({"mnist": {"setting": other, "settings_tried": 4}}), "utf-8")
         monkeypatch.setattr(best_tasks, "CHOSEN", file)
         best_tasks.chosen.cache_clear()
         try:
-            arms = {experiment.name: experiment.arms("full")[0].setting for experiment in best.EXPERIMENTS}
+            arms = {experiment.name: experiment.arms("full")[0] for experiment in best.EXPERIMENTS}
         finally:
             best_tasks.chosen.cache_clear()
-        assert arms["best-mnist"] == {"task": "mnist", **other}
+        assert arms["best-mnist"].setting == {"task": "mnist", **other}
+        assert arms["best-mnist"].choice == "best of 4 settings, on held-out training rows"
+        assert arms["best-covertype"].choice.startswith("not searched yet")
         start = TASKS["fashion-mnist-9"].start
-        assert arms["best-fashion-mnist-9"] == {"task": "fashion-mnist-9", **start}  # not searched
+        assert arms["best-fashion-mnist-9"].setting == {"task": "fashion-mnist-9", **start}  # not searched
 
     @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
     def test_start_lies_in_the_space(self, task: best_tasks.Task) -> None:

@@ -209,12 +209,17 @@ class TestWritten:
         assert "partial: 3 of 4 trials are there" in tables.summary(part)
 
     def test_the_page_of_a_folder_says_what_has_been_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        other = replace(TOY, name="other", item="Table 2")
-        monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": TOY, "other": other})
-        running.reproduce(TOY, Place(), tmp_path, seeds=2)
+        ours = Claim("one is above zero", lambda found: True, kind="ours")
+        toy, other = replace(TOY, claims=(*TOY.claims, ours)), replace(TOY, name="other", item="Table 2")
+        monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": toy, "other": other})
+        done = running.reproduce(toy, Place(), tmp_path, seeds=2)
         lines = [[cell.strip() for cell in line.split("|")] for line in overview.page(tmp_path).splitlines()]
-        assert ["", "[toy](toy.md)", "Table 1", "4 of 6", "1 of 3", "1", ""] in lines
-        assert ["", "other", "Table 2", "0", "", "", ""] in lines
+        assert ["", "[toy](toy.md)", "Table 1", "4 of 6", "1 of 3", "1", "1", ""] in lines
+        assert ["", "other", "Table 2", "0", "", "", "", ""] in lines
+
+        theirs, own = tables.page(done, drawn=False).split("Our aims and checks:")
+        assert "Claims of the paper:" in theirs
+        assert "- **held**: one is above zero" in own
 
     def test_trials_of_other_code_are_counted(self, tmp_path: Path) -> None:
         done = running.reproduce(TOY, PLACE, tmp_path, seeds=1)
@@ -264,7 +269,7 @@ class TestCommand:
         code, out, err = self.run(capsys, "toy", "--out", str(tmp_path), "--json")
         (found,) = json.loads(out)["experiments"]
         assert err == ""  # no trial was run
-        assert found["claims"][0] == {"claim": "two is above one", "held": True}
+        assert found["claims"][0] == {"claim": "two is above one", "held": True, "kind": "paper"}
         assert found["rows"][1]["accuracy"]["mean"] == 96.0
 
     @pytest.mark.usefixtures("known")
@@ -352,6 +357,10 @@ class TestSearching:
         assert running.arms_of(table, "tiny", tmp_path)[0].setting["rate"] == 7
         running.reproduce(search, PLACE, tmp_path, seeds=2)
         assert running.arms_of(table, "tiny", tmp_path)[0].setting["rate"] == 2
+        found = searching.outcomes("search", "tiny", tmp_path)
+        assert searching.told("search", found, "psac", 3, "") == "best of 3 settings"
+        assert searching.told("search", found, "psac", 5, "") == "best of 3 of 5 settings so far"
+        assert searching.told("search", found, "other", 5, "the middle") == "not searched yet: the middle"
 
     def test_a_candidate_without_a_number_is_not_chosen(self) -> None:
         def tried(rate: int, accuracy: float | None) -> list[dict[str, Any]]:
@@ -381,6 +390,8 @@ class TestPrepared:
         back = prepared.load("imagenette64", tmp_path)
         assert all(np.array_equal(back[name], value) for name, value in {**images, **labels}.items())
         assert running.lacks("imagenette64", tmp_path) == []
+        marked = running.reproduce(replace(TOY, needs=("imagenette64",)), PLACE, tmp_path, seeds=1)
+        assert marked.lines[0]["figures"]["prepared"] == ["imagenette64"]
         prepared.path("imagenette64", tmp_path, 2).unlink()
         with pytest.raises(DataError, match=r"prepared-2\.npz is missing: copy every part"):
             prepared.load("imagenette64", tmp_path)

@@ -263,6 +263,8 @@ def _tried(experiment: Experiment, job: Job, place: Place) -> tuple[dict[str, An
         figures = experiment.trial(job.arm, job.seed, place)
     except DpgradError as error:
         raise type(error)(f"{experiment.name}, {job.arm.name}: {error}") from error
+    if used := sorted(prepared.taken() & {*experiment.needs}):
+        figures = {**figures, "prepared": used}  # not the published files
     return figures, time.perf_counter() - began
 
 
