@@ -321,8 +321,8 @@ SETTINGS = Experiment(
 LEARNING_RATE = Experiment(
     "abadi-learning-rate", PAPER, "Section 3.3, how the learning rate falls",
     "The reference of abadi-settings with other learning rates: falling to half over 5 epochs and then constant, as "
-    "advised; constant at either; falling on a straight line to a hundredth over the run. The first rate is the best "
-    "of abadi-search for the form that is advised (tuning not charged).",
+    "advised; constant at either; falling on a straight line to a hundredth over the run. The first rate is that "
+    "of abadi-search for the form that is advised (tuning not charged); where that has not run, the settings say so.",
     ("mnist",), lambda size: tuple(Arm(named, _reference(size, **rates)) for named, rates in _RATES.items()), _train,
     "accuracy", also=("epsilon",), draw=partial(_draw_curves, "Learning rates, ε = 2"), after=(_SEARCH,),
     settle=_settled,
@@ -396,11 +396,11 @@ def _larger_helps(outcomes: Outcomes) -> bool | None:
 
 SMALL_BATCHES = Experiment(
     "abadi-batches", PAPER, "Section 3.3, batches as small as 1 for convex problems",
-    "Softmax regression (convex) and a network with 100 hidden units (not convex) on the pixels of the first 4,000 "
+    "Softmax regression (convex) and a network with 100 hidden units (not convex) on the pixels of 4,000 "
     "training images, ε = 2, 5 epochs in batches of 1 to 1,000, noise calibrated for each, C = 1. Learning rate "
     "D/(C·√(T·(1 + p(σ/b)²))), which bounds the error of a convex problem (p weights, batches of b, T steps), with the "
-    "best D of abadi-search at batches of 100 (tuning not charged). The theory behind the claim takes n² "
-    "steps, 4,000 epochs: none of that is run here.",
+    "D of abadi-search at batches of 100, or as the settings say (tuning not charged). The theory behind the claim "
+    "takes n² steps, 4,000 epochs: none of that is run here.",
     ("mnist",), _batches_arms, _batches_trial, "accuracy", also=("steps", "noise_multiplier", "learning_rate"),
     after=(_SEARCH,), settle=_with_reach,
     claims=(
@@ -438,7 +438,7 @@ def _search_arms(size: Size) -> tuple[Arm, ...]:
 
 
 def _search_trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
-    """Train on five sixths of the training rows, or the first of them, and judge on the other sixth."""
+    """Train on five sixths of the training rows, or a part of them, and judge on the other sixth."""
     rows, setting = private_sgd.rows("mnist", place).searched().few(arm.setting["rows"]), dict(arm.setting)
     if "reach" in setting:
         setting = _with_rate(setting, rows.shape)
