@@ -148,7 +148,7 @@ class TestLoop:
         assert torch.equal(one.weight, other.weight)
 
     def test_gradient_norms_are_those_of_single_examples(self) -> None:
-        rows = private_sgd.rows("mnist", TINY).first(6)
+        rows = private_sgd.rows("mnist", TINY).few(6)
         model = abadi_mnist.network(256, [5], 10)
         wanted = []
         for x, y in zip(rows.x, rows.y, strict=True):

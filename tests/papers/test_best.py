@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpgrad import data
+from dpgrad.errors import ReportError
 from dpgrad.papers import best, best_convex, best_models, best_search, best_tasks, best_training, best_views
 from dpgrad.papers.best_search import Trial, Trials
 from dpgrad.papers.best_tasks import TASKS
@@ -28,16 +29,18 @@ class TestChosenSettings:
     def test_experiments_read_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "best.json"
         other = {**TASKS["mnist"].start, "reach": 0.123}
-        file.write_text(json.dumps({"mnist": {"setting": other}}), "utf-8")
+        file.write_text(json.dumps({"mnist": {"setting": other, "settings_tried": 4}}), "utf-8")
         monkeypatch.setattr(best_tasks, "CHOSEN", file)
         best_tasks.chosen.cache_clear()
         try:
-            arms = {experiment.name: experiment.arms("full")[0].setting for experiment in best.EXPERIMENTS}
+            arms = {experiment.name: experiment.arms("full")[0] for experiment in best.EXPERIMENTS}
         finally:
             best_tasks.chosen.cache_clear()
-        assert arms["best-mnist"] == {"task": "mnist", **other}
+        assert arms["best-mnist"].setting == {"task": "mnist", **other}
+        assert arms["best-mnist"].choice == "best of 4 settings, on held-out training rows"
+        assert arms["best-covertype"].choice.startswith("not searched yet")
         start = TASKS["fashion-mnist-9"].start
-        assert arms["best-fashion-mnist-9"] == {"task": "fashion-mnist-9", **start}  # not searched
+        assert arms["best-fashion-mnist-9"].setting == {"task": "fashion-mnist-9", **start}  # not searched
 
     @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
     def test_start_lies_in_the_space(self, task: best_tasks.Task) -> None:
@@ -91,6 +94,16 @@ class TestSearch:
         search(again)
         assert again.found.keys() == first.found.keys()
         assert best_search.chosen(again, task.name) == best_search.chosen(first, task.name)
+
+    def test_two_searches_add_to_one_file_and_a_damaged_line_is_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "log.jsonl"
+        one, other = Trials(file), Trials(file)
+        one.add(Trial("mnist", {"reach": 1.0}, 0), {"accuracy": 1.0})
+        other.add(Trial("mnist", {"reach": 2.0}, 0), {"accuracy": float("nan")})
+        assert [json.loads(line)["accuracy"] for line in file.read_text("utf-8").splitlines()] == [1.0, None]
+        file.write_text("nonsense\n", "utf-8")
+        with pytest.raises(ReportError, match=r"log\.jsonl, line 1, is no trial"):
+            Trials(file)
 
     def test_a_setting_that_fails_is_kept_and_not_chosen(self, tmp_path: Path) -> None:
         bad = {**TASKS["cifar10-features"].start, "momentum": 2.0}

@@ -12,6 +12,8 @@ from dpgrad import accounting
 from dpgrad.convex import Logistic, Softmax
 from dpgrad.convex.solvers import amp, gd
 from dpgrad.papers import convex as lab
+from dpgrad.papers import yu2020
+from dpgrad.papers.experiment import Outcomes
 
 
 @pytest.fixture
@@ -155,3 +157,26 @@ class TestPaper:
         assert found.rows.shape[1] == columns
         assert len(np.unique(found.targets)) == classes
         assert len(found.targets) == int(0.8 * rows)
+
+
+class TestClaims:
+    def test_learning_is_judged_by_the_largest_class(self) -> None:
+        below, above = Outcomes({"AMP": [{"accuracy": 94.0}]}), Outcomes({"AMP": [{"accuracy": 95.0}]})
+        assert [yu2020._learns("reuters", found) for found in (below, above)] == [False, True]
+        assert yu2020._learns("gisette", above) is None
+        assert yu2020._learns("gisette", Outcomes({"AMP": [{"accuracy": 95.0, "largest_class": 96.0}]})) is False
+
+    def test_a_rise_needs_every_solver_and_errors(self) -> None:
+        def trials(low: float, high: float) -> dict[str, list[dict[str, float]]]:
+            return {
+                f"{title}, ε = {epsilon:g}": [{"accuracy": mean}, {"accuracy": mean + 1}]
+                for title in list(yu2020.SOLVERS)[1:]
+                for epsilon, mean in ((0.03, low), (3.0, high))
+            }
+
+        assert yu2020._rises(Outcomes(trials(50.0, 60.0))) is True
+        assert yu2020._rises(Outcomes(trials(60.0, 50.0))) is False
+        assert yu2020._rises(Outcomes(trials(50.0, 50.5))) is None
+        lacking = trials(50.0, 60.0)
+        del lacking["AMP, ε = 3"]
+        assert yu2020._rises(Outcomes(lacking)) is None

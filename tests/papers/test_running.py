@@ -15,10 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpgrad import cli
 from dpgrad.errors import DataError, MissingFileError, ReportError, RunError
-from dpgrad.papers import best_training, catalogue, figures, huang, overview, prepared, running, searching, tables
+from dpgrad.papers import (
+    best_training,
+    catalogue,
+    figures,
+    huang,
+    overview,
+    prepared,
+    running,
+    searching,
+    tables,
+    tasks,
+)
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place
 
 PLACE = Place(size="tiny")
@@ -141,6 +153,18 @@ class TestRunning:
         with log.writing(), pytest.raises(RunError, match="in use by another process"):
             running.reproduce(TOY, PLACE, tmp_path)
 
+    def test_trials_that_another_process_added_meanwhile_are_kept_and_not_run_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "toy.tiny.jsonl"
+        early = running.Log(path)
+        running.reproduce(TOY, PLACE, tmp_path, seeds=1)
+        whole = path.read_bytes()
+        path.write_bytes(whole + b'{"arm": ')  # and it was torn
+        with early.writing() as add:
+            assert [line["arm"] for line in early.lines] == ["one, a_b & c", "two"]
+            add({**early.lines[0], "seed": 1})
+        assert path.read_bytes().startswith(whole)
+        assert [line["seed"] for line in running.Log(path).lines] == [0, 0, 1]
+
     def test_two_arms_of_one_name_are_refused(self, tmp_path: Path) -> None:
         twice = replace(TOY, arms=lambda size: arms(size)[:1] * 2)
         with pytest.raises(RunError, match="two arms of one name"):
@@ -208,12 +232,17 @@ class TestWritten:
         assert "partial: 3 of 4 trials are there" in tables.summary(part)
 
     def test_the_page_of_a_folder_says_what_has_been_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        other = replace(TOY, name="other", item="Table 2")
-        monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": TOY, "other": other})
-        running.reproduce(TOY, Place(), tmp_path, seeds=2)
+        ours = Claim("one is above zero", lambda found: True, kind="ours")
+        toy, other = replace(TOY, claims=(*TOY.claims, ours)), replace(TOY, name="other", item="Table 2")
+        monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": toy, "other": other})
+        done = running.reproduce(toy, Place(), tmp_path, seeds=2)
         lines = [[cell.strip() for cell in line.split("|")] for line in overview.page(tmp_path).splitlines()]
-        assert ["", "[toy](toy.md)", "Table 1", "4 of 6", "1 of 3", "1", ""] in lines
-        assert ["", "other", "Table 2", "0", "", "", ""] in lines
+        assert ["", "[toy](toy.md)", "Table 1", "4 of 6", "1 of 3", "1", "1", ""] in lines
+        assert ["", "other", "Table 2", "0", "", "", "", ""] in lines
+
+        theirs, own = tables.page(done, drawn=False).split("Our aims and checks:")
+        assert "Claims of the paper:" in theirs
+        assert "- **held**: one is above zero" in own
 
     def test_trials_of_other_code_are_counted(self, tmp_path: Path) -> None:
         done = running.reproduce(TOY, PLACE, tmp_path, seeds=1)
@@ -263,7 +292,7 @@ class TestCommand:
         code, out, err = self.run(capsys, "toy", "--out", str(tmp_path), "--json")
         (found,) = json.loads(out)["experiments"]
         assert err == ""  # no trial was run
-        assert found["claims"][0] == {"claim": "two is above one", "held": True}
+        assert found["claims"][0] == {"claim": "two is above one", "held": True, "kind": "paper"}
         assert found["rows"][1]["accuracy"]["mean"] == 96.0
 
     @pytest.mark.usefixtures("known")
@@ -351,6 +380,26 @@ class TestSearching:
         assert running.arms_of(table, "tiny", tmp_path)[0].setting["rate"] == 7
         running.reproduce(search, PLACE, tmp_path, seeds=2)
         assert running.arms_of(table, "tiny", tmp_path)[0].setting["rate"] == 2
+        found = searching.outcomes("search", "tiny", tmp_path)
+        assert searching.told("search", found, "psac", 3, "") == "best of 3 settings"
+        assert searching.told("search", found, "psac", 5, "") == "best of 3 of 5 settings so far"
+        assert searching.told("search", found, "other", 5, "the middle") == "not searched yet: the middle"
+
+    def test_a_candidate_without_a_number_is_not_chosen(self) -> None:
+        def tried(rate: int, accuracy: float | None) -> list[dict[str, Any]]:
+            return [{"accuracy": accuracy, "setting": {"method": "psac", "rate": rate}}]
+
+        found = Outcomes({"a": tried(1, None), "b": tried(2, 50.0), "c": tried(3, 60.0)})
+        assert searching.chosen("toy", found, "psac")["rate"] == 3
+        assert searching.chosen("toy", Outcomes({"a": tried(1, None)}), "psac") == {}
+
+
+def test_few_rows_of_a_file_that_is_sorted_by_class_have_every_class() -> None:
+    y = torch.arange(10).repeat_interleave(97)
+    rows = tasks.Rows(y[:, None], y, y[:, None], y, 10).few(30, 11)
+    assert rows.y.unique().tolist() == rows.y_test.unique().tolist() == list(range(10))
+    assert (len(rows.y), len(rows.y_test), len(rows.few(10_000).y)) == (30, 11, 30)
+    assert torch.equal(rows.x[:, 0], rows.y)
 
 
 class TestPrepared:
@@ -364,6 +413,8 @@ class TestPrepared:
         back = prepared.load("imagenette64", tmp_path)
         assert all(np.array_equal(back[name], value) for name, value in {**images, **labels}.items())
         assert running.lacks("imagenette64", tmp_path) == []
+        marked = running.reproduce(replace(TOY, needs=("imagenette64",)), PLACE, tmp_path, seeds=1)
+        assert marked.lines[0]["figures"]["prepared"] == ["imagenette64"]
         prepared.path("imagenette64", tmp_path, 2).unlink()
         with pytest.raises(DataError, match=r"prepared-2\.npz is missing: copy every part"):
             prepared.load("imagenette64", tmp_path)

@@ -152,7 +152,8 @@ def _fields(done: "Done", files: list[str]) -> dict[str, Any]:
         }
         for arm in done.arms
     ]  # fmt: skip
-    claims = [{"claim": text, "held": held} for text, held in tables.claims(done)]
+    found = zip(experiment.claims, tables.claims(done), strict=True)
+    claims = [{"claim": text, "held": held, "kind": claim.kind} for claim, (text, held) in found]
     return {
         "name": experiment.name, "paper": experiment.paper, "item": experiment.item, "size": done.place.size,
         "rows": rows, "claims": claims, "complete": done.complete, "files": files,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad.errors import DpgradError, OptionError
-from dpgrad.papers import best_convex, best_tasks
+from dpgrad.papers import best_convex, best_tasks, running
 from dpgrad.papers.best_tasks import TASKS, Task
 
 __all__ = ["SPACES", "Trial", "Trials", "chosen", "main", "neighbours", "proposals", "searched", "together"]
@@ -99,25 +99,18 @@ class Trial:
 
 
 class Trials:
-    """The trials in a file, one JSON object per line; a torn last line is dropped."""
+    """The trials in a file, one JSON object per line; several searches may add to it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.found = path, dict[str, dict[str, Any]]()
-        lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
-        for line in lines:
-            if line.endswith("\n"):
-                one = json.loads(line)
-                self.found[Trial(one["task"], one["setting"], one["seed"]).key] = one
-        if lines and not lines[-1].endswith("\n"):
-            path.write_text("".join(lines[:-1]), "utf-8")
+        self._log = running.Log(path, {"task": str, "stage": int, "setting": dict, "seed": int})
+        self.found = {Trial(one["task"], one["setting"], one["seed"]).key: one for one in self._log.lines}
 
     def add(self, trial: Trial, figures: Mapping[str, Any], stage: int = 0) -> None:
         """Keep a trial of a round."""
         line = {"task": trial.task, "stage": stage, "setting": trial.setting, "seed": trial.seed, **figures}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.found[trial.key] = line
+        with self._log.writing(wait=True) as add:
+            add(line)
+        self.found[trial.key] = self._log.lines[-1]
 
     def ranked(self, task: str, before: int = 3) -> list[tuple[float, int, Setting]]:
         """Mean accuracy, number of seeds and setting of what was tried before a round, the best first, no failures."""

@@ -184,6 +184,7 @@ def _convex(
     task: Task, setting: Mapping[str, Any], part: Part, size: str, root: Path | None, seed: int
 ) -> dict[str, Any]:
     """A linear model by `dpgrad.convex.auto` on full batches."""
+    from dpgrad.accounting import account
     from dpgrad.accounting.events import Relation
     from dpgrad.convex.losses import Logistic, Loss, Softmax
     from dpgrad.convex.solvers import auto
@@ -201,7 +202,8 @@ def _convex(
     )  # fmt: skip
     scores = found.scores(judged)
     guesses = (scores[:, 0] > 0).astype(int) if classes == 2 else scores.argmax(1)
-    return {"accuracy": 100 * float(np.mean(guesses == y_judged)), "epsilon": task.epsilon, "delta": delta}
+    spent = account(found.event, found.relation, accountant="exact").epsilon(delta)
+    return {"accuracy": 100 * float(np.mean(guesses == y_judged)), "epsilon": spent, "delta": delta}
 
 
 def _without_privacy(rows: Rows, seed: int) -> dict[str, Any]:

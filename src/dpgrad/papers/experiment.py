@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SIZES", "Arm", "Claim", "Experiment", "Outcomes", "Place", "Size"]
+__all__ = ["SIZES", "Arm", "Claim", "Experiment", "Kind", "Outcomes", "Place", "Size"]
 
 Size = Literal["full", "quick", "tiny"]
+Kind = Literal["paper", "ours", "construction"]
 SIZES: tuple[Size, ...] = ("full", "quick", "tiny")
 _BY_SIZE = {"quick": 2, "tiny": 1}  # the most seeds of each arm
 
@@ -29,12 +30,15 @@ _BY_SIZE = {"quick": 2, "tiny": 1}  # the most seeds of each arm
 class Arm:
     """A row of the table or a curve; ``setting`` is everything its trials depend on besides seed and size.
 
+    ``choice`` says how the setting was found, where a search was to find it; trials do not depend on it.
+
     >>> Arm("DP-SGD", {"method": "dpsgd", "clip": 0.3}).setting["clip"]
     0.3
     """
 
     name: str
     setting: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values
+    choice: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ class Outcomes:
 class Claim:
     """A direction that the paper claims, and whether outcomes show it; None where they cannot tell.
 
-    A ``certain`` claim holds at any size, and the tests fail where it does not.
+    A ``certain`` claim holds at any size, and the tests fail where it does not. ``kind`` says whose it is: the paper's,
+    ours, or one that holds by construction, whose failure would be a fault of the code.
 
     >>> Claim("a is above b", lambda outcomes: outcomes.above("a", "b", "x")).certain
     False
@@ -120,6 +125,7 @@ class Claim:
     text: str
     holds: Callable[[Outcomes], bool | None]
     certain: bool = False
+    kind: Kind = "paper"
 
 
 @dataclass(frozen=True)

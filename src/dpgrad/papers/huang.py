@@ -128,10 +128,10 @@ def setting(name: str, method: str, step: float, **others: Any) -> dict[str, Any
 
 
 def rows_of(given: Mapping[str, Any], place: Place) -> tasks.Rows:
-    """The rows of a trial: the first N, or a few where the experiment is small; a search has training rows alone."""
+    """The rows of a trial: N of them, or a few where the experiment is small; a search has training rows alone."""
     small = _SMALL.get(place.size, {})
     rows = tasks.load(ROWS[given["row"]].dataset, place)
-    rows = rows.first(small.get("rows", given["rows"]), small.get("test"))
+    rows = rows.few(small.get("rows", given["rows"]), small.get("test"))
     return rows.searched() if given.get("search") else rows
 
 
@@ -227,11 +227,16 @@ def settled(arm: Arm, earlier: Mapping[str, Outcomes]) -> Arm:
     """The arm with the constants that the searches before it chose; what none of them tried stays as it is."""
     given = dict(arm.setting)
     rates, scales, momenta = searches(given["row"])
-    method, found = given["method"], dict[str, Any]()
+    method, found, said = given["method"], dict[str, Any](), list[str]()
+    whole = {rates: len(ROWS[given["row"]].steps), scales: len(_scale_arms(given["row"], "full")),
+             momenta: len(_momentum_arms(given["row"], "full"))}  # fmt: skip
 
     def pick(search: str, of: str, *wanted: str) -> None:
-        chosen = searching.chosen(search, earlier.get(search, Outcomes({})), of)
+        tried = earlier.get(search, Outcomes({}))
+        chosen = searching.chosen(search, tried, of)
         found.update({each: chosen[each] for each in wanted if each in chosen})
+        how = searching.told(search, tried, of, whole[search], "as printed, or the middle of the grid")
+        said.append(f"{', '.join(wanted)}: {how}")
 
     if not method.startswith("psasc"):
         pick(rates, method, "step")
@@ -240,7 +245,7 @@ def settled(arm: Arm, earlier: Mapping[str, Outcomes]) -> Arm:
             pick(momenta, method, "step", "momentum", "gamma", "length")
         pick(scales, "psasc", "s", *(() if "momentum" in found else ("step",)))
     fixed = {each: given[each] for each in given.get("fixed", ())}
-    return Arm(arm.name, given | found | fixed)
+    return Arm(arm.name, given | found | fixed, "; ".join(said))
 
 
 def _of_psac(arm: Arm, earlier: Mapping[str, Outcomes]) -> Arm:
@@ -344,8 +349,8 @@ def _learns(outcomes: Outcomes) -> bool | None:
     return all(accuracy > chance + (100 - chance) / 4 for accuracy, chance in gains) if gains else None
 
 
-_LEARNS = Claim("every arm learns: it is far better than the most frequent class", _learns, certain=True)
-KEPT = Claim("every trial keeps its certified ε within the budget", _within, certain=True)
+_LEARNS = Claim("every arm learns: it is far better than the most frequent class", _learns, certain=True, kind="ours")
+KEPT = Claim("every trial keeps its certified ε within the budget", _within, certain=True, kind="construction")
 _ORDER = tuple(_better(one, other) for other, one in zip(METHODS, list(METHODS)[1:], strict=False))
 
 
@@ -356,23 +361,27 @@ def _experiments(name: str) -> tuple[Experiment, ...]:
     common: dict[str, Any] = {"paper": PAPER, "needs": (row.dataset,), "figure": "accuracy"}
     split = "Accuracy on a sixth of the training rows that the fits did not see; the test rows are not used. "
     charged = f"Learning rates and momentum are not printed; {searching.NOT_CHARGED} ({rates}, {scales}, {momenta}). "
-    sampled = "Poisson sampling and certified accounting, where the paper draws batches of fixed size."
+    sampled = (
+        "Poisson sampling and certified accounting, where the paper draws batches of fixed size. Neighbours: the row "
+        "of one person is set to zero (zero-out), so the number of rows is public."
+    )
     instead = "MobileNetV2 features in place of SimCLRv2's. " if name == "cifar10" else ""
     return (
         Experiment(
             rates, item=f"search of learning rates, {row.title}", trial=_trial, arms=partial(_rate_arms, name), seeds=1,
-            about=f"{split}step = η·sensitivity.", claims=(_LEARNS, KEPT), **common,
+            about=f"{split}step = η·sensitivity. {sampled}", claims=(_LEARNS, KEPT), **common,
         ),
         Experiment(
             scales, item=f"accuracy against s, {row.title}", trial=partial(_trial, curve=True),
             arms=partial(_scale_arms, name), seeds=2, after=(rates,), settle=_of_psac, draw=_draw_scales,
             about=f"{split}DP-PSASC at the learning rate of DP-PSAC, as in the paper, and with the rate lowered as s "
-            "falls so that the largest step stays the same: s then acts only through r/s.",
+            "falls so that the largest step stays the same: s then acts only through r/s. "
+            f"{sampled}",
             claims=(Claim("s has little influence early and much late", _matters_late), _LEARNS, KEPT), **common,
         ),
         Experiment(
             momenta, item=f"search of momentum, {row.title}", trial=_trial, arms=partial(_momentum_arms, name), seeds=1,
-            after=(rates, scales), settle=_at_s, about=f"{split}DP-PSASC* at the s that was found before.",
+            after=(rates, scales), settle=_at_s, about=f"{split}DP-PSASC* at the s of the search before. {sampled}",
             claims=(_LEARNS, KEPT), **common,
         ),
         Experiment(
@@ -417,7 +426,7 @@ _TABLE_2 = Experiment(
     PAPER,
     "Table II",
     "The printed settings and the noise multiplier that they need with Poisson sampling, by the certified accountant "
-    "and by Rényi accounting. The paper prints no noise.",
+    "and by Rényi accounting. Neighbours: a row is set to zero (zero-out), so n is public. The paper prints no noise.",
     (),
     _table2_arms,
     _calibrated,
@@ -430,6 +439,7 @@ _TABLE_2 = Experiment(
                 found.mean(arm, "noise_multiplier") < found.mean(arm, "noise_by_rdp") for arm in found.arms
             ),
             certain=True,
+            kind="ours",
         ),
     ),
     seeds=1,

@@ -153,7 +153,7 @@ def _diagnosed(number: int, name: str, item: str, parameters: bool = False) -> E
         f"{item}, {row.title}",
         f"Diagnostics of the last {_LAST} epochs at the settings of Table III; the parameter similarity of Figure 7 is "
         "not defined in the paper and is read as the cosine of the weights after one step with and without privacy. "
-        "Outside the guarantee: read from the training rows without noise.",
+        "Zero-out neighbours: n is public. Outside the guarantee: read from the training rows without noise.",
         (row.dataset,),
         partial(_four, name),
         _recorded,
@@ -254,6 +254,7 @@ _FIGURE_9 = Experiment(
             "no scaled gradient is longer than the sensitivity, C for clipping and C/s for DP-PSASC",
             lambda found: all(t["longest"] <= t["bound"] * (1 + 1e-6) for arm in found.arms for t in found.of(arm)),
             certain=True,
+            kind="construction",
         ),
         Claim(
             "the noisy sum of DP-PSASC is likely at a larger angle to the sum without privacy than that of clipping",

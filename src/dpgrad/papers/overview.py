@@ -9,7 +9,7 @@ from dpgrad.papers.experiment import Experiment, Place
 __all__ = ["NAME", "page", "write"]
 
 NAME = "README.md"
-_HEAD = ["experiment", "what", "trials", "claims that held", "cannot be told"]
+_HEAD = ["experiment", "what", "trials", "claims that held", "did not hold", "cannot be told"]
 
 
 def page(out: Path) -> str:
@@ -25,7 +25,8 @@ def page(out: Path) -> str:
     parts = [
         "# Results",
         "What `dpgrad reproduce` has run so far, at the papers' size. Each page has the paper's values beside ours, "
-        "the claims, the settings and the command. An experiment without trials has not been run.",
+        "the claims, the settings and the command. Only claims of the papers are counted: our own aims, and what holds "
+        "by construction, are on the pages. An experiment without trials has not been run.",
     ]
     for paper, rows in by_paper.items():
         parts += [f"## {paper}", tables.markdown([_HEAD, *rows])]
@@ -34,15 +35,15 @@ def page(out: Path) -> str:
 
 def _row(experiment: Experiment, out: Path) -> list[str]:
     if not running.trials_path(experiment, "full", out).exists():
-        return [experiment.name, experiment.item, "0", "", ""]
+        return [experiment.name, experiment.item, "0", "", "", ""]
     done = running.reproduce(experiment, Place(), out, run=False)
     whole = len(done.arms) * done.seeds
     trials = str(whole) if done.complete else f"{len(done.lines)} of {whole}"
-    found = [held for _, held in tables.claims(done)]
+    found = [held for _, held in tables.claims(done, "paper")]
     told = f"{found.count(True)} of {len(found)}" if found else ""
     return [
         f"[{experiment.name}]({experiment.name}.md)", experiment.item, trials, told,
-        str(found.count(None)) if None in found else "",
+        *(str(found.count(answer)) if answer in found else "" for answer in (False, None)),
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ Pair = tuple[Tensor, Tensor]
 
 @functools.lru_cache(maxsize=2)
 def rows(name: str, place: Place) -> Rows:
-    """A dataset at the size of a place: all of it, its first rows, or a few made-up rows of a like shape.
+    """A dataset at the size of a place: all of it, evenly spaced rows, or a few made-up rows of a like shape.
 
     >>> found = rows("mnist", Place(size="tiny"))
     >>> len(found.y), found.shape, found.classes
@@ -42,7 +42,7 @@ def rows(name: str, place: Place) -> Rows:
     if place.size == "tiny":
         return _made_up((1, 16, 16), 10, place.device) if name == "mnist" else _made_up((54,), 7, place.device)
     found = tasks.load(name, place)
-    return found.first(*_QUICK) if place.size == "quick" else found
+    return found.few(*_QUICK) if place.size == "quick" else found
 
 
 def _made_up(shape: tuple[int, ...], classes: int, device: str, train: int = 240, test: int = 120) -> Rows:

@@ -106,15 +106,24 @@ def trials_path(experiment: Experiment, size: Size, out: Path) -> Path:
 
 
 class Log:
-    """The trials in a file, one JSON object per line, each on the disk before the next trial ends."""
+    """The trials in a file, one JSON object per line, each on the disk before the next trial ends.
 
-    def __init__(self, path: Path) -> None:
+    ``fields`` are what each line has to have, and of which kind.
+    """
+
+    def __init__(self, path: Path, fields: Mapping[str, type] | None = None) -> None:
         self.path = path
+        self._fields = fields or {"arm": str, "setting": dict, "seed": int, "figures": dict}
         self.lines: list[dict[str, Any]] = []
-        content = _files.read(path) or b""
-        self._whole = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[: self._whole].splitlines(), 1):
-            self.lines.append(_line(line, path, number))
+        self._read()
+
+    def _read(self) -> int:
+        """Take the lines from the file; the bytes up to the end of the last whole line."""
+        content = _files.read(self.path) or b""
+        whole = content.rfind(b"\n") + 1
+        lines = content[:whole].split(b"\n")[:-1]
+        self.lines = [_line(line, self._fields, self.path, number) for number, line in enumerate(lines, 1)]
+        return whole
 
     def wanted(self, arms: tuple[Arm, ...], seeds: int) -> tuple[dict[str, Any], ...]:
         """The lines of these arms, as they are set now, and of the first seeds; the latest where one is twice."""
@@ -127,13 +136,17 @@ class Log:
         return tuple(found[arm.name, seed] for arm in arms for seed in range(seeds) if (arm.name, seed) in found)
 
     @contextmanager
-    def writing(self) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Within the block this process alone adds lines; it gets the function that does."""
+    def writing(self, wait: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Within the block this process alone adds lines; it gets the function that does.
+
+        The lines are read again, since another process may have added some. ``wait`` for a process that is adding.
+        """
         _files.make_folder(self.path.parent)
-        lock = _files.lock(self.path)
+        lock = _files.lock(self.path, wait)
         try:
+            whole = self._read()
             with _files.told(self.path):
-                os.ftruncate(lock, self._whole)  # a torn last line
+                os.ftruncate(lock, whole)  # a torn last line
                 os.lseek(lock, 0, os.SEEK_END)
             yield partial(self._add, lock)
         finally:
@@ -141,18 +154,18 @@ class Log:
 
     def _add(self, file: int, line: dict[str, Any]) -> None:
         with _files.told(self.path):
-            left = memoryview(json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+            text = json.dumps(_finite(line), allow_nan=False, ensure_ascii=False)
+            left = memoryview(text.encode() + b"\n")
             while len(left):
                 left = left[os.write(file, left) :]
             os.fsync(file)
-        self.lines.append(json.loads(json.dumps(line)))
+        self.lines.append(json.loads(text))
 
 
-def _line(text: bytes, path: Path, number: int) -> dict[str, Any]:
+def _line(text: bytes, fields: Mapping[str, type], path: Path, number: int) -> dict[str, Any]:
     try:
         found = json.loads(text)
-        named = {"arm": str, "setting": dict, "seed": int, "figures": dict}
-        if all(isinstance(found.get(name), kind) for name, kind in named.items()):
+        if all(isinstance(found.get(name), kind) for name, kind in fields.items()):
             return dict(found)
     except (ValueError, AttributeError, RecursionError):
         pass
@@ -223,12 +236,12 @@ def reproduce(
     arms = arms_of(experiment, place.size, out)
     count = seeds or experiment.repeats(place.size)
     log = Log(trials_path(experiment, place.size, out))
-    there = {(line["arm"], line["seed"]) for line in log.wanted(arms, count)}
-    left = [Job(arm, seed) for seed in range(count) for arm in arms if (arm.name, seed) not in there]
-    if left and run:
+    if run and len(log.wanted(arms, count)) < len(arms) * count:
         trials = _in_turn if pool is None else partial(_at_once, pool=pool)
         began = time.monotonic()
         with log.writing() as add:
+            there = {(line["arm"], line["seed"]) for line in log.wanted(arms, count)}
+            left = [Job(arm, seed) for seed in range(count) for arm in arms if (arm.name, seed) not in there]
             for number, (job, figures, seconds) in enumerate(trials(experiment, left, place), 1):
                 add(_record(experiment, job, place, figures, seconds))
                 rest = (time.monotonic() - began) / number * (len(left) - number)
@@ -250,6 +263,8 @@ def _tried(experiment: Experiment, job: Job, place: Place) -> tuple[dict[str, An
         figures = experiment.trial(job.arm, job.seed, place)
     except DpgradError as error:
         raise type(error)(f"{experiment.name}, {job.arm.name}: {error}") from error
+    if used := sorted(prepared.taken() & {*experiment.needs}):
+        figures = {**figures, "prepared": used}  # not the published files
     return figures, time.perf_counter() - began
 
 

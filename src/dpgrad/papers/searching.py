@@ -16,10 +16,10 @@ from typing import Any
 from dpgrad import _files
 from dpgrad.papers.experiment import Outcomes, Size
 
-__all__ = ["COMMITTED", "NOT_CHARGED", "chosen", "committed", "outcomes"]
+__all__ = ["COMMITTED", "NOT_CHARGED", "chosen", "committed", "outcomes", "told"]
 
 COMMITTED = Path(__file__).with_name("chosen.json")
-NOT_CHARGED = "tuning not charged: found by a search on a split of the training rows"
+NOT_CHARGED = "tuning on a split of the training rows is not charged; what was searched is said beside each setting"
 
 
 def outcomes(search: str, size: Size, out: Path) -> Outcomes:
@@ -45,6 +45,8 @@ def outcomes(search: str, size: Size, out: Path) -> Outcomes:
 def chosen(search: str, earlier: Outcomes, method: str, figure: str = "accuracy") -> dict[str, Any]:
     """The setting of the best candidate of a method: highest mean, then the first in the order of the arms.
 
+    A candidate without a figure, since it failed or gave no number, is not chosen.
+
     >>> tried = [{"accuracy": 90.0, "setting": {"method": "psac", "learning_rate": 2.0}}]
     >>> chosen("toy", Outcomes({"psac 2": tried}), "psac")
     {'method': 'psac', 'learning_rate': 2.0}
@@ -52,11 +54,28 @@ def chosen(search: str, earlier: Outcomes, method: str, figure: str = "accuracy"
     of_method = {
         arm: dict(earlier.of(arm)[0]["setting"])
         for arm in earlier.arms
-        if earlier.of(arm)[0]["setting"].get("method") == method
+        if earlier.of(arm)[0]["setting"].get("method") == method and earlier.values(arm, figure)
     }
     if of_method:
         return of_method[max(of_method, key=lambda arm: earlier.mean(arm, figure))]
     return dict(committed().get(search, {}).get(method, {}))
+
+
+def told(search: str, earlier: Outcomes, method: str, whole: int, otherwise: str, figure: str = "accuracy") -> str:
+    """How `chosen` came to its setting: the best of how many of the ``whole``, or ``otherwise`` without a search.
+
+    >>> told("toy", Outcomes({}), "psac", 4, "the middle of the grid")
+    'not searched yet: the middle of the grid'
+    """
+    tried = sum(
+        earlier.of(arm)[0]["setting"].get("method") == method and bool(earlier.values(arm, figure))
+        for arm in earlier.arms
+    )
+    if tried:
+        return f"best of {whole} settings" if tried >= whole else f"best of {tried} of {whole} settings so far"
+    if method in committed().get(search, {}):
+        return "the choice of an earlier search, which comes with dpgrad"
+    return f"not searched yet: {otherwise}"
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad import _files
+from dpgrad.papers.experiment import Kind
 from dpgrad.papers.running import Done, digest
 
 __all__ = [
@@ -33,6 +34,11 @@ __all__ = [
 
 ENDINGS = (".md", ".csv", ".tex")
 _HELD = {True: "held", False: "did not hold", None: "cannot be told"}
+_HEADINGS: dict[Kind, str] = {
+    "paper": "Claims of the paper",
+    "ours": "Our aims and checks",
+    "construction": "True by construction (a check of the code)",
+}
 _NONE = "–"
 # what LaTeX reads as a command
 _LATEX = {
@@ -77,9 +83,10 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def claims(done: Done) -> list[tuple[str, bool | None]]:
-    """Each claim, and whether it held."""
-    return [(claim.text, claim.holds(done.outcomes)) for claim in done.experiment.claims]
+def claims(done: Done, kind: Kind | None = None) -> list[tuple[str, bool | None]]:
+    """Each claim, or each of one kind, and whether it held."""
+    wanted = (claim for claim in done.experiment.claims if kind in (None, claim.kind))
+    return [(claim.text, claim.holds(done.outcomes)) for claim in wanted]
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
@@ -135,9 +142,9 @@ def summary(done: Done) -> str:
     experiment = done.experiment
     size = "" if done.place.size == "full" else f", {done.place.size} size"
     lines = [f"{experiment.name}: {experiment.paper}, {experiment.item}{size}", "", markdown(rows(done))]
-    found = claims(done)
-    if found:
-        lines += ["", *(f"{_HELD[held]}: {text}" for text, held in found)]
+    for kind, heading in _HEADINGS.items():
+        if found := claims(done, kind):
+            lines += ["", f"{heading}:", *(f"{_HELD[held]}: {text}" for text, held in found)]
     if not done.complete:
         lines += ["", f"partial: {len(done.lines)} of {len(done.arms) * done.seeds} trials are there"]
     return "\n".join(lines)
@@ -167,12 +174,16 @@ def page(done: Done, drawn: bool) -> str:
         markdown(rows(done)),
         "Mean ± standard error over trials with different seeds.",
     ]
-    if found := claims(done):
-        parts.append("\n".join(["Claims of the paper:", "", *(f"- **{_HELD[held]}**: {text}" for text, held in found)]))
+    for kind, heading in _HEADINGS.items():
+        if found := claims(done, kind):
+            parts.append("\n".join([f"{heading}:", "", *(f"- **{_HELD[held]}**: {text}" for text, held in found)]))
     if drawn:
         parts.append(f"![{experiment.item}]({_name(done)}.svg)")
-    settings = [[arm.name, _setting(arm.setting)] for arm in done.arms]
-    parts += ["Settings:", markdown([["", "setting"], *settings]), _made(done)]
+    settings = [["", "setting", "how it was chosen"]]
+    settings += [[arm.name, _setting(arm.setting), arm.choice] for arm in done.arms]
+    if not any(arm.choice for arm in done.arms):
+        settings = [row[:2] for row in settings]
+    parts += ["Settings:", markdown(settings), _made(done)]
     return "\n\n".join(parts) + "\n"
 
 
