@@ -93,7 +93,7 @@ def test_a_difference_that_shows_later_stops_the_run(monkeypatch: pytest.MonkeyP
     plan = Mechanism(sampling.FullBatch(), steps=3, noise_multiplier=1.0, batch_size=20)
     one = PrivateGradient(nn.Linear(3, 1), squares, plan, seed=1)
     one.step(data)
-    with pytest.raises(UnsupportedModelError, match=r"test_private_attacks\.py, line \d+, raised UnsupportedModelError"):
+    with pytest.raises(UnsupportedModelError, match=r"_attacks\.py, line \d+, raised UnsupportedModelError"):
         one.step(data)
     assert one.steps_taken == 1
 
