@@ -13,7 +13,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,20 @@ def passed_on(error: Exception) -> Exception | None:
 
 
 @contextmanager
-def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch], what: str = "training rows") -> Iterator[None]:
-    """Within the block an error of the model or the loss on private rows becomes one line without its words.
+def _instead(told: Callable[[Exception], DpgradError]) -> Iterator[None]:
+    """Within the block an error becomes the one that ``told`` makes of it; what others act on is passed on."""
+    try:
+        yield
+    except Exception as error:
+        if (shown := passed_on(error)) is error:
+            raise
+        raise (told(error) if shown is None else shown) from None
+
+
+def unquoted(
+    model: nn.Module, loss: Loss, zeros: Callable[[], Batch], what: str = "training rows"
+) -> AbstractContextManager[None]:
+    """A block in which an error of the model or the loss on private rows becomes one line without its words.
 
     ``zeros`` makes a batch of zeros in the shape of the rows. Where the loss fails on it in the same way, and torch
     chose the words, they are shown, with the layer that refuses the rows. What others act on is passed on.
@@ -124,19 +136,16 @@ def unquoted(model: nn.Module, loss: Loss, zeros: Callable[[], Batch], what: str
     Traceback (most recent call last):
     dpgrad.errors.UnsupportedModelError: ...rows of shape (5,) do not fit the model (Linear(in_features=3, ...
     """
-    try:
-        yield
-    except Exception as error:
-        if (shown := passed_on(error)) is error:
-            raise
-        if shown is not None:
-            raise shown from None
+
+    def told(error: Exception) -> UnsupportedModelError:
         where = place(error)
         said = _repeated(error, where, model, loss, zeros)
         raised = f"{where or 'the model or the loss'} raised {type(error).__name__} on {what}: "
         if said and where is None:
             raised = "" if what == "training rows" else f"{what}: "
-        raise UnsupportedModelError(raised + (said or _HIDDEN)) from None
+        return UnsupportedModelError(raised + (said or _HIDDEN))
+
+    return _instead(told)
 
 
 def _repeated(error: Exception, where: str | None, model: nn.Module, loss: Loss, zeros: Callable[[], Batch]) -> str:
@@ -189,16 +198,10 @@ def length(data: Any) -> int:
         return len(data)
 
 
-@contextmanager
-def _of_data(method: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if (shown := passed_on(error)) is error:
-            raise
-        if shown is not None:
-            raise shown from None
-        raise DataError(
+def _of_data(method: str, what: str) -> AbstractContextManager[None]:
+    return _instead(
+        lambda error: DataError(
             f"{place(error) or method} raised {type(error).__name__} {what}: its words may hold values of rows and "
             "are not shown; read the examples yourself, dataset[i], to see them"
-        ) from None
+        )
+    )
