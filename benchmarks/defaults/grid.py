@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.defaults.tasks import TASKS, Task, model, rows, score
 from dpgrad import fit, recipes
+from dpgrad.papers.tasks import whole
 from dpgrad.training import auto
 from dpgrad.training.recipes import Recipe
 
@@ -56,7 +57,7 @@ def trained(job: Job, folder: Path, device: str) -> float:
         size = min(len(y), max(1, round(auto.epochs(job.epsilon) * len(y) / steps)))
         length = {"steps": steps, "batch_size": size}
     found = model(task, folder, device, job.seed)
-    fit(found, (x, y), task.loss, epsilon=job.epsilon, delta=DELTA, method=method, seed=job.seed + 1, **length)
+    whole(fit(found, (x, y), task.loss, epsilon=job.epsilon, delta=DELTA, method=method, seed=job.seed + 1, **length))
     return score(task, found, folder, device)
 
 
