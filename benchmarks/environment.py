@@ -11,11 +11,12 @@ from typing import Any
 from benchmarks.steps import where
 from dpgrad.errors import OptionError
 from dpgrad.papers import sources
+from dpgrad.reports import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-table = where.markdown
+table = markdown.table
 
 
 def digest(module: str) -> str | None:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import environment
-from benchmarks.steps.where import markdown
 from benchmarks.steps.workloads import WORKLOADS
 from dpgrad.grads import bookkeeping, certified, lifted
 from dpgrad.grads.clip import PerExample, ZeroRows
@@ -158,7 +157,9 @@ def main() -> int:
             f"Medians over {given.rounds} rounds, in which the ways take turns, of the ratio to the pass without "
             f"privacy in the same round; {given.threads} threads, TF32 allowed."
         )
-        environment.write(name, data, f"Three ways to the clipped sum, on {given.device}", [how, markdown(table)])
+        environment.write(
+            name, data, f"Three ways to the clipped sum, on {given.device}", [how, environment.table(table)]
+        )
     return 0
 
 

@@ -118,7 +118,9 @@ def _refuse_device(device: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise OptionError(f"--device {device}: torch finds no CUDA device here: leave it out; --quick is small")
+        raise OptionError(
+            f"--device {device}: torch finds no CUDA device here: leave it out, and add --quick for a small version"
+        )
 
 
 def _run(
@@ -166,7 +168,8 @@ def _known(value: float) -> float | None:
 
 def _listed(args: argparse.Namespace) -> str:
     """The list, or the part of it that is named."""
-    from dpgrad.papers import catalogue, running, tables
+    from dpgrad.papers import catalogue, running
+    from dpgrad.reports import markdown
 
     data = None if args.data_dir is None else Path(args.data_dir)
     shown = {one.name: one for word in args.names or ["all"] for one in catalogue.named(word)[0]}
@@ -184,4 +187,4 @@ def _listed(args: argparse.Namespace) -> str:
     for one in shown.values():
         data_said = ", ".join(f"{each} (missing)" if each in absent[one.name] else each for each in one.needs)
         lines.append([one.name, one.paper, one.item, f"{len(one.arms('full'))} × {one.seeds}", data_said or "–"])
-    return tables.markdown(lines) + "\n"
+    return markdown.table(lines) + "\n"

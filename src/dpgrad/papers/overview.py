@@ -5,6 +5,7 @@ from pathlib import Path
 from dpgrad import _files
 from dpgrad.papers import catalogue, running, tables
 from dpgrad.papers.experiment import Experiment, Place
+from dpgrad.reports import markdown
 
 __all__ = ["NAME", "page", "write"]
 
@@ -29,7 +30,7 @@ def page(out: Path) -> str:
         "by construction, are on the pages. An experiment without trials has not been run.",
     ]
     for paper, rows in by_paper.items():
-        parts += [f"## {paper}", tables.markdown([_HEAD, *rows])]
+        parts += [f"## {paper}", markdown.table([_HEAD, *rows])]
     return "\n\n".join(parts) + "\n"
 
 

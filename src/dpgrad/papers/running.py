@@ -27,6 +27,7 @@ from dpgrad.errors import DpgradError, ReportError, RunError
 from dpgrad.papers import prepared, searching
 from dpgrad.papers import sources as code
 from dpgrad.papers.experiment import Arm, Experiment, Outcomes, Place, Size
+from dpgrad.reports import environment
 
 __all__ = [
     "Done",
@@ -325,7 +326,7 @@ def _elsewhere(name: str, job: Job, place: Place) -> tuple[dict[str, Any], float
 def _record(experiment: Experiment, job: Job, place: Place, figures: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {
         "arm": job.arm.name, "setting": _plain(job.arm.setting), "seed": job.seed, "size": place.size,
-        "figures": _finite(figures), "seconds": round(seconds, 3), "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "figures": _finite(figures), "seconds": round(seconds, 3), "date": environment.today(),
         "place": place.device, "device": _device(place.device), "versions": _versions(),
         "source": digest(experiment, job.arm),
     }  # fmt: skip
@@ -364,10 +365,7 @@ def _device(name: str) -> str:
         import torch
 
         return torch.cuda.get_device_name(name)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text("utf-8").splitlines() if info.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return model or platform.processor() or platform.machine()
+    return environment.processor()
 
 
 def _versions() -> dict[str, str]:

@@ -1,10 +1,4 @@
-"""An experiment as a table: the paper's value beside ours with its standard error, and what became of each claim.
-
->>> print(markdown([["arm", "paper"], ["DP-SGD", "97.35"]]))
-| arm    | paper |
-| ------ | ----- |
-| DP-SGD | 97.35 |
-"""
+"""An experiment as a table: the paper's value beside ours with its standard error, and what became of each claim."""
 
 import csv
 import io
@@ -17,6 +11,7 @@ from typing import Any
 from dpgrad import _files
 from dpgrad.papers.experiment import Kind
 from dpgrad.papers.running import Done, digest
+from dpgrad.reports import markdown
 
 __all__ = [
     "ENDINGS",
@@ -24,7 +19,6 @@ __all__ = [
     "command",
     "csv_text",
     "latex",
-    "markdown",
     "number",
     "page",
     "rows",
@@ -89,17 +83,6 @@ def claims(done: Done, kind: Kind | None = None) -> list[tuple[str, bool | None]
     return [(claim.text, claim.holds(done.outcomes)) for claim in wanted]
 
 
-def markdown(table: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with its columns under each other; the first row is its heading."""
-    clean = [[cell.replace("|", "/") for cell in row] for row in table]
-    widths = [max(3, *(len(row[column]) for row in clean)) for column in range(len(clean[0]))]
-    head, *body = clean
-    ruled = [head, ["-" * width for width in widths], *body]
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in ruled
-    )
-
-
 def csv_text(done: Done) -> str:
     """The table with numbers in full, and the setting of each arm as JSON."""
     experiment, outcomes = done.experiment, done.outcomes
@@ -141,7 +124,7 @@ def summary(done: Done) -> str:
     """The table and the claims, as the command prints them."""
     experiment = done.experiment
     size = "" if done.place.size == "full" else f", {done.place.size} size"
-    lines = [f"{experiment.name}: {experiment.paper}, {experiment.item}{size}", "", markdown(rows(done))]
+    lines = [f"{experiment.name}: {experiment.paper}, {experiment.item}{size}", "", markdown.table(rows(done))]
     for kind, heading in _HEADINGS.items():
         if found := claims(done, kind):
             lines += ["", f"{heading}:", *(f"{_HELD[held]}: {text}" for text, held in found)]
@@ -171,7 +154,7 @@ def page(done: Done, drawn: bool) -> str:
         f"# {experiment.paper}, {experiment.item}",
         f"`{command(done)}`",
         f"{experiment.about}{size}{partial}",
-        markdown(rows(done)),
+        markdown.table(rows(done)),
         "Mean ± standard error over trials with different seeds.",
     ]
     for kind, heading in _HEADINGS.items():
@@ -183,7 +166,7 @@ def page(done: Done, drawn: bool) -> str:
     settings += [[arm.name, _setting(arm.setting), arm.choice] for arm in done.arms]
     if not any(arm.choice for arm in done.arms):
         settings = [row[:2] for row in settings]
-    parts += ["Settings:", markdown(settings), _made(done)]
+    parts += ["Settings:", markdown.table(settings), _made(done)]
     return "\n\n".join(parts) + "\n"
 
 
