@@ -347,6 +347,8 @@ def square_or_die(number: int) -> int:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes begin as copies of this one, which has torch loaded."""
+    if torch.cuda.is_available():
+        pytest.skip("a copy of a process with threads of autograd cannot compute gradients")
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
 

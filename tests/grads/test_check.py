@@ -14,13 +14,14 @@ from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads import ENGINES, clipped_sum, vmap
-from dpgrad.grads.check import check
+from dpgrad.grads.check import check, compare
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.convert import convert
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.uses import Dense, Use
-from dpgrad.grads.ways import Way
+from dpgrad.grads.ways import Attributed, Way
 from thinned import thinned
 
 WIDTH = 6
@@ -677,3 +678,26 @@ class TestTheBatch:
     def test_on_another_device(self) -> None:
         with pytest.raises(ValueError, match="batch lies on cpu and the model on meta"):
             check(nn.Linear(WIDTH, 2, device="meta"), squares, rows())
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-24, 1e-36, 1e-42])
+def test_gradients_whose_squares_are_no_floats_are_compared_by_what_a_norm_can_tell(scale: float) -> None:
+    """An example that is classified beyond doubt; on a CUDA device its norms lose what is below the least float."""
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 2)
+    model = nn.Sequential(*layers).to(DEVICE)
+    batch = torch.rand(4, 1, 16, 16, device=DEVICE)
+    compare(model, lambda model, x: scale * squares(model, x), batch, Attributed(), "bookkeeping")
+
+
+def test_a_gradient_that_is_wrong_is_refused_where_it_is_small() -> None:
+    """Half of what it should be, and a million times what a norm may lose."""
+    model = nn.Linear(3, 2).to(DEVICE)
+    batch = torch.rand(4, 3, device=DEVICE)
+    engine = Attributed()
+
+    def half(*given: Any) -> Any:
+        found = engine(*given)
+        return replace(found, uses={name: use.scaled(0.5) for name, use in found.uses.items()})
+
+    with pytest.raises(UnsupportedModelError, match="does not get the gradient"):
+        compare(model, lambda model, x: 1e-12 * squares(model, x), batch, half, "bookkeeping")

@@ -239,8 +239,6 @@ def test_weight_and_bias_are_measured_and_summed_as_in_double(
         if alpha == beta:
             assert {each.gradients.dtype for each in found if isinstance(each, Dense | Outer)} == {dtype}
         assert launched == [many]
-        places = {use.measured()[0].untyped_storage().data_ptr() for use in found}
-        assert len(places) == (1 if alpha == beta else 2)  # both norms were written by one launch
         for name, wanted in (("bias", beta * g[:, 0].double()), ("weight", alpha * of_weight)):
             norms, use = uses[name].settled().measured()
             assert torch.allclose(norms.double(), wanted.flatten(1).norm(dim=1), rtol=1e-5)

@@ -545,9 +545,12 @@ def _length(tensor: Tensor) -> float:
 def _allowed(wanted: Tensor, whole: float, bound: float, eps: float) -> float:
     """By how much one parameter's gradient may be off, ``whole`` being the norm of the gradient of all parameters.
 
-    The second term is for parameters whose gradient is zero but for rounding, such as a bias before a normalization.
+    The second term is for parameters whose gradient is zero but for rounding, such as a bias before a normalization;
+    the third for values whose squares are below the least float, which norms may lose (`dpgrad.grads.uses`): those of
+    an example that is classified beyond doubt.
     """
-    return bound * _length(wanted) + math.pow(eps, 0.75) * whole
+    lost = math.sqrt(wanted.numel() * torch.finfo(wanted.dtype).tiny)
+    return bound * _length(wanted) + math.pow(eps, 0.75) * whole + lost
 
 
 def _close(found: Tensor, wanted: Tensor, whole: float, bound: float, eps: float) -> bool:
