@@ -4,15 +4,18 @@
 
 It runs the tests of the gradient engines and of the private step, and every test file that asks for a CUDA device.
 Whether a test really ran on the device is seen from the memory that it allocated there. ``--write`` writes
-benchmarks/results/gpu_tests.{json,md}. The exit status is 1 where a test failed, 2 where nothing can be run.
+benchmarks/results/gpu_tests.{json,md}; with ``--only`` it puts the files that were run in the place of what is there of
+them, and each file's line says when. The exit status is 1 where a test failed, 2 where nothing can be run.
 """
 
 import argparse
 import importlib.util
+import json
 import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +26,7 @@ from benchmarks import environment
 TESTS = environment.ROOT / "tests"
 ALWAYS = ("grads/test_*.py", "training/test_private*.py", "randomness/test_*.py", "training/step/test_*.py")
 NEEDED = ("pytest", "hypothesis")
+RESULT = environment.RESULTS / "gpu_tests.json"
 ALLOCATED = "CUDA allocations"  # what a worker tells of each test
 
 
@@ -56,11 +60,21 @@ class File:
     failed: int = 0
     on_device: int = 0
     seconds: float = 0.0  # of all workers together
+    when: str = ""  # it was run
     skipped: Counter[str] = field(default_factory=Counter)  # by reason
     functions: dict[str, Counter[str]] = field(default_factory=dict)  # passed, failed, skipped, on the device
 
     def fields(self, name: str) -> dict[str, Any]:
         return {"file": name, **vars(self), "seconds": round(self.seconds, 2)}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any], when: str) -> "File":
+        """What `fields` wrote, at a time that it may not say."""
+        found = {name: value for name, value in fields.items() if name != "file"}
+        found["skipped"] = Counter(fields["skipped"])
+        found["functions"] = {name: Counter(counts) for name, counts in fields["functions"].items()}
+        found["when"] = fields.get("when") or when
+        return cls(**found)
 
 
 class Recorder:
@@ -69,6 +83,18 @@ class Recorder:
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
         self.failures: list[dict[str, str]] = []
+
+    def dated(self, when: str) -> None:
+        """Say of every file when it was run."""
+        for here in self.files.values():
+            here.when = when
+
+    def join(self, before: Mapping[str, Any]) -> None:
+        """Take over the files of an earlier run that were not run again."""
+        names = set(self.files)
+        when = before["environment"]["date"]
+        self.files |= {each["file"]: File.read(each, when) for each in before["files"] if each["file"] not in names}
+        self.failures += [each for each in before["failures"] if each["test"].partition("::")[0] not in names]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         path, _, test = report.nodeid.partition("::")
@@ -135,7 +161,7 @@ def run(paths: list[str], workers: int) -> tuple[Recorder, float]:
 
 
 def summary(recorder: Recorder) -> environment.where.Table:
-    table = [["file", "passed", "failed", "skipped", "ran on the device", "seconds"]]
+    table = [["file", "passed", "failed", "skipped", "ran on the device", "seconds", "when"]]
     every = File()
     for name, here in sorted(recorder.files.items()):
         table.append(_row(name, here))
@@ -147,7 +173,7 @@ def summary(recorder: Recorder) -> environment.where.Table:
 
 def _row(name: str, here: File) -> list[str]:
     counts = here.passed, here.failed, here.skipped.total(), here.on_device
-    return [name, *map(str, counts), f"{here.seconds:.1f}"]
+    return [name, *map(str, counts), f"{here.seconds:.1f}", here.when]
 
 
 def sections(recorder: Recorder, wall: float, workers: int) -> list[str]:
@@ -186,10 +212,15 @@ def main() -> int:
         return 2
     where = environment.describe("benchmarks.gpu_tests")
     recorder, wall = run(given.only or files(), given.workers)
+    recorder.dated(where["date"])
     print(environment.table(summary(recorder)))
     for failure in recorder.failures:
         print(f"FAILED {failure['test']}: {failure['error']}")
+    ran = any(here.passed or here.failed for here in recorder.files.values())
+    failed = bool(recorder.failures)
     if given.write:
+        if given.only and RESULT.exists():
+            recorder.join(json.loads(RESULT.read_text("utf-8")))
         data = {
             "environment": {**where, "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda},
             "seconds": round(wall, 1),
@@ -198,8 +229,7 @@ def main() -> int:
         }
         text = sections(recorder, wall, given.workers)
         environment.write("gpu_tests", data, f"Tests on {torch.cuda.get_device_name()}", text)
-    ran = any(here.passed or here.failed for here in recorder.files.values())
-    return 1 if recorder.failures or not ran else 0
+    return 1 if failed or not ran else 0
 
 
 if __name__ == "__main__":

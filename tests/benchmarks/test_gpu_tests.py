@@ -1,6 +1,7 @@
 """The command that runs the tests on a CUDA device: what it runs, what it refuses, and what it tells."""
 
 import importlib
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,9 +44,24 @@ def test_files_of_the_engines_and_all_that_ask_for_a_device() -> None:
 
 def test_counts() -> None:
     table = gpu_tests.summary(recorded())
-    assert table[1] == ["tests/test_a.py", "2", "0", "1", "1", "2.5"]
-    assert table[2] == ["tests/test_b.py", "0", "1", "0", "0", "0.5"]
-    assert table[3] == ["**all**", "2", "1", "1", "1", "3.0"]
+    assert table[1] == ["tests/test_a.py", "2", "0", "1", "1", "2.5", ""]
+    assert table[2] == ["tests/test_b.py", "0", "1", "0", "0", "0.5", ""]
+    assert table[3] == ["**all**", "2", "1", "1", "1", "3.0", ""]
+
+
+def test_files_that_are_run_again_take_the_place_of_what_was_there() -> None:
+    before = recorded()
+    files = [here.fields(name) for name, here in before.files.items()]
+    text = json.dumps({"environment": {"date": "monday"}, "failures": before.failures, "files": files})
+    again = gpu_tests.Recorder()
+    again.pytest_runtest_logreport(report("tests/test_b.py::test_three"))
+    again.dated("tuesday")
+    again.join(json.loads(text))
+    assert again.failures == []
+    assert gpu_tests.summary(again)[1:3] == [
+        ["tests/test_a.py", "2", "0", "1", "1", "2.5", "monday"],
+        ["tests/test_b.py", "1", "0", "0", "0", "0.5", "tuesday"],
+    ]
 
 
 def test_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
