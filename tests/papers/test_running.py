@@ -170,12 +170,16 @@ class TestRunning:
         with pytest.raises(RunError, match="two arms of one name"):
             running.reproduce(twice, PLACE, tmp_path)
 
-    def test_an_error_of_a_trial_names_its_arm(self, tmp_path: Path) -> None:
+    def test_an_error_of_a_trial_names_its_arm_and_the_others_go_on(self, tmp_path: Path) -> None:
         def bad(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
-            raise DataError("no rows")
+            if arm.name != "two":
+                raise DataError("no rows")
+            return trial(arm, seed, place)
 
-        with pytest.raises(DataError, match=r"^toy, one, a_b & c: no rows$"):
-            running.reproduce(replace(TOY, trial=bad), PLACE, tmp_path)
+        with pytest.raises(DataError, match=r"^toy, one, a_b & c: no rows; 2 more trials failed$"):
+            running.reproduce(replace(TOY, trial=bad), PLACE, tmp_path, seeds=3)
+        kept = running.reproduce(TOY, PLACE, tmp_path, seeds=3, run=False)
+        assert [(line["arm"], line["seed"]) for line in kept.lines] == [("two", 0), ("two", 1), ("two", 2)]
 
     def test_several_processes_give_the_same_trials_and_one_that_dies_is_one_line(self, tmp_path: Path) -> None:
         experiment = catalogue.experiments()["huang-figure9"]

@@ -230,7 +230,8 @@ def reproduce(
     """Run what is missing of an experiment, and return all of its trials.
 
     Trials run seed by seed, so what is there after an interruption compares all arms. ``pool`` comes from `processes`.
-    Without ``run``, the trials that are there are returned and no data are needed.
+    A trial that fails is told when the others are done. Without ``run``, the trials that are there are returned and no
+    data are needed.
     """
     if run and place.size != "tiny" and (absent := missing(experiment, place.data)):
         raise MissingFileError(f"{experiment.name} needs a dataset that is missing: {absent}")
@@ -243,27 +244,35 @@ def reproduce(
         with log.writing() as add:
             there = {(line["arm"], line["seed"]) for line in log.wanted(arms, count)}
             left = [Job(arm, seed) for seed in range(count) for arm in arms if (arm.name, seed) not in there]
-            for number, (job, figures, seconds) in enumerate(trials(experiment, left, place), 1):
-                add(_record(experiment, job, place, figures, seconds))
+            failed: list[DpgradError] = []
+            for number, (job, found) in enumerate(trials(experiment, left, place), 1):
+                if isinstance(found, DpgradError):
+                    failed.append(found)
+                    continue
+                add(_record(experiment, job, place, *found))
                 rest = (time.monotonic() - began) / number * (len(left) - number)
-                show(Ran(job, figures, len(there) + number, len(there) + len(left), rest))
+                show(Ran(job, found[0], len(there) + number - len(failed), len(there) + len(left), rest))
+        if failed:
+            more = f"; {len(failed) - 1} more trials failed" if len(failed) > 1 else ""
+            raise type(failed[0])(f"{failed[0]}{more}")
     return Done(experiment, place, arms, count, log.wanted(arms, count))
 
 
-Finished = tuple[Job, dict[str, Any], float]
+Figures = tuple[dict[str, Any], float]  # of a trial, and its seconds
+Finished = tuple[Job, Figures | DpgradError]
 
 
 def _in_turn(experiment: Experiment, jobs: list[Job], place: Place) -> Iterator[Finished]:
     for job in jobs:
-        yield (job, *_tried(experiment, job, place))
+        yield job, _tried(experiment, job, place)
 
 
-def _tried(experiment: Experiment, job: Job, place: Place) -> tuple[dict[str, Any], float]:
+def _tried(experiment: Experiment, job: Job, place: Place) -> Figures | DpgradError:
     began = time.perf_counter()
     try:
         figures = experiment.trial(job.arm, job.seed, place)
     except DpgradError as error:
-        raise type(error)(f"{experiment.name}, {job.arm.name}: {error}") from error
+        return type(error)(f"{experiment.name}, {job.arm.name}: {error}")
     if used := sorted(prepared.taken() & {*experiment.needs}):
         figures = {**figures, "prepared": used}  # not the published files
     return figures, time.perf_counter() - began
@@ -276,7 +285,7 @@ def _at_once(experiment: Experiment, jobs: list[Job], place: Place, pool: Proces
         for future in sorted(wait(waiting, return_when=FIRST_COMPLETED).done, key=list(waiting).index):
             job = waiting.pop(future)
             try:
-                yield (job, *future.result())
+                yield job, future.result()
             except BrokenProcessPool:
                 raise RunError(
                     f"{experiment.name}: a process that ran trials has died, perhaps for want of memory: finished "
@@ -317,7 +326,7 @@ def _alone(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _elsewhere(name: str, job: Job, place: Place) -> tuple[dict[str, Any], float]:
+def _elsewhere(name: str, job: Job, place: Place) -> Figures | DpgradError:
     from dpgrad.papers.catalogue import experiments
 
     return _tried(experiments()[name], job, place)
