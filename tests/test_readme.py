@@ -206,7 +206,7 @@ def test_measured_figures_are_in_the_results_that_are_linked(page: str) -> None:
     """Each section is looked at by itself. Small whole numbers, such as epochs, are left out."""
     measured = 0
     for section in re.split(r"^## ", text_of(page), flags=re.MULTILINE):
-        files = re.findall(r"\]\(([^)#]*benchmarks/results/[^)#]+\.md)\)", section)
+        files = re.findall(r"\]\(([^)#]*results/[^)#]+\.md)\)", section)
         results = "".join(((ROOT / page).parent / file).read_text("utf-8") for file in files)
         figures = [figure for figure in NUMBER.findall(section) if "." in figure or len(figure) > 2] if files else []
         assert not (missing := [figure for figure in figures if figure not in results]), f"{page}: {missing}"
