@@ -324,6 +324,7 @@ class PrivateRun:
             ),
             seconds=self._seconds,
             way=way,
+            clip_bounds=() if private is None else private.clip_bounds,
         )  # fmt: skip
         return fitted.report()
 
@@ -332,6 +333,8 @@ class PrivateRun:
             return ()
         mechanism, step = self.plan.mechanism, self.taken
         epoch, clip = step / self.plan.steps_per_epoch, mechanism.clip_at(step - 1, *mechanism.groups[:1])
+        if self.private is not None:
+            clip = self.private.clip_after(step - 1)
         return (Point(step, epoch, self._spent.at(step), rate, clip, mechanism.multiplier_at(step - 1), None),)
 
 

@@ -25,6 +25,7 @@ from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Relation, Re
 from dpgrad.accounting.guarantee import Guarantee, Profile
 from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
 from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.sampling import Sampler
 from dpgrad.mechanism.schedules import Array, Schedule
 
@@ -70,8 +71,12 @@ class Mechanism:
     ``batch_size`` divides the noisy sum. It is declared for Poisson sampling and full batches, and the size of
     the batches for samplers that have one; never the realised size.
 
-    Guarantee: `event` composes, over all steps t, the sampler's event at noise multiplier std_at(t)/clip_at(t).
-    Clipping and noise read the same two values. A sampler whose event has no price under ``relation`` is refused.
+    With ``adaptive_clip`` the clip bound of each group starts at ``clip`` and follows a noisy quantile of the norms,
+    which is part of the same release: the step keeps its noise multiplier, and the gradients get more noise.
+
+    Guarantee: `event` composes, over all steps t, the sampler's event at noise multiplier std_at(t)/clip_at(t), or at
+    that of gradients and counts together. Clipping and noise read the same two values. A sampler whose event has no
+    price under ``relation`` is refused.
 
     >>> from dpgrad import sampling
     >>> Mechanism(sampling.Poisson(0.01), steps=10_000, noise_multiplier=4.0).event()
@@ -87,6 +92,7 @@ class Mechanism:
     relation: Relation = Relation.ADD_REMOVE
     batch_size: float | None = None
     groups: tuple[Group, ...] = ()
+    adaptive_clip: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
         _validate.step_count(steps=self.steps)
@@ -112,6 +118,20 @@ class Mechanism:
             _validate.positive(batch_size=self.batch_size)
             self._set(batch_size=float(self.batch_size))
         self._check_schedules()
+        if self.adaptive_clip is not None:
+            self._check_adaptive(self.adaptive_clip)
+
+    def _check_adaptive(self, rule: AdaptiveClip) -> None:
+        given: object = rule  # a caller may ignore types
+        if not isinstance(given, AdaptiveClip):
+            raise OptionError(f"adaptive_clip must be an AdaptiveClip, got {given!r:.80}")
+        if self.hold_noise or callable(self.clip):
+            raise OptionError(
+                "adaptive_clip moves the clip bound, and so does a schedule: give clip as a number, without hold_noise"
+            )
+        _ = self.divisor
+        for step in (0, self.steps - 1):
+            self._widening(1, step)
 
     def _check_groups(self) -> None:
         groups = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)
@@ -141,7 +161,7 @@ class Mechanism:
             object.__setattr__(self, name, value)
 
     def clip_at(self, step: int, group: Group | None = None) -> float:
-        """Return the clip bound at ``step``, for ``group`` if the mechanism has groups.
+        """Return the clip bound at ``step``, for ``group`` if there are groups; with ``adaptive_clip``, the first.
 
         >>> Mechanism(sampling.FullBatch(), 2, 1.0, clip=schedules.piecewise([1], [2.0, 0.5])).clip_at(1)
         0.5
@@ -182,7 +202,34 @@ class Mechanism:
             if self.hold_noise
             else schedules.values(self.clip, len(steps), steps.start, "clip")
         )
-        return factor * (noise * clip)
+        found = factor * (noise * clip)
+        return found if self.adaptive_clip is None else found * self._widening(len(steps), steps.start)
+
+    def count_std_at(self, step: int) -> float:
+        """Return the standard deviation of the noise on each count of ``adaptive_clip`` at ``step``.
+
+        >>> rule = AdaptiveClip(quantile=0.5)
+        >>> run = Mechanism(sampling.FullBatch(), 2, 1.0, batch_size=200, adaptive_clip=rule)
+        >>> run.count_std_at(0), round(run.std_at(0), 5), run.event() == run.without_adaptive_clip().event()
+        (10.0, 1.00125, True)
+        """
+        self._check_step(step)
+        if self.adaptive_clip is None:
+            raise OptionError("this mechanism counts nothing: it has no adaptive_clip")
+        return float(self.adaptive_clip.count_stds(self._multipliers(1, step), self._counts, self.divisor)[0])
+
+    @property
+    def _counts(self) -> int:
+        return max(1, len(self.groups))
+
+    def _widening(self, count: int, start: int) -> Array:
+        """How much more noise the gradients get, to make room for the counts."""
+        assert self.adaptive_clip is not None
+        return self.adaptive_clip.widening(self._multipliers(count, start), self._counts, self.divisor)
+
+    def without_adaptive_clip(self) -> "Mechanism":
+        """Return the mechanism with a clip bound that stays at its start; its event is the same."""
+        return self if self.adaptive_clip is None else dataclasses.replace(self, adaptive_clip=None)
 
     def multiplier_at(self, step: int) -> float:
         """Return the noise multiplier accounted at ``step``: std_at/clip_at, or that of all groups together.
@@ -376,8 +423,9 @@ class Mechanism:
         11.38
         """
         self._refuse_spent(beside, epsilon, delta, accountant)
+        priced = self.without_adaptive_clip()  # noise that is only tried need not suit it
         found = calibrate.noise_multiplier(
-            lambda z: _together(beside, self.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
+            lambda z: _together(beside, priced.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
         )
         return self.with_noise(found)
 
@@ -420,10 +468,11 @@ class Mechanism:
         (6.5, 27)
         """
         self._refuse_spent(beside, epsilon, delta, accountant)
-        still = dataclasses.replace(self, clip=schedules.as_schedule(self.clip)(0))
+        priced = self.without_adaptive_clip()
+        still = dataclasses.replace(priced, clip=schedules.as_schedule(self.clip)(0))
         found = calibrate.more_steps(
             lambda z, n: _together(beside, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
-            lambda z, n: _together(beside, dataclasses.replace(self, noise_multiplier=z, steps=n).event()),
+            lambda z, n: _together(beside, dataclasses.replace(priced, noise_multiplier=z, steps=n).event()),
             epsilon, delta, self.steps, self.relation, accountant, grid,
         )  # fmt: skip
         return dataclasses.replace(self, noise_multiplier=found.noise_multiplier, steps=found.steps)
@@ -463,21 +512,27 @@ class Mechanism:
             "relation": self.relation.value,
             "batch_size": self.batch_size,
             "groups": [dataclasses.asdict(group) for group in self.groups],
+            **({} if self.adaptive_clip is None else {"adaptive_clip": dataclasses.asdict(self.adaptive_clip)}),
         }
 
     @classmethod
     def from_dict(cls, data: object) -> "Mechanism":
         """Return the mechanism that `to_dict` wrote; refuse missing or unknown fields."""
         fields = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != fields:
+        if not isinstance(data, Mapping) or {*data, "adaptive_clip"} != fields:
             raise OptionError(f"not a mechanism: {data!r:.80}; expected an object with fields {sorted(fields)}")
         groups = data["groups"]
         wanted = {field.name for field in dataclasses.fields(Group)}
         if not isinstance(groups, list) or not all(isinstance(g, Mapping) and set(g) == wanted for g in groups):
             raise OptionError(f"groups must be a list of objects with fields {sorted(wanted)}, got {groups!r:.80}")
+        rule = data.get("adaptive_clip")
+        known = {field.name for field in dataclasses.fields(AdaptiveClip)}
+        if rule is not None and (not isinstance(rule, Mapping) or set(rule) != known):
+            raise OptionError(f"adaptive_clip must be an object with fields {sorted(known)}, got {rule!r:.80}")
         return cls(
             **{
                 **data,
+                "adaptive_clip": None if rule is None else AdaptiveClip(**rule),
                 "sampler": sampling.from_dict(data["sampler"]),
                 "clip": schedules.from_plain(data["clip"]),
                 "noise": schedules.from_plain(data["noise"]),

@@ -156,7 +156,10 @@ def assumed_public(run: Mechanism, dataset_size: int | None) -> list[str]:
     elif isinstance(run.sampler, sampling.FixedSize):
         public.append(f"the batch size ({run.sampler.batch_size:,})")
     public.append(f"the number of steps ({run.steps:,})")
-    public.append("the clip bound and its schedule" if run.hold_noise else "the clip bound")
+    if run.adaptive_clip is not None:
+        public.append("the first clip bound and the rule by which it follows the norms")
+    else:
+        public.append("the clip bound and its schedule" if run.hold_noise else "the clip bound")
     public.extend(["the noise multiplier", "δ"])
     if dataset_size is not None:
         public.append(f"the number of rows ({dataset_size:,})")

@@ -63,6 +63,8 @@ class Trained(Protocol):
     def seconds(self) -> float: ...
     @property
     def way(self) -> Any: ...
+    @property
+    def clip_bounds(self) -> Sequence[Sequence[float]]: ...
 
 
 @runtime_checkable
@@ -198,8 +200,20 @@ def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None)
         "run", "this model", fitted.guarantee, (named.name, named.title, named.citation), _allowed(fitted),
         [*fitted.public, *read["public"]], [*read["outside"], *fitted.outside],
         [] if data is None else [f"{data.name}: {data.preprocessing}"], _schema(data),
-        [text for _, text in fitted.plan.cautions()], _values(fitted.plan.mechanism), run=run,
+        [*_bounds_used(fitted.clip_bounds), *(text for _, text in fitted.plan.cautions())],
+        _values(fitted.plan.mechanism), run=run,
     )  # fmt: skip
+
+
+def _bounds_used(bounds: Sequence[Sequence[float]]) -> list[str]:
+    """Which clip bounds were used, where they followed the norms: one line a group."""
+    groups = list(zip(*bounds, strict=True))
+    return [
+        f"the clip bound{'' if len(groups) == 1 else f' of group {place}'} followed a noisy quantile of the norms, "
+        f"which the steps paid for: {each[0]:.4g} at step 0, {each[-1]:.4g} at the last, between {min(each):.4g} and "
+        f"{max(each):.4g}"
+        for place, each in enumerate(groups)
+    ]
 
 
 def _allowed(fitted: Trained) -> tuple[bool, str]:

@@ -284,6 +284,7 @@ class Watch:
         self._plan, self._every, self._score = plan, every, score
         self._progress, self._evaluated = progress, evaluated
         self._resumed = False
+        self.clip_after: Callable[[int], float] | None = None  # where the clip bound follows the norms
         self._spent = Spent(plan)
         self._began, self._first, self._last = time.perf_counter(), 0, plan.steps
 
@@ -333,7 +334,8 @@ class Watch:
     def _noise(self, step: int) -> tuple[float, float]:
         """The clip bound and the noise multiplier of the last of ``step`` steps."""
         mechanism, last = self._plan.mechanism, max(0, step - 1)
-        return schedules.as_schedule(mechanism.clip)(last), mechanism.multiplier_at(last)
+        clip = schedules.as_schedule(mechanism.clip)(last) if self.clip_after is None else self.clip_after(last)
+        return clip, mechanism.multiplier_at(last)
 
     def _point(self, step: int, rate: float, epsilon: float) -> Point:
         held_out = None if self._score is None else self._score()

@@ -91,7 +91,8 @@ class Fitted:
     what is not covered. ``reproducible`` marks a run from a seed, not for release. ``diagnostics`` are private.
     ``way`` says how per-example gradients were computed and why, without sizes or values of the data; None if no step
     was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any, ``described`` is what `dpgrad predict`
-    needs to know about the model, and ``weights`` is what `save` writes.
+    needs to know about the model, and ``weights`` is what `save` writes. ``clip_bounds`` are those of every step, by
+    group, where they follow the norms (``adaptive_clip``): they are released values.
     """
 
     model: nn.Module
@@ -111,6 +112,7 @@ class Fitted:
     dataset: Dataset | None = None
     described: dict[str, Any] | None = None
     weights: Weights | None = None
+    clip_bounds: Sequence[Sequence[float]] = ()
 
     @property
     def held_out(self) -> float | None:
@@ -412,6 +414,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     called = task.callbacks
     shown = called.after_step if called.watches_steps else None
     session.watch = Watch(plan, _every(held_out.evaluate_every, plan), score, shown, called.after_evaluation)
+    if private.work.quantile is not None:
+        session.watch.clip_after = private.clip_after
     session.resume()
     session.begin(computing.capture)
     with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
@@ -454,6 +458,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         dataset=task.dataset,
         described=_described(task),
         weights=session.weights,
+        clip_bounds=private.clip_bounds,
     )
 
 

@@ -25,7 +25,8 @@ from dpgrad.reports.report import Report, report
 from dpgrad.training import advice, auto
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
-from dpgrad.training.recipes import Recipe, optimizer_name, parse_rate, plain_rate, recipe
+from dpgrad.training.rates import parse_rate, plain_rate
+from dpgrad.training.recipes import Recipe, optimizer_name, recipe
 
 __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
 
@@ -281,6 +282,19 @@ class Plan:
         first, last = value(0), value(self.steps - 1)
         return f"{first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last")
 
+    def _followed(self) -> str:
+        """How the clip bound moves from its start, where it follows the norms."""
+        mechanism = self.mechanism
+        if (rule := mechanism.adaptive_clip) is None:
+            return ""
+        more = mechanism.std_at(0, *mechanism.groups[:1]) / replace(mechanism, adaptive_clip=None).std_at(
+            0, *mechanism.groups[:1]
+        )
+        return (
+            f" at step 0, then by the noisy {rule.quantile:g} quantile of the norms, at {100 * (more - 1):.2g}% more "
+            "noise on the gradients"
+        )
+
     def lines(self) -> list[str]:
         """The plan in words, one fact per line."""
         mechanism, named = self.mechanism, self.recipe
@@ -291,7 +305,7 @@ class Plan:
         found = [
             f"method            {named.title} ({named.citation})",
             f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
-            f"clip bound        {self._over(mechanism.clip)}",
+            f"clip bound        {self._over(mechanism.clip)}" + self._followed(),
             f"learning rate     {rate} ({self.optimizer}, momentum {named.momentum:g})",
             f"steps             {self.steps:,} = {self.epochs:.4g} epochs of {drawn}"
             + (", as many as the budget allows" if self.ends == "budget" else ""),
@@ -442,6 +456,7 @@ def planned(
     )  # fmt: skip
     other = privacy.other_event
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
+    mechanism = replace(mechanism, adaptive_clip=method.adaptive)  # its price is the same
     guarantee = replace(mechanism.guarantee(delta, privacy.accountant, beside=other), unit=privacy.unit)
     if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
         raise BudgetSpentError(

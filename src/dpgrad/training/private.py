@@ -19,7 +19,7 @@ True
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -204,6 +204,19 @@ class PrivateGradient:
         return self._step
 
     @property
+    def clip_bounds(self) -> Sequence[Sequence[float]]:
+        """The clip bound of each group at each step so far, where they follow the norms: released values.
+
+        Empty without ``adaptive_clip``, where `Mechanism.clips` has them.
+        """
+        return () if self.work.quantile is None else self.work.quantile.used(self._step)
+
+    def clip_after(self, step: int) -> float:
+        """The clip bound at a step that was taken, of the first group; of the next step where it was not."""
+        bounds = self.work.clips(step)
+        return float(bounds.flatten()[0]) if isinstance(bounds, Tensor) else bounds
+
+    @property
     def ledger(self) -> Event:
         """The event of the steps so far; ``mechanism.event()`` after the last step of a run with a single key."""
         parts = [part for part in (self._before, self._own_ledger) if part != NOTHING]
@@ -357,6 +370,7 @@ class PrivateGradient:
             "microbatch": self.work.microbatch,
             "iterates": [{name: value.clone() for name, value in iterate.items()} for iterate in self.work.iterates],
             "average": None if kept is None else kept.state(),
+            **({} if self.work.quantile is None else {"clips": (self.work.quantile.first, self.work.quantile.state())}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -366,7 +380,8 @@ class PrivateGradient:
         is a new release: ``start`` must be where the state ends, and ``before`` must hold what the state spent. The
         averages of single examples then start again, because they are vectors of the rows there were.
         """
-        if set(state) | {"key"} != {"key", "step", "start", "ledger", "microbatch", "iterates", "average"}:
+        fields = {"key", "step", "start", "ledger", "microbatch", "iterates", "average", "clips"}
+        if set(state) | {"key", "clips"} != fields:
             raise ResumeError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
         if self._step != self._start or self._charged:
             raise ResumeError("restore a state before the first step, not after")
@@ -383,6 +398,9 @@ class PrivateGradient:
             raise ResumeError("before must hold what the state spent under its own key: a new key adds to it")
         if len(state["iterates"]) and self.work.inner_momentum is None:
             raise ResumeError("the state has iterates of an inner momentum: give the inner_momentum it was taken with")
+        first, bounds = state.get("clips", (step, None))
+        if self.work.quantile is not None and (same or bounds is not None):
+            self.work.quantile.restore(bounds, first, step)
         parameters = trainable(self.model)
         self.work.iterates[:] = [
             {name: value.to(parameters[name].device, copy=True) for name, value in iterate.items()}

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, cast
 from dpgrad import _validate
 from dpgrad.errors import OptionError, UnknownOptionError
 from dpgrad.training.options import check, option
+from dpgrad.training.rates import parse_rate, plain_rate
 
 if TYPE_CHECKING:  # torch and numpy are imported where a recipe is used: the command line needs its fields alone
     import torch
 
     from dpgrad.grads.history import InnerMomentum
     from dpgrad.grads.scaling import ScaleRule
+    from dpgrad.mechanism.adaptive import AdaptiveClip
     from dpgrad.mechanism.mechanism import Group
     from dpgrad.mechanism.schedules import Schedule
     from dpgrad.training.augment import Augment
@@ -51,8 +53,6 @@ __all__ = [
     "dpsgd_momentum",
     "optimizer_name",
     "optimizers",
-    "parse_rate",
-    "plain_rate",
     "psac",
     "psasc",
     "psasc_gd",
@@ -84,6 +84,7 @@ class Recipe:
     ``clip`` is then the bound itself. ``optimizer`` is the name of one of torch.optim or a function of the parameters.
     ``augment(batch, generator)`` makes K rows of one example, whose mean gradient is scaled once. ``by_rule``: steps,
     batch size and learning rate follow from public facts where they are not given (`dpgrad.training.auto`).
+    ``adaptive_clip``: the clip bound starts at ``clip`` and follows a quantile (`dpgrad.mechanism.adaptive`).
 
     Guarantee: none depends on a recipe. The engine keeps one example within the clip bound whatever the rule returns
     (`dpgrad.scaling.Bounded`), and what follows the noise is computed from what has been released.
@@ -111,6 +112,10 @@ class Recipe:
     schedule_steps: int | None = option(
         None, "When a linear or affine clip schedule has ended.", kind="steps", metavar="H"
     )
+    adaptive_clip: "str | AdaptiveClip | None" = option(
+        None, "Let the clip bound follow a noisy quantile of the norms: QUANTILE[:RATE[:NOISE]], such as 0.5.",
+        kind="name", metavar="QUANTILE",
+    )  # fmt: skip
     momentum: float = option(0.0, "The momentum after the noise.", kind="number", metavar="M")
     s: float | None = option(None, "The s of DP-PSASC.", kind="positive", metavar="S")
     r: float | None = option(None, "The r of Auto-S, DP-PSAC and DP-PSASC.", kind="positive", metavar="R")
@@ -160,6 +165,12 @@ class Recipe:
         if self.learning_rate_schedule is not None:
             parse_rate(self.learning_rate_schedule, 1.0, many, 1.0)
         refuse_optimizer(self.optimizer, self.momentum)
+        if self.adaptive is not None and self.clip is None:
+            raise OptionError(f"method {self.name} has no clip bound that could follow adaptive_clip: leave it out")
+        if self.adaptive is not None and (self.clip_schedule is not None or callable(self.clip)):
+            raise OptionError(
+                "adaptive_clip moves the clip bound, and so does its schedule: leave out one of them, or choose dpsgd"
+            )
         augment: object = self.augment  # a caller may ignore types
         if augment is not None and (not callable(augment) or isinstance(augment, type)):
             raise OptionError(
@@ -222,6 +233,17 @@ class Recipe:
         if self.clip_schedule is None or callable(bound):
             return bound
         return schedules.parse_clip(self.clip_schedule, bound, steps)
+
+    @property
+    def adaptive(self) -> "AdaptiveClip | None":
+        """How the clip bound follows the norms, where it does.
+
+        >>> dpsgd(adaptive_clip="0.5").adaptive
+        AdaptiveClip(quantile=0.5, learning_rate=0.2, noise=None)
+        """
+        from dpgrad.mechanism.adaptive import AdaptiveClip
+
+        return None if self.adaptive_clip is None else AdaptiveClip.parse(self.adaptive_clip)
 
     @property
     def inner_momentum(self) -> "InnerMomentum | None":
@@ -289,17 +311,9 @@ class Recipe:
             "optimizer": None if self.optimizer is None else _name(self.optimizer),
             "augment": None if self.augment is None else _name(self.augment),
             "groups": [dataclasses.asdict(group) for group in self.groups],
+            "adaptive_clip": None if self.adaptive is None else dataclasses.asdict(self.adaptive),
             "chosen": list(self.chosen),
         }
-
-
-def plain_rate(rate: "float | Schedule | None") -> object:
-    """The learning rate for JSON; a plain function is only named as such, since the rate is not accounted."""
-    from dpgrad.mechanism import schedules
-
-    if callable(rate) and not isinstance(rate, schedules.Formula):
-        return {"schedule": "function"}
-    return None if rate is None else schedules.to_plain(rate, "learning_rate")
 
 
 # Options that only some methods have.
@@ -509,58 +523,3 @@ def recipe(method: str | Recipe) -> Recipe:
         raise OptionError(f"method must be a Recipe or a name, got the function {name}: call it, {name}(...)")
     _validate.one_of(_DECLARED, "a Recipe", method=given)
     return _all()[method]
-
-
-# The share of its start to which a learning rate falls; that of Abadi et al. for MNIST is 0.052 of 0.1, in 10 epochs.
-_ENDS = {"decay-then-hold": 0.5, "linear": 0.0, "cosine": 0.0}
-
-
-def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> "Schedule":
-    """The learning-rate schedule a command line names.
-
-    ``constant``; ``linear`` and ``cosine`` fall over all steps to a share of ``start``, as in ``cosine:0.1`` (default
-    0); ``decay-then-hold:SHARE:EPOCHS`` falls on a straight line to that share (default 0.5) over as many epochs
-    (default 10) and stays there, as Abadi et al. advise; ``warmup:STEPS+`` before any of them adds a ramp.
-
-    >>> parse_rate("cosine:0.1", start=0.5, steps=100, steps_per_epoch=10)
-    cosine(start=0.5, end=0.05, steps=100)
-    >>> parse_rate("warmup:5+constant", start=0.5, steps=100, steps_per_epoch=10)
-    warmup(of=constant(value=0.5), steps=5)
-    """
-    from dpgrad.mechanism import schedules
-
-    first, plus, rest = text.partition("+")
-    name, *numbers = first.split(":")
-    try:
-        values = [float(number) for number in numbers]
-    except ValueError:
-        raise OptionError(
-            f"learning_rate_schedule {text!r:.80} has a part that is not a number: write {_SPELT}"
-        ) from None
-    match name, values:
-        case "warmup", [ramp] if plus and ramp.is_integer() and not rest.startswith("warmup"):
-            return schedules.warmup(parse_rate(rest, start, steps, steps_per_epoch), int(ramp))
-        case "constant", [] if not plus:
-            return schedules.constant(start)
-        case "linear" | "cosine", [*share] if not plus and len(share) < 2:
-            end = start * _share(share, name)
-            falls: Callable[[float, float, int], Schedule] = (
-                schedules.cosine if name == "cosine" else schedules.decay_then_hold
-            )
-            return falls(start, end, steps)
-        case "decay-then-hold", [*given] if not plus and len(given) < 3:
-            epochs = given[1] if len(given) == 2 else 10.0
-            _validate.positive(**{"epochs of decay-then-hold": epochs})
-            over = max(1, round(min(epochs * steps_per_epoch, 2 * _validate.MOST_STEPS)))  # beyond which it is refused
-            return schedules.decay_then_hold(start, start * _share(given[:1], name), over)
-    raise OptionError(f"learning_rate_schedule must be {_SPELT}, got {text!r:.80}{_validate.meant(name, _RATES)}")
-
-
-_RATES = ("constant", "linear", "cosine", "decay-then-hold", "warmup")
-_SPELT = "constant, linear:SHARE, cosine:SHARE, decay-then-hold:SHARE:EPOCHS, or one warmup:STEPS+ before one of them"
-
-
-def _share(given: list[float], name: str) -> float:
-    share = given[0] if given else _ENDS[name]
-    _validate.unit_interval(**{f"share of learning_rate_schedule {name}": share})
-    return share

@@ -169,6 +169,8 @@ def descend(
     for weight in np.ravel(l2).tolist():
         _validate.non_negative(l2=weight)
     check_momentum(momentum)
+    if mechanism.adaptive_clip is not None:
+        raise OptionError("the convex solvers keep their clip bound: give a mechanism without adaptive_clip")
     rates = schedules.values(learning_rate, mechanism.steps, name="learning_rate")
     secret = Key.fresh() if key is None else Key.of(key)
     divisor, checked = mechanism.divisor, loss.checked(targets, design.rows)

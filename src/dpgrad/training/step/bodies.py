@@ -48,13 +48,15 @@ class Bodies:
         self._work, device = work, work.device
         parameters = trainable(work.model)
         self._groups = work.groups()
-        self._figures = Figures(work.mechanism, self._groups)
+        self._figures = Figures(work.mechanism, self._groups, work.quantile)
         self._release = release(work.model, work.mechanism, self._figures, work.key)
         self._drop = ZeroRows(held(work.model, work.loss, work.rule))
         self._dtype = sum_dtype(next(iter(parameters.values())).dtype)
         used = max(self._groups.values()) + 1 if self._groups else 1
         self._clips = torch.ones(used, 1, dtype=torch.float64, device=device)
         self._clips_are = [1.0] * used
+        self._below = torch.zeros(used, dtype=torch.float64, device=device)  # Σ(bᵢ − ½), where bounds follow norms
+        self._step = 0
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._from_start = torch.zeros((), dtype=torch.int64, device=device)
         self._carried: dict[tuple[Segment, bool], Tensor] = {}  # the sums of the pieces before, of two and of more
@@ -74,6 +76,7 @@ class Bodies:
                 self._clips_are[place] = clip
         if work.average is not None:
             self._from_start.fill_(step - work.start)
+        self._step = step
         self._release.at(step)
 
     def hold(self, count: int) -> None:
@@ -99,6 +102,8 @@ class Bodies:
             with found.scaled(scale, self._groups, self._drop) as scaled:
                 if form.observed:
                     self._observe(scaled, scale, plain, form, dry)
+                if work.quantile is not None and not dry:
+                    self._add_below(_below(scaled, weights.view(-1, wide), self._clips), form)
                 for place, part in enumerate(self._release.parts):
                     if len(part.names) == 1 and part.values <= _SMALL:  # too little to fill a device
                         with lanes.beside(place):
@@ -118,7 +123,8 @@ class Bodies:
     def sums(self, size: int) -> Callable[..., tuple[Tensor, ...]]:
         """The part of `accumulate` that writes nothing, as a function of `inputs`: the sums, part by part.
 
-        Last comes whether every gradient is finite. Elsewhere the sums are worthless: examples are not left out.
+        Where clip bounds follow the norms, the counts of norms below them come next. Last comes whether every
+        gradient is finite. Elsewhere the sums are worthless: examples are not left out.
         """
         form = pytree.tree_structure(self._weighted(size)[0])
         wide = 1 if not self._work.several_rows else width(self.rows)
@@ -129,12 +135,18 @@ class Bodies:
             batch = pytree.tree_unflatten(rows, form)
             each = work.engine_at(0)(work.model, work.loss, batch, weights, wide)
             with each.scaled(work.scale(clips), self._groups, look=False) as scaled:
-                return *(self._summed(part, scaled) for part in self._release.parts), scaled.keep.all()
+                sums = [self._summed(part, scaled) for part in self._release.parts]
+                if work.quantile is not None:
+                    sums.append(_below(scaled, weights.view(-1, wide), clips))
+                return *sums, scaled.keep.all()
 
         return found
 
     def add(self, totals: Sequence[Tensor], form: Form) -> None:
         """What `accumulate` does with the sums of a piece."""
+        if self._work.quantile is not None:
+            *totals, below = totals
+            self._add_below(below, form)
         for part, total in zip(self._release.parts, totals, strict=True):
             self._add(part, total, form, dry=False)
         if form.last:
@@ -142,13 +154,17 @@ class Bodies:
 
     def empty(self) -> None:
         """`accumulate` of a step that has no example, in one piece: noise alone."""
+        self._below.zero_()
         for part in self._release.parts:
             self._release.add(part, torch.zeros(part.values, dtype=self._dtype, device=self._clips.device))
         self._release.finish()
 
     def show(self) -> Mapping[str, Tensor]:
-        """Let every parameter have its ``.grad``; the noisy means by name."""
-        return self._release.show()
+        """Let every parameter have its ``.grad``; the noisy means by name. Clip bounds that follow the norms move."""
+        noisy = self._release.show()
+        if self._work.quantile is not None:
+            self._work.quantile.follow(self._step, self._below)  # it waits for a CUDA device
+        return noisy
 
     def observed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The clipped sums of a step that was observed, and the plain ones. Private."""
@@ -197,6 +213,9 @@ class Bodies:
                 self._totals.update(_kept(self._totals, part.split(total, trainable(self._work.model))))
             self._release.add(part, total)
 
+    def _add_below(self, below: Tensor, form: Form) -> None:
+        self._below.copy_(below) if form.first else self._below.add_(below)
+
     def _carry(self, part: Segment, total: Tensor, form: Form) -> Tensor:
         """Where the sums of the pieces before lie: of two pieces, that of the first in the type in which it came.
 
@@ -225,6 +244,15 @@ class Bodies:
             raw = {name: raw[name] + self._raw[name] for name in names}
         if not dry or not self._raw:
             self._raw.update(_kept(self._raw, raw))
+
+
+def _below(scaled: Scaled, weights: Tensor, clips: Tensor) -> Tensor:
+    """Σ(bᵢ − ½) of each group, where bᵢ says whether the norm of example i is at most its clip bound: (groups,).
+
+    Padding and examples that are left out add nothing. Halves add up without rounding.
+    """
+    counted = (scaled.keep & (weights[:, 0] > 0)).to(torch.float64)
+    return (((scaled.norms <= clips).to(torch.float64) - 0.5) * counted).sum(1)
 
 
 class _Noted:

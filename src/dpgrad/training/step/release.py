@@ -17,6 +17,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Array
 from dpgrad.randomness import device_noise, noise
+from dpgrad.training.step.quantile import Quantile
 
 __all__ = ["Figures", "OnDevice", "OnHost", "Release", "release"]
 
@@ -138,8 +139,10 @@ class OnDevice:
 class Figures:
     """Clip bound and standard deviation of the noise at each step by group, looked up for many steps at once."""
 
-    def __init__(self, mechanism: Mechanism, groups: Mapping[str, int] | None) -> None:
-        self._mechanism, self._groups = mechanism, groups
+    def __init__(
+        self, mechanism: Mechanism, groups: Mapping[str, int] | None, quantile: Quantile | None = None
+    ) -> None:
+        self._mechanism, self._groups, self._quantile = mechanism, groups, quantile
         self._steps = range(0)
         self._clips = self._stds = np.zeros((0, 0))
         self.count = max(1, len(mechanism.groups))
@@ -150,12 +153,17 @@ class Figures:
 
     def clips(self, step: int) -> list[float]:
         """The clip bound of each group."""
+        if self._quantile is not None:
+            return self._quantile.at(step)
         found: list[float] = self._at(step)[0].tolist()
         return found
 
     def stds(self, step: int) -> list[float]:
         """The standard deviation of the noise of each group."""
-        found: list[float] = self._at(step)[1].tolist()
+        clips, stds = self._at(step)
+        if self._quantile is not None:
+            stds = stds / clips * self._quantile.at(step)
+        found: list[float] = stds.tolist()
         return found
 
     def _at(self, step: int) -> tuple[Array, Array]:

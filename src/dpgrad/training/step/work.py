@@ -18,6 +18,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.training import source
 from dpgrad.training.augment import Augment, augmented
+from dpgrad.training.step.quantile import Quantile
 
 __all__ = ["Observed", "Work", "width"]
 
@@ -66,7 +67,12 @@ class Work:
     engine: Engine | None = None  # found before the first step
     iterates: list[Iterate] = field(default_factory=list)
     averages: Average | None = None
+    quantile: Quantile | None = field(init=False)  # where the clip bounds follow the norms
     shapes: dict[str, list[torch.Size]] = field(default_factory=dict)  # of examples, by what makes them
+
+    def __post_init__(self) -> None:
+        follows = self.mechanism.adaptive_clip is not None
+        self.quantile = Quantile(self.mechanism, self.key, self.start) if follows else None
 
     @property
     def device(self) -> torch.device:
@@ -90,11 +96,14 @@ class Work:
 
     def clips(self, step: int) -> Tensor | float:
         """The clip bound, (groups, 1) where there are groups."""
-        groups = self.groups()
+        groups, quantile = self.groups(), self.quantile
         if groups is None:
-            return self.mechanism.clip_at(step)
+            return self.mechanism.clip_at(step) if quantile is None else quantile.latest(step)[0]
         last = max(groups.values())  # groups after it have nothing to clip
-        clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
+        if quantile is not None:
+            clips = quantile.latest(step)[: last + 1]
+        else:
+            clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
         return torch.tensor(clips, dtype=torch.float64, device=self.device)[:, None]
 
     def averages_of(self, rows: int) -> Average | None:
