@@ -15,6 +15,7 @@ Exchanging an example moves both parts twice as far, as `Relation.reach` says. T
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,16 +66,15 @@ class AdaptiveClip:
         if isinstance(text, cls):
             return text
         given: object = text  # a caller may ignore types
-        try:
-            if isinstance(given, bool) or not isinstance(given, str | float | int):
-                raise ValueError
-            values = [float(part) for part in given.split(":")] if isinstance(given, str) else [float(given)]
-            if len(values) > 3:
-                raise ValueError
-        except ValueError:
-            raise OptionError(
-                f"adaptive_clip must be QUANTILE, QUANTILE:RATE or QUANTILE:RATE:NOISE, got {_validate.shown(given)}"
-            ) from None
+        parts = given.split(":") if isinstance(given, str) else [given]
+        values: list[float] = []
+        with suppress(ValueError):
+            values = [
+                float(part) for part in parts if isinstance(part, str | float | int) and not isinstance(part, bool)
+            ]
+        if len(values) != len(parts) or len(values) > 3:
+            shown = _validate.shown(given)
+            raise OptionError(f"adaptive_clip must be QUANTILE, QUANTILE:RATE or QUANTILE:RATE:NOISE, got {shown}")
         return cls(*values)
 
     def following(self, clip: float, noisy_count: float, batch_size: float, start: float | None = None) -> float:
