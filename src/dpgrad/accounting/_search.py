@@ -1,7 +1,6 @@
 """Root searches on a monotone function of one number, for every accountant.
 
-Two searches differ, and stay with what they search: `rdp` has the derivative at no extra cost and takes Newton steps,
-`pld.contour` moves a whole saddle point along with the tilt.
+One search differs, and stays with what it searches: `pld.contour` moves a whole saddle point along with the tilt.
 """
 
 import math
@@ -80,3 +79,26 @@ def root(
         else:
             t = 0.5
     return good, slope
+
+
+def newton(excess: Callable[[float], tuple[float, float]], most: float) -> float:
+    """The c in (0, most] at which a growing function, given with its derivative, is zero; Newton in log c.
+
+    >>> round(newton(lambda c: (c * c - 2, 2 * c), most=10.0), 6)
+    1.414214
+    """
+    low, high, c = 0.0, math.inf, min(4.0, most)
+    for _ in range(100):
+        value, slope = excess(c)
+        low, high = (low, c) if value > 0 else (c, high)
+        if low >= most or high < 1e-12:
+            break
+        move = -value / (slope * c) if slope * c > 0 else math.copysign(math.inf, -value)
+        following = c * math.exp(min(max(move, -2.0), 2.0))
+        if not low < following < high:
+            following = math.sqrt(low * high) if low > 0 else high / 8
+        following = min(following, most)
+        if abs(following - c) <= 1e-8 * c:
+            break
+        c = following
+    return c

@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, assert_never, get_args
 
 from dpgrad import _validate
+from dpgrad.accounting.trials import Trials, trials_from_dict, trials_to_dict
 from dpgrad.errors import AccountingError, OptionError
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Priced",
     "Relation",
     "Repeat",
+    "Selection",
     "Shifted",
     "Shuffle",
     "Total",
@@ -216,6 +218,33 @@ class Pinned:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """The best of a random number of trials, each of which is one of ``events``, drawn uniformly.
+
+    ``trials`` is the law of their number (`dpgrad.accounting.trials`). Only the best trial is released: neither the
+    others nor how many there were. Accountant rdp prices it (Papernot and Steinke, 2022).
+
+    >>> from dpgrad.accounting.trials import PoissonTrials
+    >>> Selection((Gaussian(9.0), Repeat(Gaussian(20.0), 4)), PoissonTrials(5.0)).trials.mean
+    5.0
+    """
+
+    events: tuple["Event", ...]
+    trials: Trials
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))
+        if not self.events:
+            raise AccountingError("a selection needs at least one event to choose from")
+        for event in self.events:
+            _known(event)
+        if not isinstance(self.trials, Trials):
+            raise AccountingError(
+                f"trials must be a law of dpgrad.accounting.trials, got {_validate.shown(self.trials)}"
+            )
+
+
+@dataclass(frozen=True)
 class Repeat:
     """``event`` applied ``count`` times with fresh randomness; each may depend on earlier outputs."""
 
@@ -245,7 +274,7 @@ Counted = TypeVar("Counted")
 Total = TypeVar("Total")
 Priced = TypeVar("Priced", bound=Hashable)
 Noised = Gaussian | Poisson | FixedSize | Shuffle | Pinned
-Leaf = Noised | Approximate | Shifted
+Leaf = Noised | Approximate | Shifted | Selection
 Event = Leaf | Repeat | Compose
 
 NOTHING = Compose(())
@@ -378,6 +407,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             return {"type": "shifted", "shift": shift, "event": to_dict(inner)}
         case Pinned(inner, relation):
             return {"type": "pinned", "relation": relation.value, "event": to_dict(inner)}
+        case Selection(events, trials):
+            return {"type": "selection", "events": [to_dict(e) for e in events], "trials": trials_to_dict(trials)}
         case Repeat(inner, count):
             return {"type": "repeat", "count": count, "event": to_dict(inner)}
         case Compose(events):
@@ -394,6 +425,7 @@ _FIELDS: dict[str, tuple[type, frozenset[str]]] = {
     "approximate": (Approximate, frozenset({"epsilon", "delta", "relation"})),
     "shifted": (Shifted, frozenset({"shift", "event"})),
     "pinned": (Pinned, frozenset({"relation", "event"})),
+    "selection": (Selection, frozenset({"events", "trials"})),
     "repeat": (Repeat, frozenset({"event", "count"})),
     "compose": (Compose, frozenset({"events"})),
 }
@@ -416,6 +448,8 @@ def from_dict(data: object) -> Event:
         if not isinstance(given["events"], list):
             raise AccountingError(f"events must be a list, got {_validate.shown(given['events'])}")
         given["events"] = tuple(from_dict(e) for e in given["events"])
+    if "trials" in given:
+        given["trials"] = trials_from_dict(given["trials"])
     event: Event = kind(**given)
     return event
 
@@ -457,3 +491,5 @@ def describe(event: Event) -> Iterator[str]:
                 yield f"{count:,} × objective perturbation, noise multiplier {z:g}, loss shifted by {shift:g}"
             case Pinned(Gaussian(z), relation):
                 yield f"{count:,} × Gaussian under {relation}, noise multiplier {z:g}"
+            case Selection(events, trials):
+                yield f"{count:,} × the best of a random number of trials ({trials}) of {len(events):,} settings"

@@ -15,6 +15,7 @@ from dpgrad.accounting.events import (
     Pinned,
     Poisson,
     Relation,
+    Selection,
     Shifted,
     Shuffle,
     leaves,
@@ -76,6 +77,7 @@ _SAMPLING: dict[type, str] = {
     Approximate: "a release known to be (ε, δ)-private",
     Shifted: "objective perturbation",
     Pinned: "full batch",
+    Selection: "the best of a random number of trials",
 }
 UNIT = "row"  # what is protected, unless something else is named
 

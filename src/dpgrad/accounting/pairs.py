@@ -48,6 +48,7 @@ from dpgrad.accounting.events import (
     Pinned,
     Poisson,
     Relation,
+    Selection,
     Shifted,
     Shuffle,
 )
@@ -254,5 +255,7 @@ def of(leaf: Leaf, relation: Relation, direction: Kind, group: int = 1) -> Pair:
             raise AccountingError(
                 f"{type(leaf).__name__} has no price by this accountant: use accountant pld, exact or rdp"
             )
+        case Selection():
+            raise AccountingError("a selection among trials has no price by this accountant: use accountant rdp")
         case _:
             raise AccountingError(f"unknown event {leaf!r}: no pair is known to dominate it")

@@ -29,7 +29,7 @@ K(c) = log (e^{(1+c)ε} + e^{−cε})/(1 + e^ε); a shifted one s + max(0, G), K
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,10 +37,11 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from dpgrad import _validate
-from dpgrad.accounting import exact, pairs
-from dpgrad.accounting.events import Approximate, Event, Leaf, Relation, Shifted, tally
+from dpgrad.accounting import _search, exact, pairs
+from dpgrad.accounting.events import Approximate, Event, Leaf, Relation, Selection, Shifted, tally
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
+from dpgrad.accounting.selection import Selected
 from dpgrad.errors import AccountingError, OptionError
 
 __all__ = ["CLASSIC", "NAME", "Curve", "RdpProfile", "account", "classic", "tilts"]
@@ -242,7 +243,7 @@ class _Positive:
         return c * self.shift + both + lost, self.shift + share * slope, share * (bend + (1 - share) * slope**2)
 
 
-_Closed = _Pure | _Positive
+_Closed = _Pure | _Positive | Selected
 _Priced = Pair | _Closed
 
 
@@ -275,7 +276,7 @@ class RdpProfile:
             value, slope = c * k.slope - k.value - target, c * k.curvature
             return (value + math.log1p(c), slope + 1 / (1 + c)) if self.improved else (value, slope)
 
-        return 1 + _root(excess, self.curves[0].most)
+        return 1 + _search.newton(excess, self.curves[0].most)
 
     def epsilon(self, delta: float) -> float:
         """The ε at ``delta``, at the best order; zero where the conversion would be negative."""
@@ -293,7 +294,7 @@ class RdpProfile:
             value, slope = k.slope - epsilon, k.curvature
             return (value - math.log1p(1 / c), slope + 1 / (c * (1 + c))) if self.improved else (value, slope)
 
-        c = _root(excess, self.curves[0].most)
+        c = _search.newton(excess, self.curves[0].most)
         return max(math.exp(min(self._convex(c) - c * epsilon, 0.0)), sys.float_info.min)
 
     def _worst(self, c: float) -> float:
@@ -347,24 +348,7 @@ def _price(relation: Relation, direction: Kind, leaf: Leaf) -> _Priced:
             return _Pure(epsilon) if epsilon else Pair(direction, 0.0, 1.0)  # it sees no row
         case Shifted(shift, inner):
             return _Positive(shift, math.sqrt(exact.precision(inner, relation)))
+        case Selection(events, law):
+            return Selected([_curves(event, relation) for event in events], law)
         case _:
             return pairs.of(leaf, relation, direction)
-
-
-def _root(excess: Callable[[float], tuple[float, float]], most: float) -> float:
-    """The c in (0, most] at which a growing function, given with its derivative, is zero; Newton in log c."""
-    low, high, c = 0.0, math.inf, min(4.0, most)
-    for _ in range(100):
-        value, slope = excess(c)
-        low, high = (low, c) if value > 0 else (c, high)
-        if low >= most or high < 1e-12:
-            break
-        move = -value / (slope * c) if slope * c > 0 else math.copysign(math.inf, -value)
-        following = c * math.exp(min(max(move, -2.0), 2.0))
-        if not low < following < high:
-            following = math.sqrt(low * high) if low > 0 else high / 8
-        following = min(following, most)
-        if abs(following - c) <= 1e-8 * c:
-            break
-        c = following
-    return c

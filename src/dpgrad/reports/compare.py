@@ -17,6 +17,7 @@ from dpgrad.accounting.events import (
     Noised,
     Relation,
     Repeat,
+    Selection,
     Shifted,
     leaves,
 )
@@ -106,7 +107,7 @@ def coarse(event: Event, grid: int = 1000, most: int = MANY) -> Event:
         return event
     counts: Counter[Leaf] = Counter()
     for leaf, count in distinct.items():
-        if isinstance(leaf, Approximate | Shifted):
+        if isinstance(leaf, Approximate | Shifted | Selection):
             counts[leaf] += count
             continue
         z = leaf.noise_multiplier if isinstance(leaf, Gaussian) else leaf.event.noise_multiplier
