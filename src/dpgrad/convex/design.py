@@ -12,11 +12,12 @@ b the constant of the intercept. Solvers need three things of it: scores, sums o
 [[1.4], [0.7]]
 """
 
+import contextlib
 import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,10 +27,13 @@ from dpgrad import _validate
 from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, OptionError
 
-__all__ = ["CompensatedSum", "Design", "Matrix", "Rule", "blocks", "factors", "shortened"]
+__all__ = [
+    "CompensatedSum", "Design", "Matrix", "Part", "Rows", "Rule", "blocks", "factors", "shortened", "single_threaded",
+]  # fmt: skip
 
 Rule: TypeAlias = Literal["clip", "normalise"]
 Matrix: TypeAlias = Any  # a dense array or a scipy CSR array: scipy has no types
+Part: TypeAlias = "Callable[[Design, Any], Array]"  # what some rows and their targets add to a sum over all
 _LEAST, _MOST = 1e-18, 1e18  # norms of rows that survive a product in float32
 _BLOCK = 1 << 17  # numbers in a block of rows
 _HEIGHT = 1 << 11  # rows in a block: summing h numbers in float64 errs by h²·2⁻⁵³ of the largest
@@ -45,6 +49,21 @@ def _pools() -> Any:
     return ThreadpoolController().select(user_api="blas")
 
 
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """Matrix products on one thread each, for the time of a ``with`` block.
+
+    >>> with single_threaded():
+    ...     scores = np.ones((2, 2)) @ np.ones((2, 2))
+    """
+    pools = _pools()
+    if all(pool.num_threads == 1 for pool in pools.lib_controllers):  # setting it takes longer than asking
+        yield
+        return
+    with pools.limit(limits=1):
+        yield
+
+
 def _on_one_thread(
     product: "Callable[Concatenate[Design, _Given], Array]",
 ) -> "Callable[Concatenate[Design, _Given], Array]":
@@ -55,13 +74,52 @@ def _on_one_thread(
 
     @functools.wraps(product)
     def pinned(design: "Design", /, *args: _Given.args, **kwargs: _Given.kwargs) -> Array:
-        pools = _pools()
-        if all(pool.num_threads == 1 for pool in pools.lib_controllers):  # setting it takes longer than asking
-            return product(design, *args, **kwargs)
-        with pools.limit(limits=1):
+        with single_threaded():
             return product(design, *args, **kwargs)
 
     return pinned
+
+
+class Rows(Protocol):
+    """What a solver asks of rows, in memory (`Design`) or in blocks (`chunked.ChunkedDesign`): sums over all of them.
+
+    >>> Rows.added.__name__
+    'added'
+    """
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+
+    @property
+    def features(self) -> int:
+        """How many coefficients an output has, the intercept among them."""
+
+    @property
+    def radius(self) -> float:
+        """The norm that rows are clipped or normalised to."""
+
+    @property
+    def intercept(self) -> float:
+        """The constant of the last column, 0 for none."""
+
+    @property
+    def bound(self) -> float:
+        """No row is longer, whatever the data."""
+
+    @property
+    def slack(self) -> float:
+        """What rounding may add to one row's part in a sum, relative to its bound."""
+
+    @property
+    def accuracy(self) -> float:
+        """How far, relative to the largest, rounding may carry scores."""
+
+    def precise(self) -> "Rows":
+        """The same rows with scores in float64."""
+
+    def added(self, part: Part, targets: Any = None, rows: NDArray[np.int64] | None = None) -> Array:
+        """The sum over all rows, or over those chosen, of what ``part`` computes of some and their targets."""
 
 
 class Design:
@@ -110,6 +168,7 @@ class Design:
         self._map = None if linear_map is None else _finite("linear_map", linear_map, (columns, None))
         self._factors = factors(lengths, self.radius, rule)
         self._blocks = tuple(blocks(self._matrix))
+        self._known: dict[tuple[Any, bytes], Array] = {}
         self.norms = np.hypot(self._mapped_norms(lengths * self._factors), self.intercept)
 
     @property
@@ -174,6 +233,34 @@ class Design:
             found[place] = self._block_scores(place, block, weights, shift)
         return found
 
+    def recalled(self, coefficients: Array) -> Array:
+        """`scores`, of which the last two are kept: a line search asks for the same ones again.
+
+        >>> design = Design([[1.0, 2.0]], radius=9.0)
+        >>> design.recalled(np.ones((2, 1))) is design.recalled(np.ones((2, 1)))
+        True
+        """
+        name = self._dtype, coefficients.tobytes()
+        if name not in self._known:
+            found = self.scores(coefficients)
+            while len(self._known) > 1:
+                del self._known[next(iter(self._known))]
+            self._known[name] = found
+        return self._known[name]
+
+    def added(self, part: Part, targets: Any = None, rows: NDArray[np.int64] | None = None) -> Array:
+        """The sum over all rows, or over those chosen, of what ``part`` computes of some rows and their targets.
+
+        Rows in memory are one such part; a solver that asks for its sums in this way also runs on rows in blocks.
+
+        >>> design = Design([[1.0], [2.0]], radius=9.0)
+        >>> design.added(lambda part, targets: part.gathered(targets[:, None]), np.array([1.0, 3.0])).tolist()
+        [[7.0]]
+        """
+        if rows is None:
+            return part(self, targets)
+        return part(self.taken(rows), None if targets is None else targets[rows])
+
     @_on_one_thread
     def gathered(self, residuals: Array) -> Array:
         """The sum of all rows, each times its residual: Xᵀr, (features, outputs).
@@ -208,7 +295,7 @@ class Design:
         part = copy.copy(self)
         part._matrix = self._matrix[chosen]
         part._factors, part.norms = self._factors[chosen], self.norms[chosen]
-        part._blocks = tuple(blocks(part._matrix))
+        part._blocks, part._known = tuple(blocks(part._matrix)), {}
         return part
 
     def _unfolded(self, coefficients: Array) -> tuple[NDArray[Any], Array]:

@@ -118,7 +118,7 @@ class Errors:
 
 
 def curvature(design: Design, bends: Array) -> Array:
-    """S = Σᵢ hᵢ·xᵢ·xᵢᵀ, before any noise: (features, features), by a few columns at a time.
+    """S = Σᵢ hᵢ·xᵢ·xᵢᵀ, before any noise: (features, features), by a few columns at a time; of some rows, their part.
 
     Guarantee: the sensitivity of `Curvature`, where no ``bends`` times the squared norm of its row exceeds ``most``;
     summed in float64, and lowered by what rounding there may add.

@@ -3,6 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax, logsumexp
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import accuracy_score
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -17,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpgrad import _validate
 from dpgrad.accounting.events import Event
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.convex import chunked
 from dpgrad.convex.estimators import extras, rows, solvers
 from dpgrad.convex.estimators.privacy import (
     FitPrivacy,
@@ -30,6 +33,7 @@ from dpgrad.convex.estimators.privacy import (
 )
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
+from dpgrad.convex.opened import blockwise, in_memory
 from dpgrad.convex.solvers import auto
 from dpgrad.convex.solvers.solved import Release
 from dpgrad.convex.weighted import Weighted
@@ -107,7 +111,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS)
         delta = delta_for(self.delta, X.shape[0])
         if self.classes is None:  # where they are named `_encoded` refuses all else, and scikit-learn warns by y
-            check_classification_targets(y)
+            check_classification_targets(y.different() if isinstance(y, chunked.Labels) else y)
             warnings.warn(
                 "classes were read from y, which the guarantee does not cover: name them, classes=[...]",
                 PrivacyWarning,
@@ -170,18 +174,25 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
             () if outcome.found.unsettled is None else (outcome.found.unsettled,),
         )
 
+    @blockwise
     def decision_function(self, X: Any) -> Array:
         """The scores of raw rows, clipped or normalised as those of the fit were: (n,) for two classes, else (n, K)."""
         check_is_fitted(self)
         X = rows.canonical(rows.validated(self, X, reset=False))
         scores = solvers.design(X, self.radius_).scores(self.coef_.T) + self.intercept_
-        return scores[:, 0] if len(self.classes_) == 2 else scores
+        return np.asarray(scores[:, 0] if len(self.classes_) == 2 else scores)
 
+    @blockwise
     def predict(self, X: Any) -> NDArray[Any]:
         """The class with the largest score."""
         scores = self.decision_function(X)
         places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[places])
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The accuracy of the predictions. These rows are not protected; lazy labels and predictions are computed."""
+        truth, found, weights = in_memory(y, self.predict(X), sample_weight)
+        return float(accuracy_score(truth, found, sample_weight=weights))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -246,10 +257,12 @@ class DPLogisticRegression(extras.Inferred, LinearClassifier):
     def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
         return Logistic() if classes == 2 or self.solver in solvers.BINARY else Softmax(classes)
 
+    @blockwise
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class: (n, K); see `predict_log_proba`."""
-        return np.exp(self.predict_log_proba(X))
+        return np.asarray(np.exp(self.predict_log_proba(X)))
 
+    @blockwise
     def predict_log_proba(self, X: Any) -> Array:
         """The logarithm of the probability of each class: (n, K).
 
@@ -289,23 +302,30 @@ class DPLinearSVC(LinearClassifier):
         return HuberSvm() if classes == 2 or self.solver in solvers.BINARY else Joint(HuberSvm(), classes)
 
 
-def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _encoded(y: Any, classes: ArrayLike | None) -> tuple[NDArray[Any], Any]:
     """The classes in order, and the place of each row's label among them; no label is repeated in an error.
 
     Guarantee: the place of a label depends on that label and the classes alone. Whole numbers of 2⁵³ and more are
     refused as classes: one label that is not whole makes all of them floats, which cannot tell such numbers apart.
     """
     if classes is None:
-        present, places = _ordered(y, "y holds labels that cannot be put in order: use text or numbers alone")
+        found = y.different() if isinstance(y, chunked.Labels) else y
+        present, places = _ordered(found, "y holds labels that cannot be put in order: use text or numbers alone")
         if len(present) < 2:
             raise DataError("y holds one class: at least 2 are needed; name all that could occur, classes=[...]")
         _refuse_large(present, "y holds labels")
-        return present, places
+        return present, y.mapped(partial(_placed, known=present)) if isinstance(y, chunked.Labels) else places
     refused = f"classes must be a list of at least 2 different labels, text or numbers, got {_validate.shown(classes)}"
     known, _ = _ordered(np.asarray(classes), refused)
     if np.ndim(classes) != 1 or len(known) != np.size(classes) or len(known) < 2:
         raise DataError(refused)
     _refuse_large(known, "classes holds numbers")
+    found = chunked.applied(partial(_placed, known=known), y)
+    return known, found.tested() if isinstance(found, chunked.Labels) else found
+
+
+def _placed(y: NDArray[Any], known: NDArray[Any]) -> NDArray[np.int64]:
+    """The place of each label among the classes."""
     numbers = {label: number for number, label in enumerate(known.tolist())}
     if y.dtype == object:  # labels of several kinds have no order
         found = np.array([numbers.get(label, -1) if isinstance(label, Hashable) else -1 for label in y.tolist()])
@@ -314,7 +334,7 @@ def _encoded(y: NDArray[Any], classes: ArrayLike | None) -> tuple[NDArray[Any], 
         found = np.array([numbers.get(label, -1) for label in present.tolist()])[places]
     if (found < 0).any():
         raise DataError(f"y holds labels that are not among the {len(known)} classes: name all that could occur")
-    return known, found
+    return found
 
 
 def _refuse_large(labels: NDArray[Any], told: str) -> None:

@@ -1,6 +1,7 @@
 """Private Poisson regression for scikit-learn."""
 
 import math
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,10 +12,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.convex import chunked
 from dpgrad.convex.estimators import extras, rows, solvers
 from dpgrad.convex.estimators.privacy import Reported, charging
 from dpgrad.convex.estimators.targets import ended, given
 from dpgrad.convex.losses import Array, Counts
+from dpgrad.convex.opened import blockwise, in_memory
 
 __all__ = ["DPPoissonRegressor"]
 
@@ -86,7 +89,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         _validate.non_negative(alpha=self.alpha)
         fitted = given(self, X, y, least=0)
         low, high, fit_intercept = fitted.low, fitted.high, fitted.fit_intercept
-        targets = np.clip(np.clip(fitted.y.astype(np.float64), low, high) / high, 0, 1)
+        targets = chunked.applied(partial(_scaled, low=low, high=high), fitted.y)
         # in units of the largest count; an intercept holds its logarithm, and an offset where there is none
         loss, raised = Counts(0.0 if fit_intercept else -math.log(high)), math.log(high) if fit_intercept else 0.0
         task = solvers.Task(
@@ -111,6 +114,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         found = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         return {**found, "l2": np.vstack([penalty, [[0.0]]]) if self.fit_intercept else penalty}
 
+    @blockwise
     def predict(self, X: Any) -> Array:
         """The expected target of raw rows, clipped or normalised as those of the fit were; within ``target_bounds``."""
         check_is_fitted(self)
@@ -122,10 +126,16 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """D² of the predictions: 1 for the true targets, 0 for their mean; these rows are not protected."""
-        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+        truth, found, weights = in_memory(y, self.predict(X), sample_weight)
+        return float(d2_tweedie_score(truth, found, sample_weight=weights, power=1))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.target_tags.positive_only = True
         return tags
+
+
+def _scaled(y: Array, *, low: float, high: float) -> Array:
+    """Targets clipped to their bounds, in units of the largest."""
+    return np.clip(np.clip(y, low, high) / high, 0, 1)

@@ -10,6 +10,7 @@ standard errors need.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation
-from dpgrad.convex.design import Matrix
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Design, Matrix
 from dpgrad.convex.estimators import solvers
 from dpgrad.convex.estimators.solvers import Found, Task
 from dpgrad.convex.inference import (
@@ -138,6 +140,11 @@ def class_counts(places: NDArray[np.int64], classes: int) -> Array:
     >>> class_counts(np.array([0, 2, 2]), 3).tolist()
     [1.0, 0.0, 2.0]
     """
+    counted = partial(_counted, classes=classes)
+    return places.added(counted) if isinstance(places, chunked.Labels) else counted(places)
+
+
+def _counted(places: NDArray[np.int64], classes: int) -> Array:
     return np.bincount(places, minlength=classes).astype(np.float64)
 
 
@@ -317,14 +324,17 @@ def _measured(
     own = Key(key.derive("standard errors"), reproducible=key.reproducible)
     curved, errors = _plans(task, split, isinstance(found.spread, Moments))
     loss: Any = task.loss
-    scores, checked = design.scores(found.weights), loss.checked(_signed(targets, task), design.rows)
+    coded = chunked.applied(solvers.signed, targets) if task.classes == 2 else targets
+    checked = chunked.checked(loss, coded, design.rows)
     if isinstance(found.spread, Moments):
         total, std = found.spread.moment, found.spread.moment_std
     else:
         assert curved is not None
-        total, std = curved.noisy(curvature(design, loss.curvatures(scores, checked)), own), curved.std
+        bent = design.added(partial(_bent, loss=loss, at=found.weights), checked)
+        total, std = curved.noisy(bent, own), curved.std
     if errors is not None:
-        noisy = errors.noisy(squared_errors(scores[:, 0] - checked, errors.bound), own)
+        missed = design.added(partial(_missed, bound=errors.bound, at=found.weights), checked)
+        noisy = errors.noisy(float(missed[0]), own)
         # what is not told from noise is taken to be the noise, which errs to the safe side
         dispersion = max(noisy, errors.std) / max(design.rows - design.features, 1)
     weights, constant = found.weights[:, 0], design.intercept
@@ -332,9 +342,14 @@ def _measured(
     return Measured(weights, found.spread, total, std, dispersion, design.rows, constant, reach, **scaling)
 
 
-def _signed(targets: Targets, task: Task) -> Targets:
-    """Class indices as −1 and +1; other targets as they are."""
-    return 2.0 * targets - 1 if task.classes == 2 else targets
+def _bent(design: Design, targets: Targets, *, loss: Any, at: Array) -> Array:
+    """The curvature of some rows."""
+    return curvature(design, loss.curvatures(design.scores(at), targets))
+
+
+def _missed(design: Design, targets: Targets, *, bound: float, at: Array) -> Array:
+    """The squared errors of some rows."""
+    return np.array([squared_errors(design.scores(at)[:, 0] - targets, bound)])
 
 
 def _errors_part(task: Task, moment: bool) -> float:

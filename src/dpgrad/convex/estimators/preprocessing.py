@@ -1,6 +1,7 @@
 """Rows prepared for private models: by a public rule that costs nothing, or by statistics that are released."""
 
 import math
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from dpgrad.accounting import exact
 from dpgrad.accounting.events import NOTHING, Gaussian, Relation
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.convex import chunked
 from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.privacy import (
@@ -27,6 +29,7 @@ from dpgrad.convex.estimators.privacy import (
     relation_of,
 )
 from dpgrad.convex.losses import Array
+from dpgrad.convex.opened import blockwise
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
 from dpgrad.errors import BudgetSpentError, DataError, OptionError
@@ -70,6 +73,7 @@ class RowNormalizer(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         )  # fmt: skip
         return self
 
+    @blockwise
     def transform(self, X: Any) -> Matrix:
         """The scaled rows, in a new array."""
         self._check()
@@ -178,6 +182,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         )  # fmt: skip
         return self
 
+    @blockwise
     def transform(self, X: Any) -> Matrix:
         """The rows clipped to the bounds, less the mean, divided by the scale; in a new array."""
         check_is_fitted(self)
@@ -189,6 +194,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
             return _with_data(X, clipped / scale[X.indices])
         return ((np.clip(X, self.low_, self.high_) - shift) / scale).astype(X.dtype, copy=False)
 
+    @blockwise
     def inverse_transform(self, X: Any) -> Matrix:
         """Scaled rows in the units of the data; what was clipped does not come back."""
         check_is_fitted(self)
@@ -212,7 +218,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
 
 def _refuse_dense(X: Matrix, centred: bool, low: Array, high: Array) -> None:
     """Refuse sparse rows that would become dense."""
-    if not sparse.issparse(X):
+    if not (X.sparse if isinstance(X, chunked.Chunks) else sparse.issparse(X)):
         return
     if centred:
         raise DataError("sparse rows cannot be centred without making them dense: with_mean=False")
@@ -232,6 +238,13 @@ def moment_sums(X: Matrix, low: Array, high: Array) -> Array:
     >>> moment_sums(np.array([[0.0], [4.0], [9.0]]), np.array([0.0]), np.array([8.0])).tolist()
     [[0.0], [-1.0]]
     """
+    if isinstance(X, chunked.Chunks):
+        return X.added(partial(_block_sums, low=low, high=high))
+    return _block_sums(X, None, low=low, high=high)
+
+
+def _block_sums(X: Matrix, labels: None, *, low: Array, high: Array) -> Array:
+    """The sums over rows in memory."""
     total = CompensatedSum((2, X.shape[1]))
     for _, block in blocks(X):
         if sparse.issparse(block):

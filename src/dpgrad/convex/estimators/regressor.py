@@ -1,18 +1,22 @@
 """Private linear regression for scikit-learn."""
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
+from dpgrad.convex import chunked
 from dpgrad.convex.estimators import extras, rows, solvers
 from dpgrad.convex.estimators.privacy import Reported, charging
 from dpgrad.convex.estimators.targets import ended, given
 from dpgrad.convex.losses import Array, Squared
+from dpgrad.convex.opened import blockwise, in_memory
 
 __all__ = ["OPTIONS", "DPLinearRegression"]
 
@@ -90,7 +94,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
             middle, half = low + (high - low) / 2, (high - low) / 2
         else:  # a row of zeros has the target 0, wherever the bounds lie
             middle, half = 0.0, max(abs(low), abs(high))
-        targets = np.clip((np.clip(fitted.y.astype(np.float64), low, high) - middle) / half, -1, 1)
+        targets = chunked.applied(partial(_scaled, low=low, high=high, middle=middle, half=half), fitted.y)
         charge = charging(self.ledger, fitted.relation, type(self).__name__)
         task = solvers.Task(
             Squared(bound=1.0), 0, fitted.epsilon, fitted.delta, fitted.relation, fitted.radius, fit_intercept, charge
@@ -108,6 +112,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         ended(self, fitted, outcome, key, f"linear regression, solver {self.solver}")
         return self
 
+    @blockwise
     def predict(self, X: Any) -> Array:
         """The expected target of raw rows, clipped or normalised as those of the fit were; within ``target_bounds``."""
         check_is_fitted(self)
@@ -115,10 +120,20 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         found = solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
         return np.clip(found, *self.target_bounds_)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R² of the predictions. These rows are not protected; lazy targets and predictions are computed."""
+        truth, found, weights = in_memory(y, self.predict(X), sample_weight)
+        return float(r2_score(truth, found, sample_weight=weights))
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _scaled(y: Array, *, low: float, high: float, middle: float, half: float) -> Array:
+    """Targets clipped to their bounds, from −1 to 1."""
+    return np.clip((np.clip(y, low, high) - middle) / half, -1, 1)
 
 
 OPTIONS = ("max_iter", "learning_rate", "clip", "l2", "momentum")

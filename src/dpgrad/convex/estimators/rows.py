@@ -1,15 +1,20 @@
 """What every estimator does with its input: validate it as scikit-learn does, and never repeat a value of it."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 from sklearn import config_context
+from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from dpgrad import _processes, _validate
+from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix, blocks, shortened
+from dpgrad.convex.opened import opened
+from dpgrad.convex.passes import lazy
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
 
@@ -80,6 +85,8 @@ def unweighted(name: str) -> str:
 def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **checks: Any) -> Any:
     """`validate_data` for finite numbers, dense or CSR, less the values that its errors repeat.
 
+    Rows that Dask holds are read once, block by block in the same way, and returned as `chunked.Chunks`.
+
     Input is checked to be finite whatever scikit-learn is configured to assume: one row that is not would show in every
     result. Its sums may overflow on the way, of which nothing is said.
 
@@ -87,6 +94,8 @@ def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **che
     that is not whole makes all of them floats, so every type of number is read by way of float64 (`narrowed`). Types
     that change what a number means, dates with their units and text, are refused.
     """
+    if lazy(X):
+        return _opened(estimator, X, dtype, checks)
     try:
         X = _numbers(X)
         if isinstance(y := checks.get("y"), np.ndarray) and y.dtype.kind == "T":  # which scikit-learn does not know
@@ -108,6 +117,34 @@ def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **che
         if "argument must be" in str(error):
             raise TypeError(f"X and y must hold numbers, {error}: convert them first") from None
         raise
+
+
+class _Reader(BaseEstimator):  # type: ignore[misc]
+    """What a block is validated for."""
+
+
+def _opened(estimator: Any, X: Any, dtype: tuple[type, ...], checks: dict[str, Any]) -> Any:
+    """The rows of Dask's blocks, and their labels where there are any to be checked."""
+    shape = getattr(X, "shape", (0, 0))
+    one: Any = np.zeros((1, shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 1))
+    if hasattr(X, "columns"):
+        _numbers(X._meta)
+        one = X._meta_nonempty[:1]
+    if "y" in checks and checks["y"] is None:
+        validate_data(estimator, one, y=None)  # raises
+    validate_data(estimator, one, skip_check_array=True)
+    labels = checks.pop("y", None)
+    found, held = opened(X, labels, partial(_read, dtype=dtype, checks=checks))
+    return found if labels is None else (found, held)
+
+
+def _read(block: Any, labels: Any, *, dtype: tuple[type, ...], checks: dict[str, Any]) -> tuple[Matrix, Any]:
+    """A block of rows as models use them: in float32, for those that take every type of number."""
+    treated = narrowed if dtype is NUMBERS or dtype == NUMBERS else canonical
+    if labels is None:
+        return treated(validated(_Reader(), block, dtype=dtype)), None
+    rows, found = validated(_Reader(), block, dtype=dtype, y=labels, **checks)
+    return treated(rows), found
 
 
 def _numbers(X: Any) -> Any:
@@ -165,6 +202,8 @@ def narrowed(X: Matrix) -> Matrix:
     >>> bool(narrowed(whole) == narrowed(whole.astype(float)))
     True
     """
+    if isinstance(X, chunked.Chunks):  # a worker narrows what it reads
+        return X
     found = canonical(X)
     if found.dtype == np.float32:
         return found
@@ -281,8 +320,10 @@ def key_of(random_state: object, estimator: str) -> Key:
 
 def table_facts(X: Matrix) -> tuple[str, ...]:
     """What is assumed public of any table: what it takes to be accepted."""
+    divided = ("how many rows each block of Dask's has",) if isinstance(X, chunked.Chunks) else ()
     return (
         f"the number of rows, {X.shape[0]:,}, and of columns, {X.shape[1]:,}, and the names and types of the columns",
+        *divided,
         "that every value is a finite number",
     )
 

@@ -19,7 +19,8 @@ import numpy as np
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Relation, Repeat
-from dpgrad.convex.design import Design, Matrix, Rule
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Design, Matrix, Rows, Rule
 from dpgrad.convex.inference import LEFT, STRAIGHT, Descended, Moments, Perturbed, Spread
 from dpgrad.convex.losses import Array, Counts, Loss, Squared, Targets
 from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
@@ -45,6 +46,7 @@ __all__ = [
     "Task",
     "design",
     "prepared_rows",
+    "signed",
     "solve",
     "unfolded",
     "unweighted",
@@ -107,10 +109,14 @@ class Found:
     spread: Spread | None = None
 
 
-def design(rows: Matrix, radius: float | None, intercept: float = 0.0) -> Design:
-    """The rows clipped to ``radius``, or normalised without one."""
+def design(rows: Matrix, radius: float | None) -> Design:
+    """Rows in memory, clipped to ``radius`` or normalised without one."""
+    return Design(rows, **_treated(radius))
+
+
+def _treated(radius: float | None) -> dict[str, Any]:
     rule: Rule = "normalise" if radius is None else "clip"
-    return Design(rows, radius=1.0 if radius is None else radius, rule=rule, intercept=intercept)
+    return {"radius": 1.0 if radius is None else radius, "rule": rule}
 
 
 def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
@@ -124,7 +130,7 @@ def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Opt
     if name in BINARY and isinstance(task.loss, Weighted):
         raise OptionError(unweighted(str(name)))
     if task.loss.outputs == 1 and task.classes == 2:
-        targets = 2.0 * targets - 1
+        targets = chunked.applied(signed, targets)
     unused = sorted(set(options) - taken)
     if unused:
         raise OptionError(f"solver {name} does not use {', '.join(unused)}: leave {unused[0]} at None")
@@ -183,12 +189,22 @@ def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
     return _descended(name, sgd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
-def prepared_rows(rows: Matrix, task: Task) -> Design:
+def prepared_rows(rows: Matrix, task: Task) -> Rows:
     """The rows, with a constant column as long as they are where an intercept is learned."""
-    return design(rows, task.radius, (task.radius or 1.0) if task.fit_intercept else 0.0)
+    constant = (task.radius or 1.0) if task.fit_intercept else 0.0
+    return chunked.designed(rows, **_treated(task.radius), intercept=constant)
 
 
-def _pace(prepared: Design, clip: float, mu: float, task: Task, options: Options) -> Pace:
+def signed(places: Targets) -> Array:
+    """Places 0 and 1 of two classes as −1 and +1.
+
+    >>> signed(np.array([0, 1])).tolist()
+    [-1.0, 1.0]
+    """
+    return np.asarray(2.0 * places - 1)
+
+
+def _pace(prepared: Rows, clip: float, mu: float, task: Task, options: Options) -> Pace:
     """The pace that public numbers suggest; that of the paper, 100 plain steps, where a learning rate is given."""
     rate, steps, momentum = (options.get(name) for name in ("learning_rate", "max_iter", "momentum"))
     if momentum is not None:
@@ -210,7 +226,7 @@ def _pace(prepared: Design, clip: float, mu: float, task: Task, options: Options
 def _descended(
     name: str,
     solve: Callable[..., Solved],
-    prepared: Design,
+    prepared: Rows,
     targets: Targets,
     mechanism: Mechanism,
     pace: Pace,
@@ -263,10 +279,16 @@ def _unsettled(path: Path, pace: Pace) -> str | None:
 def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
     """Output perturbation after ``max_iter`` passes over batches of 50 rows, at the learning rate 1/√n of Wu et al."""
     prepared = prepared_rows(rows, task)
+    batch_size = min(options.get("batch_size", 50), prepared.rows)
+    if isinstance(rows, chunked.Chunks) and batch_size < prepared.rows:
+        raise OptionError(
+            f"solver output takes batches of {batch_size:,} rows from all over the data, for each of which Dask would "
+            "read all of it: use gd or auto, or give a batch_size of all rows"
+        )
     usual = min(1 / math.sqrt(prepared.rows), 1 / task.loss.smoothness(prepared.bound))
     plan = output.calibrated(
         prepared.rows, task.loss, radius=prepared.bound, passes=options.get("max_iter", 10),
-        batch_size=min(options.get("batch_size", 50), prepared.rows), learning_rate=options.get("learning_rate", usual),
+        batch_size=batch_size, learning_rate=options.get("learning_rate", usual),
         l2=options.get("l2", 0.0), epsilon=task.epsilon, delta=task.delta, relation=task.relation, share=task.share,
     )  # fmt: skip
     task.charge(plan.event)
@@ -307,7 +329,7 @@ def _models(task: Task) -> int:
     return 1 if task.classes == 2 else task.classes
 
 
-def _minimised(prepared: Design, targets: Targets, plan: Perturbation, task: Task, key: Key) -> Found:
+def _minimised(prepared: Rows, targets: Targets, plan: Perturbation, task: Task, key: Key) -> Found:
     """The minimisers, of one class against the rest where there are more than two; their steps are private."""
     binary, models = partial(perturbed.solve, loss=plan.loss, plan=plan), _models(task)
     task.charge(plan.event if models == 1 else Repeat(plan.event, models))

@@ -5,9 +5,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from dpgrad.accounting.events import Relation
+from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.extras import Outcome
@@ -45,9 +47,16 @@ def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
         raise OptionError(f"target_bounds must begin at {least:g} or above, got {low:g}: counts are not negative")
     fit_intercept = rows.flag_checked(fit_intercept=estimator.fit_intercept)
     X, y = rows.validated(estimator, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
+    y = chunked.applied(_numbers, y)
+    y = y.tested() if isinstance(y, chunked.Labels) else y
+    return Given(X, y, epsilon, delta_for(estimator.delta, X.shape[0]), relation, radius, low, high, fit_intercept)
+
+
+def _numbers(y: Any) -> Array:
+    """The targets in float64, refused where they are no numbers."""
     if y.dtype.kind not in "iufb":
         raise DataError("X and y must hold numbers: encode text, by categories that are public")
-    return Given(X, y, epsilon, delta_for(estimator.delta, X.shape[0]), relation, radius, low, high, fit_intercept)
+    return np.asarray(y, np.float64)
 
 
 def ended(estimator: Any, fitted: Given, outcome: Outcome, key: Key, title: str) -> None:

@@ -43,7 +43,7 @@ True
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,7 +52,8 @@ from scipy.special import logsumexp
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation, Repeat
-from dpgrad.convex.design import Design, Matrix, Rule
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Design, Matrix, Rows, Rule
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.solvers import gd
@@ -273,9 +274,9 @@ def solve(
     _check(loss, epsilon, kappa, steps, fit_intercept)
     rule: Rule = "normalise" if radius is None else "clip"
     reach = 1.0 if radius is None else radius
-    plain = Design(rows, radius=reach, rule=rule)
+    plain = chunked.designed(rows, radius=reach, rule=rule)
     reach = plain.radius
-    checked = loss.checked(targets, plain.rows)
+    checked = chunked.checked(loss, targets, plain.rows)
     gd.check_delta(delta, plain.rows)
     relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
     mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING) * math.sqrt(share)
@@ -294,7 +295,8 @@ def solve(
     if centre is not None and plan.preconditioned:
         linear_map, spread = _preconditioner(plain, centre, plan, secret)
     constant = INTERCEPT * reach if fit_intercept else 0.0
-    design = Design(rows, radius=reach, rule=rule, intercept=constant, centre=centre, linear_map=linear_map)
+    made: dict[str, Any] = {"intercept": constant, "centre": centre, "linear_map": linear_map}
+    design = chunked.designed(rows, radius=reach, rule=rule, **made)
     rate = plan.learning_rate(kappa, max(spread, constant**2))
     coefficients, _ = gd.solve(design, checked, loss, mechanism, learning_rate=rate, momentum=MOMENTUM, key=secret)
     scored = loss == Logistic() or isinstance(loss, Softmax)
@@ -363,12 +365,12 @@ def _event(releases: tuple[Release, ...], plan: AutoPlan, relation: Relation) ->
     return Compose(tuple(Repeat(leaf(made), made.count) for made in releases))
 
 
-def _noisy_mean(plain: Design, plan: AutoPlan, key: Key) -> Array:
+def _noisy_mean(plain: Rows, plan: AutoPlan, key: Key) -> Array:
     """The mean row with its noise; a counter of the noise that no step of the descent uses."""
     return mean_row(plain) + gd.gaussian(key, plan.steps, (plan.columns,), plan.mean_std)
 
 
-def mean_row(plain: Design) -> Array:
+def mean_row(plain: Rows) -> Array:
     """The mean of the rows, before any noise.
 
     Guarantee: leaving out a row moves it by at most R/n, exchanging one by at most 2R/n, for a public n; summed in
@@ -377,10 +379,14 @@ def mean_row(plain: Design) -> Array:
     >>> mean_row(Design([[1.0, 0.0], [0.0, 1.0]], radius=1.0)).round(5).tolist()
     [0.5, 0.5]
     """
-    return plain.gathered(np.ones((plain.rows, 1)))[:, 0] * ((1 - plain.slack) / plain.rows)
+    return plain.added(_row_sum)[:, 0] * ((1 - plain.slack) / plain.rows)
 
 
-def second_moment(plain: Design) -> Array:
+def _row_sum(plain: Design, targets: None) -> Array:
+    return plain.gathered(np.ones((plain.rows, 1)))
+
+
+def second_moment(plain: Rows) -> Array:
     """XᵀX/n, before any noise, by a few columns at a time so that sparse rows are never made dense.
 
     Guarantee: leaving out a row moves its Frobenius norm by at most R²/n, exchanging one by √2·R²/n, for a public n;
@@ -389,11 +395,17 @@ def second_moment(plain: Design) -> Array:
     >>> second_moment(Design([[1.0, 0.0], [0.0, 0.5]], radius=1.0)).round(5).tolist()
     [[0.5, 0.0], [0.0, 0.125]]
     """
+    total = plain.added(_products)
+    return (total + total.T) / 2 * ((1 - 2 * plain.slack) / plain.rows)
+
+
+def _products(plain: Design, targets: None) -> Array:
+    """XᵀX of some rows."""
     total = np.empty((plain.features, plain.features))
     for start in range(0, plain.features, _CHUNK):
         some = np.eye(plain.features, min(_CHUNK, plain.features - start), -start)
         total[:, start : start + _CHUNK] = plain.summed(some, lambda _, columns: columns)
-    return (total + total.T) / 2 * ((1 - 2 * plain.slack) / plain.rows)
+    return total
 
 
 def symmetric_noise(key: Key, step: int, columns: int, std: float) -> Array:
@@ -409,7 +421,7 @@ def symmetric_noise(key: Key, step: int, columns: int, std: float) -> Array:
     return (square + square.T) / 2
 
 
-def _preconditioner(plain: Design, centre: Array, plan: AutoPlan, key: Key) -> tuple[Array, float]:
+def _preconditioner(plain: Rows, centre: Array, plan: AutoPlan, key: Key) -> tuple[Array, float]:
     """M = (A − c·cᵀ)^(−1/2) of the noisy second moment, and the largest eigenvalue of the covariance it leaves.
 
     It is scaled so that the mean square of a row's norm is about R².

@@ -18,6 +18,7 @@ gradient of a single row is ever formed (Goodfellow 2015). T releases with noise
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +26,8 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import NOTHING, Event, Gaussian, Relation, Repeat
-from dpgrad.convex.design import Design
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Design, Rows
 from dpgrad.convex.losses import Array, Loss, Targets
 from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
@@ -89,7 +91,7 @@ def check_delta(delta: float, rows: int) -> None:
         )
 
 
-def check_design(design: Design, radius: float, rows: int | None = None) -> None:
+def check_design(design: Rows, radius: float, rows: int | None = None) -> None:
     """Refuse longer rows than noise was calibrated for, or another number of them where ``rows`` is given.
 
     >>> check_design(Design([[3.0]], radius=3.0), radius=1.0)
@@ -118,7 +120,7 @@ def same_size(relation: Relation, why: str) -> Relation:
 
 
 def solve(
-    design: Design,
+    design: Rows,
     targets: ArrayLike,
     loss: Loss,
     mechanism: Mechanism,
@@ -153,7 +155,7 @@ def solve(
 
 
 def descend(
-    design: Design,
+    design: Rows,
     targets: ArrayLike,
     loss: Loss,
     mechanism: Mechanism,
@@ -173,7 +175,7 @@ def descend(
         raise OptionError("the convex solvers keep their clip bound: give a mechanism without adaptive_clip")
     rates = schedules.values(learning_rate, mechanism.steps, name="learning_rate")
     secret = Key.fresh() if key is None else Key.of(key)
-    divisor, checked = mechanism.divisor, loss.checked(targets, design.rows)
+    divisor, checked = mechanism.divisor, chunked.checked(loss, targets, design.rows)
     if mechanism.relation is Relation.ADD_REMOVE:  # one row more moves others within blocks, and how they are rounded
         design = design.precise()
     coefficients = np.zeros((design.features, loss.outputs))
@@ -216,17 +218,24 @@ def check_momentum(momentum: float) -> None:
 
 
 def _batch_sum(
-    design: Design, targets: Targets, loss: Loss, coefficients: Array, mechanism: Mechanism, step: int, key: Key
+    design: Rows, targets: Targets, loss: Loss, coefficients: Array, mechanism: Mechanism, step: int, key: Key
 ) -> Array:
-    clip = mechanism.clip_at(step)
-    if isinstance(mechanism.sampler, FullBatch):  # drawing would copy every row
-        return clipped_sum(design, targets, loss, coefficients, clip)
-    drawn = mechanism.sampler.draw(design.rows, step, key)
-    return clipped_sum(design.taken(drawn), targets[drawn], loss, coefficients, clip)
+    full = isinstance(mechanism.sampler, FullBatch)  # drawing would copy every row
+    drawn = None if full else mechanism.sampler.draw(design.rows, step, key)
+    return clipped_sum(design, targets, loss, coefficients, mechanism.clip_at(step), drawn)
 
 
-def clipped_sum(design: Design, targets: Targets, loss: Loss, coefficients: Array, clip: float) -> Array:
+def clipped_sum(
+    design: Rows,
+    targets: Targets,
+    loss: Loss,
+    coefficients: Array,
+    clip: float,
+    drawn: "np.typing.NDArray[np.int64] | None" = None,
+) -> Array:
     """The sum of the gradients of all rows, each clipped to norm ``clip``: (features, outputs), before any noise.
+
+    With ``drawn``, the sum over these rows alone.
 
     Guarantee: setting a row to zero moves it by at most ``clip``, exchanging one by at most twice that, as it is
     computed: clipped and summed in float64, whatever the precision of the rows. Taking a row out altogether moves
@@ -239,7 +248,12 @@ def clipped_sum(design: Design, targets: Targets, loss: Loss, coefficients: Arra
     >>> total.round(5).tolist()
     [[3.0]]
     """
-    most = clip * (1 - design.slack)
+    part = partial(_clipped, loss=loss, coefficients=coefficients, most=clip * (1 - design.slack))
+    return design.added(part, targets, drawn)
+
+
+def _clipped(design: Design, targets: Targets, *, loss: Loss, coefficients: Array, most: float) -> Array:
+    """The sum over some rows of gradients clipped to ``most``."""
 
     def clipped(rows: slice, scores: Array) -> Array:
         residuals = loss.residuals(scores, targets[rows])

@@ -11,6 +11,7 @@ fits are K releases from the same rows, so the budget is split, and every calibr
 >>> import numpy as np
 >>> from functools import partial
 >>> from dpgrad.convex import objective
+>>> from dpgrad.convex.design import Design
 >>> from dpgrad.convex.losses import Logistic
 >>> from dpgrad.accounting.events import Relation
 >>> design = Design(np.eye(3)[np.arange(3000) % 3], radius=1.0)
@@ -23,6 +24,7 @@ fits are K releases from the same rows, so the budget is split, and every calibr
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -30,8 +32,9 @@ from numpy.typing import ArrayLike
 
 from dpgrad import _validate
 from dpgrad.accounting.events import Compose, Event, Repeat
-from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Array, Softmax
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Rows
+from dpgrad.convex.losses import Array, Softmax, Targets
 from dpgrad.convex.solvers.solved import Solved
 from dpgrad.mechanism.keys import AnyKey, Key
 
@@ -41,11 +44,11 @@ __all__ = ["Binary", "solve"]
 class Binary(Protocol):
     """A binary solver with all but its data and its key filled in."""
 
-    def __call__(self, design: Design, targets: ArrayLike, *, key: AnyKey) -> tuple[Array, Event]: ...
+    def __call__(self, design: Rows, targets: ArrayLike, *, key: AnyKey) -> tuple[Array, Event]: ...
 
 
 def solve(
-    design: Design, targets: ArrayLike, classes: int, binary: Binary, *, key: AnyKey | None = None
+    design: Rows, targets: ArrayLike, classes: int, binary: Binary, *, key: AnyKey | None = None
 ) -> tuple[Array, Event]:
     """The coefficients (features, classes) of K binary fits, and the event of having made all of them.
 
@@ -54,12 +57,12 @@ def solve(
     Guarantee: the event holds every fit. Each has a key of its own, derived from ``key``: two fits with the same noise
     would reveal the difference of their targets.
     """
-    checked = Softmax(classes).checked(targets, design.rows)
+    checked = chunked.checked(Softmax(classes), targets, design.rows)
     secret = Key.fresh() if key is None else Key.of(key)
     columns, events, last = [], [], None
     for each in range(classes):
         own = Key(secret.derive("one versus rest", str(each)), reproducible=secret.reproducible)
-        last = binary(design, np.where(checked == each, 1.0, -1.0), key=own)
+        last = binary(design, chunked.applied(partial(_against, each=each), checked), key=own)
         column, event = last
         _validate.whole(most=1, **{"scores of a binary model": column.shape[1]})
         columns.append(column)
@@ -70,3 +73,8 @@ def solve(
         return found, whole
     releases = tuple(replace(release, count=classes * release.count) for release in last.releases)
     return Solved(found, whole, last.relation, f"{last.title}, one against the rest", secret.reproducible, releases)
+
+
+def _against(targets: Targets, each: int) -> Array:
+    """+1 for one class and −1 for the rest."""
+    return np.where(targets == each, 1.0, -1.0)

@@ -33,6 +33,7 @@ The noise is that of the exact Gaussian mechanism, not √(2·log(2/δ))/ε, whi
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,8 +41,9 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Relation
-from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Array, Loss
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Design, Rows
+from dpgrad.convex.losses import Array, Loss, Targets
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
@@ -50,8 +52,6 @@ from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.schedules import Schedule
 
 __all__ = ["Descent", "calibrated", "descend", "order", "solve", "stability"]
-
-_ROUNDING = 1e-6  # what rounding in float64 may add to a row's contribution, relative to it
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: flo
     return float((eta * left).reshape(-1, batches).sum(axis=0).max())
 
 
-def solve(design: Design, targets: ArrayLike, loss: Loss, plan: Descent, *, key: AnyKey | None = None) -> Solved:
+def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, *, key: AnyKey | None = None) -> Solved:
     """The coefficients (features, outputs) after the descent and its noise, and the event of having found them.
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
@@ -169,25 +169,27 @@ def order(key: Key, rows: int) -> "np.typing.NDArray[np.int64]":
     return np.random.Generator(np.random.Philox(key=words)).permutation(rows)
 
 
-def descend(
-    design: Design, targets: ArrayLike, loss: Loss, plan: Descent, rows: "np.typing.NDArray[np.int64]"
-) -> Array:
+def descend(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, rows: "np.typing.NDArray[np.int64]") -> Array:
     """The coefficients after the descent over ``rows`` in that order, before any noise.
 
     Guarantee: one row moves them by at most ``plan.sensitivity``, for every order.
     """
-    checked = loss.checked(targets, design.rows)
+    checked = chunked.checked(loss, targets, design.rows)
     design = design.precise()  # rounding in float32 would drive neighbours apart at every step
     found = np.zeros((design.features, loss.outputs))
     starts = range(0, len(rows), plan.batch_size)
-    whole = design if len(starts) == 1 else None  # drawing would copy every row
     for step, rate in enumerate(plan.rates):
         start = starts[step % len(starts)]
         chosen = rows[start : start + plan.batch_size]
-        batch, wanted = (whole, checked) if whole else (design.taken(chosen), checked[chosen])
-        total = batch.summed(found, lambda place, scores, y=wanted: loss.residuals(scores, y[place]))  # type: ignore[misc]
-        found = found - rate * (total * ((1 - _ROUNDING) / plan.batch_size) + plan.l2 * found)
+        # drawing all rows would copy every one
+        total = design.added(partial(_pull, loss=loss, found=found), checked, None if len(starts) == 1 else chosen)
+        found = found - rate * (total * ((1 - design.slack) / plan.batch_size) + plan.l2 * found)
     return found
+
+
+def _pull(design: Design, targets: Targets, *, loss: Loss, found: Array) -> Array:
+    """The sum of the gradients of some rows."""
+    return design.summed(found, lambda place, scores: loss.residuals(scores, targets[place]))
 
 
 def _rates(learning_rate: float | Schedule | None, steps: int, l2: float, smoothness: float) -> tuple[float, ...]:

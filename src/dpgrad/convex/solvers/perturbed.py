@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,8 +19,9 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Relation
+from dpgrad.convex import chunked
 from dpgrad.convex._conjugate import conjugate
-from dpgrad.convex.design import Design
+from dpgrad.convex.design import Design, Rows
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Release, Solved
@@ -129,7 +131,7 @@ def moved(relation: Relation) -> int:
     return gd.same_size(relation, "how accurately the minimiser is found depends on the number of rows").reach
 
 
-def solve(design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None) -> Solved:
+def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None) -> Solved:
     """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
@@ -141,7 +143,7 @@ def solve(design: Design, targets: ArrayLike, loss: Loss, plan: Perturbation, *,
     if loss != plan.loss:
         raise OptionError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
     gd.check_design(design, plan.radius, plan.rows)
-    checked = plan.loss.checked(targets, design.rows)
+    checked = chunked.checked(plan.loss, targets, design.rows)
     secret = Key.fresh() if key is None else Key.of(key)
     shape = (design.features, 1)
     linear = noise(plan.law, secret, 0, shape, plan.scale)
@@ -165,7 +167,7 @@ def noise(law: Law, key: Key, step: int, shape: tuple[int, ...], scale: float) -
     return direction * (scale * random.standard_gamma(direction.size) / float(np.linalg.norm(direction)))
 
 
-def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, linear: Array, tolerance: float) -> Array:
+def minimiser(design: Rows, targets: Targets, loss: Curved, ridge: float, linear: Array, tolerance: float) -> Array:
     """Coefficients at which the gradient of Σ lossᵢ + (ridge/2)·‖w‖² + linear·w is no longer than ``tolerance``.
 
     Newton's method, its equations solved by conjugate gradients, so that no Hessian is formed. Gradients are summed in
@@ -181,48 +183,63 @@ def minimiser(design: Design, targets: Targets, loss: Curved, ridge: float, line
     found = np.zeros_like(linear)
     first = 0.0
     for _ in range(_MOST_STEPS):
-        scores = precise.scores(found)
-        residuals = loss.residuals(scores, targets)
-        gradient = precise.gathered(residuals) + ridge * found + linear
+        *pulls, lengths = precise.added(partial(_pull, loss=loss, at=found), targets)[:, 0]
+        gradient = np.array(pulls)[:, None] + ridge * found + linear
         norm = float(np.linalg.norm(gradient))
-        rounding = precise.accuracy * float(np.abs(residuals[:, 0]) @ design.norms)
+        rounding = precise.accuracy * float(lengths)
         rounding += 1e-14 * float(ridge * np.linalg.norm(found) + np.linalg.norm(linear))
         if norm + rounding <= tolerance:
             return found
         if not norm:  # no step is left, and rounding alone hides more than the tolerance
             break
         first = first or norm
-        bends = loss.curvatures(scores, targets)[:, None]
-        step = conjugate(_product(design, bends, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
-        found = found + _length(precise, targets, loss, ridge, linear, found, scores, step) * step
+        step = conjugate(_product(design, targets, loss, found, ridge), -gradient, min(0.1, math.sqrt(norm / first)))
+        found = found + _length(precise, targets, loss, ridge, linear, found, step) * step
     raise OptionError(
         f"no coefficients with a gradient below {tolerance:g} were found in {_MOST_STEPS} steps: raise the ridge (l2)"
     )
 
 
-def _product(design: Design, bends: Array, ridge: float) -> Callable[[Array], Array]:
-    return lambda vector: design.summed(vector, lambda rows, scores: bends[rows] * scores) + ridge * vector
+def _pull(design: Design, targets: Targets, *, loss: Curved, at: Array) -> Array:
+    """The sum of the gradients of some rows, and below it that of their norms."""
+    residuals = loss.residuals(design.recalled(at), targets)
+    return np.append(design.gathered(residuals), np.abs(residuals[:, 0]) @ design.norms)[:, None]
+
+
+def _bend(design: Design, targets: Targets, *, loss: Curved, at: Array, along: Array) -> Array:
+    """The curvature of the loss of some rows times a direction."""
+    bends = loss.curvatures(design.precise().recalled(at), targets)[:, None]
+    return design.summed(along, lambda rows, scores: bends[rows] * scores)
+
+
+def _slope(design: Design, targets: Targets, *, loss: Curved, at: Array, step: Array, length: float) -> Array:
+    """The slope of the loss of some rows along a step, a part of it taken."""
+    along = design.recalled(step)
+    return np.array([np.vdot(loss.residuals(design.recalled(at) + length * along, targets), along)])
+
+
+def _product(design: Rows, targets: Targets, loss: Curved, at: Array, ridge: float) -> Callable[[Array], Array]:
+    return lambda vector: design.added(partial(_bend, loss=loss, at=at, along=vector), targets) + ridge * vector
 
 
 def _length(
-    design: Design,
+    design: Rows,
     targets: Targets,
     loss: Curved,
     ridge: float,
     linear: Array,
     start: Array,
-    scores: Array,
     step: Array,
 ) -> float:
     """How much of a Newton step to take: all of it unless J would climb there, else up to where J begins to climb.
 
     The slope of J along the step grows; rounding spoils it far less than the values of J.
     """
-    along = design.scores(step)
     fixed, bent = float(np.vdot(ridge * start + linear, step)), ridge * float(np.vdot(step, step))
 
     def slope(length: float) -> float:
-        return float(np.vdot(loss.residuals(scores + length * along, targets), along)) + fixed + length * bent
+        part = partial(_slope, loss=loss, at=start, step=step, length=length)
+        return float(design.added(part, targets)[0]) + fixed + length * bent
 
     allowed = -0.1 * slope(0.0)
     if slope(1.0) <= allowed:

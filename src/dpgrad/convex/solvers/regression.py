@@ -26,6 +26,7 @@ alternative is `gd` on the loss `Squared(bound)`, whose residuals are cut.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,8 +35,9 @@ from scipy.special import ndtri
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation, Repeat
-from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Array, Squared
+from dpgrad.convex import chunked
+from dpgrad.convex.design import Design, Rows
+from dpgrad.convex.losses import Array, Squared, Targets
 from dpgrad.convex.solvers import auto, gd
 from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.mechanism.keys import AnyKey, Key
@@ -153,23 +155,22 @@ class Noisy:
         return np.asarray(found, np.float64)
 
 
-def released(design: Design, targets: ArrayLike, plan: Statistics, key: Key) -> Noisy:
+def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> Noisy:
     """The three releases of ``plan``, with their noise.
 
     Guarantee: as for `solve`, which makes them.
     """
     gd.check_design(design, plan.radius)
-    checked, p = Squared(math.inf).checked(targets, design.rows), design.features
-    moment, product = statistics(design, np.clip(checked, -plan.target_bound, plan.target_bound))
+    checked, p = chunked.checked(Squared(math.inf), targets, design.rows), design.features
+    cut = chunked.applied(partial(np.clip, a_min=-plan.target_bound, a_max=plan.target_bound), checked)
+    moment, product = statistics(design, cut)
     smallest = float(np.linalg.eigvalsh(moment)[0]) + float(gd.gaussian(key, 0, (1,), plan.eigenvalue_std)[0])
     noisy = moment + auto.symmetric_noise(key, 1, p, plan.moment_std)
     target = product + gd.gaussian(key, 2, (p, 1), plan.product_std)
     return Noisy(noisy, target, smallest, design.rows, design.intercept > 0)
 
 
-def solve(
-    design: Design, targets: ArrayLike, plan: Statistics, *, l2: float = 0.0, key: AnyKey | None = None
-) -> Solved:
+def solve(design: Rows, targets: ArrayLike, plan: Statistics, *, l2: float = 0.0, key: AnyKey | None = None) -> Solved:
     """The coefficients (features, 1) of AdaSSP, and the event of having found them.
 
     Targets beyond the bound are cut to it. ``l2`` is the weight of ‖w‖²/2 beside the mean loss, as in ridge regression
@@ -186,7 +187,7 @@ def solve(
     return Solved(found, plan.event, plan.relation, "AdaSSP", secret.reproducible, plan.releases)
 
 
-def statistics(design: Design, targets: Array) -> tuple[Array, Array]:
+def statistics(design: Rows, targets: Targets) -> tuple[Array, Array]:
     """XᵀX and Xᵀy, before any noise: (features, features) and (features, 1).
 
     Guarantee: the sensitivities of this module.
@@ -195,5 +196,9 @@ def statistics(design: Design, targets: Array) -> tuple[Array, Array]:
     >>> moment.round(5).tolist(), product.round(5).tolist()
     ([[1.25]], [[2.0]])
     """
-    product = design.gathered(targets[:, None]) * (1 - design.slack)
+    product = design.added(_product, targets) * (1 - design.slack)
     return auto.second_moment(design) * design.rows, product
+
+
+def _product(design: Design, targets: Targets) -> Array:
+    return design.gathered(targets[:, None])

@@ -6,6 +6,7 @@ where every row is sampled at every step with probability q. The sum is divided 
 realised one is private. The algorithm as printed draws one row a step; this is the version that is worth running.
 
 >>> import numpy as np
+>>> from dpgrad.convex.design import Design
 >>> from dpgrad.convex.losses import Hinge
 >>> design = Design(np.array([[1.0], [-1.0]] * 500), radius=1.0)
 >>> targets = np.array([1.0, -1.0] * 500)
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from dpgrad import _validate
 from dpgrad.accounting.events import Relation
-from dpgrad.convex.design import Design
+from dpgrad.convex.design import Rows
 from dpgrad.convex.losses import Array, Loss
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Solved
@@ -68,7 +69,7 @@ def calibrated(
 
 
 def solve(
-    design: Design,
+    design: Rows,
     targets: ArrayLike,
     loss: Loss,
     mechanism: Mechanism,
