@@ -201,13 +201,8 @@ def in_memory(*values: Any) -> tuple[Any, ...]:
     >>> in_memory([1, 2], None)
     ([1, 2], None)
     """
-    if not any(map(lazy, values)):
-        return values
-    return tuple(computed([value if lazy(value) else task(_same, value) for value in values]))
-
-
-def _same(value: Any) -> Any:
-    return value
+    found = iter(computed([value for value in values if lazy(value)]))
+    return tuple(next(found) if lazy(value) else value for value in values)
 
 
 def _mapped(function: Callable[[Any], Any], X: Any) -> Any:

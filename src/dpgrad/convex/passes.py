@@ -152,7 +152,10 @@ def _merged(parts: list[Any]) -> Any:
 def part_of(block: Any, pieces: list[Any], mark: Mark, chosen: Any, work: Work) -> Any:
     """What one block adds to a sum."""
     try:
-        matrix, labels = work.reading(block, _joined(pieces))
+        labels = _joined(pieces)
+        if height(block) != mark.rows or (labels is not None and len(labels) != mark.rows):
+            return Refusal(DataError, CHANGED)
+        matrix, labels = work.reading(block, labels)
         if _mark(matrix, labels) != mark:
             return Refusal(DataError, CHANGED)
         for step in work.steps:
