@@ -27,7 +27,7 @@ from dpgrad.convex.passes import (
 )
 from dpgrad.errors import DataError
 
-__all__ = ["blockwise", "in_memory", "opened"]
+__all__ = ["blockwise", "in_memory", "opened", "zeros_like"]
 
 _SIZES = "Found input variables with inconsistent numbers of samples: {}: give one label for each row"
 _Given = ParamSpec("_Given")
@@ -195,6 +195,13 @@ def blockwise(
     return called
 
 
+def zeros_like(X: Any) -> Any:
+    """One row of zeros with the columns of a Dask collection, by their names where they have any."""
+    shape: Any = getattr(X, "shape", ())
+    row = np.zeros((1, shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 1))
+    return type(X._meta)(row, columns=X.columns) if _frame(X) and X.ndim == 2 else row
+
+
 def in_memory(*values: Any) -> tuple[Any, ...]:
     """The values, those that are lazy computed in one pass, as for a score.
 
@@ -210,12 +217,7 @@ def _mapped(function: Callable[[Any], Any], X: Any) -> Any:
     import dask.array
 
     held = _held(X)
-    one: Any = np.zeros((1, held.columns))
-    if _frame(X):
-        import pandas
-
-        one = pandas.DataFrame(one, columns=X.columns)
-    like = function(one)[:0]
+    like = function(zeros_like(X))[:0]
     made = [
         dask.array.from_delayed(task(_filled, function, block, like), (size, *like.shape[1:]), meta=like)
         for block, size in zip(held.blocks, held.sizes, strict=True)

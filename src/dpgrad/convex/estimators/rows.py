@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 from dpgrad import _processes, _validate
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix, blocks, shortened
-from dpgrad.convex.opened import opened
+from dpgrad.convex.opened import opened, zeros_like
 from dpgrad.convex.passes import lazy
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
@@ -125,11 +125,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]
 
 def _opened(estimator: Any, X: Any, dtype: tuple[type, ...], checks: dict[str, Any]) -> Any:
     """The rows of Dask's blocks, and their labels where there are any to be checked."""
-    shape = getattr(X, "shape", (0, 0))
-    one: Any = np.zeros((1, shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 1))
-    if hasattr(X, "columns"):
+    one = zeros_like(X)
+    if getattr(one, "columns", None) is not None:
         _numbers(X._meta)
-        one = X._meta_nonempty[:1]
     if "y" in checks and checks["y"] is None:
         validate_data(estimator, one, y=None)  # raises
     validate_data(estimator, one, skip_check_array=True)

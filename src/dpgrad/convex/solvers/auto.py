@@ -43,7 +43,7 @@ True
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -295,8 +295,7 @@ def solve(
     if centre is not None and plan.preconditioned:
         linear_map, spread = _preconditioner(plain, centre, plan, secret)
     constant = INTERCEPT * reach if fit_intercept else 0.0
-    made: dict[str, Any] = {"intercept": constant, "centre": centre, "linear_map": linear_map}
-    design = chunked.designed(rows, radius=reach, rule=rule, **made)
+    design = chunked.designed(rows, radius=reach, rule=rule, intercept=constant, centre=centre, linear_map=linear_map)
     rate = plan.learning_rate(kappa, max(spread, constant**2))
     coefficients, _ = gd.solve(design, checked, loss, mechanism, learning_rate=rate, momentum=MOMENTUM, key=secret)
     scored = loss == Logistic() or isinstance(loss, Softmax)
