@@ -51,9 +51,8 @@ def test_one_row_moves_the_clipped_sum_by_at_most_the_sensitivity(
     rows, labels = random.standard_normal((9, 2)) * scale, targets_of(loss, 9, random)
     weights = random.standard_normal((3, loss.outputs)) * 10
     place = int(random.integers(9))
-    other, relabelled, without = rows.copy(), labels.copy(), rows.copy()
+    other, relabelled = rows.copy(), labels.copy()
     other[place], relabelled[place] = random.standard_normal(2) * scale * 1e3, targets_of(loss, 1, random)[0]
-    without[place] = 0.0
 
     def summed(rows: Any, labels: Any) -> Any:
         design, held = in_blocks(rows, labels, sizes, radius=2.0, intercept=1.0)
