@@ -26,7 +26,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -239,14 +239,14 @@ class Bench:
         for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile"):
             shutil.copy(ROOT / name, folder / name)
 
-    def outcome(self, file: str, source: str | None, limit: float) -> str:
-        """killed, survived or stalled; with the file as it is where there is no other source."""
+    def outcome(self, file: str, source: str | None, limit: float, tests: Sequence[str] = ()) -> str:
+        """killed, survived or stalled, by these ``tests`` or the mapped ones; the file as it is without a source."""
         path = self.folder / "src" / "dpgrad" / file
         before = path.read_text("utf-8")
         try:
             if source is not None:
                 path.write_text(source, "utf-8")
-            return self._forked([f"tests/{name}" for name in TESTS[file]], limit)
+            return self._forked([f"tests/{name}" for name in tests or TESTS[file]], limit)
         finally:
             path.write_text(before, "utf-8")
 

@@ -1,0 +1,121 @@
+"""Faults chosen by hand, each of which would break a guarantee: do the tests notice every one?
+
+    python -m benchmarks.mutants_listed [--topic TOPIC] [--only N ...]
+
+The list is benchmarks/mutants_listed.toml. Each fault is put into a copy of the sources, and the tests named with it run
+up to the first failure; before, the same tests must pass without a fault. Results go to
+benchmarks/results/mutants_listed.md and .json; with --topic or --only, other outcomes are kept. The exit status is 1
+where a fault survived that is not said to be equivalent. benchmarks.mutants makes its faults by rules instead.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import environment, mutants
+from dpgrad.reports import markdown
+
+LIST = mutants.ROOT / "benchmarks" / "mutants_listed.toml"
+TOPICS = (
+    "noise size", "clip", "divisor", "event count", "schedule offset", "relation", "mask", "group", "ledger flush",
+    "seed reuse", "price",
+)  # fmt: skip
+_LIMIT = 1800.0  # seconds after which tests have stalled
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One fault: in ``file``, ``before`` becomes ``after``."""
+
+    topic: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    equivalent: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.before} → {self.after}"
+
+    def source(self) -> str:
+        """The file with the fault."""
+        text = (mutants.SOURCES / self.file).read_text("utf-8")
+        if text.count(self.before) != 1:
+            raise LookupError(f"{self.file} holds {text.count(self.before)} times, and must once: {self.before}")
+        return text.replace(self.before, self.after)
+
+
+def read() -> list[Listed]:
+    """The list."""
+    found = tomllib.loads(LIST.read_text("utf-8"))["mutant"]
+    return [Listed(**{**one, "tests": tuple(one["tests"])}) for one in found]
+
+
+def tried(todo: Sequence[Listed]) -> list[tuple[Listed, str, float]]:
+    """Each fault with its outcome and seconds; faults whose tests fail without a fault have the outcome *unusable*."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        bench = mutants.Bench(Path(folder))
+        files = sorted({file for one in todo for file in one.tests})
+        sound = {file for file in files if bench.outcome(todo[0].file, None, _LIMIT, [file]) == "survived"}
+        for one in todo:
+            began = time.monotonic()
+            usable = all(file in sound for file in one.tests)
+            outcome = bench.outcome(one.file, one.source(), _LIMIT, one.tests) if usable else "unusable"
+            found.append((one, outcome, time.monotonic() - began))
+            print(f"{outcome:9} {one.topic:16} {one.name}", flush=True)
+    return found
+
+
+def sections(every: Sequence[Listed], outcomes: dict[str, str]) -> list[str]:
+    """The counts by topic, and every fault."""
+    kinds = ("killed", "stalled", "survived", "equivalent", "unusable", "not tried")
+    told = {one: "equivalent" if one.equivalent else outcomes.get(one.name, "not tried") for one in every}
+    counts = [
+        [topic, *(str(sum(kind == found for one, found in told.items() if one.topic == topic)) for kind in kinds)]
+        for topic in TOPICS
+    ]
+    rows = [
+        [one.topic, one.file, f"`{one.before}`", f"`{one.after}`", one.equivalent or told[one], " ".join(one.tests)]
+        for one in every
+    ]
+    return [
+        f"{len(every)} faults chosen by hand (`benchmarks/mutants_listed.toml`). *Killed*: a test failed. *Stalled*: the "
+        "tests did not end. *Unusable*: the tests fail without the fault too.",
+        markdown.table([["topic", *kinds], *counts]),
+        markdown.table([["topic", "file", "before", "after", "outcome", "tests"], *rows]),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topic", choices=TOPICS, help="only the faults of this topic")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only these of the list, from 1")
+    given = parser.parse_args()
+    every = read()
+    chosen = [
+        one
+        for number, one in enumerate(every, 1)
+        if (given.topic in (None, one.topic)) and (given.only is None or number in given.only) and not one.equivalent
+    ]
+    mutants._loaded()
+    path = environment.RESULTS / "mutants_listed.json"
+    known = json.loads(path.read_text("utf-8"))["outcomes"] if path.is_file() else {}
+    outcomes = {name: outcome for name, outcome in known.items() if name in {one.name for one in every}}
+    outcomes |= {one.name: outcome for one, outcome, _ in tried(chosen)}
+    data = {"environment": environment.describe("benchmarks.mutants_listed"), "outcomes": outcomes}
+    environment.write("mutants_listed", data, "Faults chosen by hand", sections(every, outcomes))
+    left = [one for one in every if not one.equivalent and outcomes.get(one.name) in ("survived", "unusable")]
+    print(f"{len(left)} of {len(every)} were not noticed", *(one.name for one in left), sep="\n  ")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
