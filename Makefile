@@ -13,6 +13,12 @@
 # make table-convex Table 4 of the convex solvers: what is missing of it, then the tables (hours; PEER=python to compare)
 # make stale       which committed results were made with other code than there is now
 # make soak        100 SIGKILLs of private runs at random moments (some minutes)
+# make docs        the site, in build/docs; warnings are errors, no network
+# make notebooks   docs/notebooks from three guides
+# make coverage    branch coverage of src by the whole test suite (about twice the time of `make test`)
+# make api-names   tests/public_names.txt, after a public name was added or changed
+# make release-check builds twice and compares, installs the wheel, writes the SBOM, audits dependencies (OFFLINE=1)
+# make mutants-listed faults chosen by hand, each of which the tests must notice (about half an hour)
 # make mutants     small faults in the privacy-critical files that a test must notice (hours; FILES=..., SAMPLE=N, SEED=S)
 # make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
 
@@ -35,7 +41,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(ONE_THREAD) $(BIN)/python -m pytest -n $(WO
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex mutants conformance soak stale clean
+.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex docs notebooks coverage coverage-gate api-names release-check mutants mutants-listed conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -65,6 +71,7 @@ browser:
 # One after another, so that a failed check stops before the long tests.
 test: install browser
 	$(MAKE) check
+	$(MAKE) coverage-gate
 	$(MAKE) pytest
 	$(MAKE) wheel-test
 
@@ -121,6 +128,43 @@ soak: install
 # What is done is kept: a run that was stopped goes on where it was.
 mutants: install
 	$(BIN)/python -m benchmarks.mutants --workers $(WORKERS) $(FILES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
+
+# Needs what is in the extra docs.
+docs: install $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . build/docs
+	@echo "open build/docs/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation --editable '.[docs]'
+	touch $@
+
+notebooks: install
+	$(BIN)/python docs/notebooks/make.py
+
+api-names: install
+	$(BIN)/python tests/public_names.py --write
+
+# The whole of src by the whole of the tests is dear: the tracer of Python 3.11 doubles their time. `make test` measures
+# the rooms that carry the guarantee by their own tests. Both fail below the figures in pyproject.toml.
+coverage-gate: install
+	$(ONE_THREAD) $(BIN)/python tests/covered.py critical
+
+coverage: install browser
+	$(ONE_THREAD) $(BIN)/python tests/covered.py whole -n $(WORKERS) --dist worksteal
+
+$(VENV)/.release: $(STAMP)
+	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation --editable '.[release]'
+	touch $@
+
+release-check: install $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python release/build.py --out dist --twice
+	sh tests/smoke_wheel.sh $(BIN)/python $(CONSTRAINTS) $(VENV)-wheel
+	$(BIN)/python -m cyclonedx_py environment --output-reproducible --of JSON -o dist/dpgrad.cdx.json $(VENV)-wheel/bin/python
+	$(BIN)/python release/audit.py $(VENV)-wheel/bin/python $(if $(OFFLINE),--offline)
+
+mutants-listed: install
+	$(BIN)/python -m benchmarks.mutants_listed
 
 conformance: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance

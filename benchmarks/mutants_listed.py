@@ -2,8 +2,8 @@
 
     python -m benchmarks.mutants_listed [--topic TOPIC] [--only N ...]
 
-The list is benchmarks/mutants_listed.toml. Each fault is put into a copy of the sources, and the tests named with it run
-up to the first failure; before, the same tests must pass without a fault. Results go to
+The list is benchmarks/mutants_listed.toml. Each fault is put into a copy of the sources, and the tests named with it
+run up to the first failure; before, the same tests must pass without a fault. Results go to
 benchmarks/results/mutants_listed.md and .json; with --topic or --only, other outcomes are kept. The exit status is 1
 where a fault survived that is not said to be equivalent. benchmarks.mutants makes its faults by rules instead.
 """
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import environment, mutants
-from dpgrad.reports import markdown
+from benchmarks import mutants
 
 LIST = mutants.ROOT / "benchmarks" / "mutants_listed.toml"
 TOPICS = (
@@ -76,6 +75,8 @@ def tried(todo: Sequence[Listed]) -> list[tuple[Listed, str, float]]:
 
 def sections(every: Sequence[Listed], outcomes: dict[str, str]) -> list[str]:
     """The counts by topic, and every fault."""
+    from dpgrad.reports import markdown
+
     kinds = ("killed", "stalled", "survived", "equivalent", "unusable", "not tried")
     told = {one: "equivalent" if one.equivalent else outcomes.get(one.name, "not tried") for one in every}
     counts = [
@@ -87,8 +88,8 @@ def sections(every: Sequence[Listed], outcomes: dict[str, str]) -> list[str]:
         for one in every
     ]
     return [
-        f"{len(every)} faults chosen by hand (`benchmarks/mutants_listed.toml`). *Killed*: a test failed. *Stalled*: the "
-        "tests did not end. *Unusable*: the tests fail without the fault too.",
+        f"{len(every)} faults chosen by hand (`benchmarks/mutants_listed.toml`). *Killed*: a test failed. *Stalled*: "
+        "the tests did not end. *Unusable*: the tests fail without the fault too.",
         markdown.table([["topic", *kinds], *counts]),
         markdown.table([["topic", "file", "before", "after", "outcome", "tests"], *rows]),
     ]
@@ -106,10 +107,12 @@ def main() -> int:
         if (given.topic in (None, one.topic)) and (given.only is None or number in given.only) and not one.equivalent
     ]
     mutants._loaded()
-    path = environment.RESULTS / "mutants_listed.json"
+    path = mutants.RESULTS / "mutants_listed.json"
     known = json.loads(path.read_text("utf-8"))["outcomes"] if path.is_file() else {}
     outcomes = {name: outcome for name, outcome in known.items() if name in {one.name for one in every}}
     outcomes |= {one.name: outcome for one, outcome, _ in tried(chosen)}
+    from benchmarks import environment  # after the forks, which import dpgrad from the copy
+
     data = {"environment": environment.describe("benchmarks.mutants_listed"), "outcomes": outcomes}
     environment.write("mutants_listed", data, "Faults chosen by hand", sections(every, outcomes))
     left = [one for one in every if not one.equivalent and outcomes.get(one.name) in ("survived", "unusable")]

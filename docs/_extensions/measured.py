@@ -42,7 +42,7 @@ def of_page(file: Path) -> tuple[str, str, str]:
     dates = sorted(re.findall(r"\b20\d\d-\d\d-\d\d\b", start))
     command = re.search(r"`(python -m [^`]+)`", start)
     device = re.search(r"NVIDIA H200|Intel\(R\) Xeon\(R\)[\w ]*|AMD EPYC|\b\d+ cores", start)
-    return dates[-1] if dates else "not recorded", device[0] if device else "not recorded", command[1] if command else ""
+    return dates[-1] if dates else "no date", device[0] if device else "–", command[1] if command else ""
 
 
 def of_experiment(file: Path) -> tuple[str, str, str]:

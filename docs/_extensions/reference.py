@@ -20,11 +20,8 @@ LEFT_OUT = re.compile(r"\._|\.kernels\b|\.__main__$|^dpgrad\.cli\b")  # Triton's
 
 def modules() -> list[ModuleType]:
     """Every public module that can be imported here, with the façade first."""
-    found = [dpgrad]
-    for module in pkgutil.walk_packages(dpgrad.__path__, "dpgrad."):
-        if not LEFT_OUT.search(module.name):
-            found.append(import_module(module.name))
-    return found
+    names = (module.name for module in pkgutil.walk_packages(dpgrad.__path__, "dpgrad."))
+    return [dpgrad, *(import_module(name) for name in names if not LEFT_OUT.search(name))]
 
 
 def summary(thing: object) -> str:

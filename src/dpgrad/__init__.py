@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dpgrad.training.private import PrivateGradient
     from dpgrad.training.recipes import Recipe
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CSVLog",

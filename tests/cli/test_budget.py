@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import dpgrad
 from dpgrad import cli
 from dpgrad.accounting import ACCOUNTANTS, events
 from dpgrad.accounting.events import Compose, Gaussian, Poisson, Relation, Repeat
@@ -283,7 +284,7 @@ class TestForPeople:
             assert cli.main([command, "--help"]) == 0
             assert "--accountant" in capsys.readouterr().out
         assert cli.main(["--version"]) == 0
-        assert capsys.readouterr().out == "dpgrad 0.1.0\n"
+        assert capsys.readouterr().out == f"dpgrad {dpgrad.__version__}\n"
 
 
 REFUSED = {

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status: 0, 2 if the input was refused, 130 if interrupted.
 
     >>> main(["--version"])
-    dpgrad 0.1.0
+    dpgrad 0.2.0
     0
     """
     codecs.register_error("dpgrad.spell", _spell)
