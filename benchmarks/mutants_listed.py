@@ -43,9 +43,9 @@ class Listed:
     def name(self) -> str:
         return f"{self.file}: {self.before} → {self.after}"
 
-    def source(self) -> str:
-        """The file with the fault."""
-        text = (mutants.SOURCES / self.file).read_text("utf-8")
+    def source(self, folder: Path = mutants.SOURCES) -> str:
+        """The file with the fault, from a folder with the sources."""
+        text = (folder / self.file).read_text("utf-8")
         if text.count(self.before) != 1:
             raise LookupError(f"{self.file} holds {text.count(self.before)} times, and must once: {self.before}")
         return text.replace(self.before, self.after)
@@ -67,7 +67,8 @@ def tried(todo: Sequence[Listed]) -> list[tuple[Listed, str, float]]:
         for one in todo:
             began = time.monotonic()
             usable = all(file in sound for file in one.tests)
-            outcome = bench.outcome(one.file, one.source(), _LIMIT, one.tests) if usable else "unusable"
+            source = one.source(bench.folder / "src" / "dpgrad")
+            outcome = bench.outcome(one.file, source, _LIMIT, one.tests) if usable else "unusable"
             found.append((one, outcome, time.monotonic() - began))
             print(f"{outcome:9} {one.topic:16} {one.name}", flush=True)
     return found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mutants
+from benchmarks import mutants, mutants_listed
 
 FAULTS = {
     "a < b": "a <= b", "a == b": "a != b", "a is None": "a is not None", "a and b": "a or b", "not a": "a", "-a": "a",
@@ -95,3 +95,23 @@ def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert bench.outcome(FILE, "def half(x):\n    return x * 2\n", 120.0) == "killed"
     assert bench.outcome(FILE, "while True:\n    pass\n", 2.0) == "stalled"
     assert "x / 2" in (root / "src" / "dpgrad" / FILE).read_text("utf-8")
+
+
+class TestListed:
+    """benchmarks/mutants_listed.toml."""
+
+    def test_every_fault_fits_its_file(self) -> None:
+        for one in mutants_listed.read():
+            assert one.source() != (mutants.SOURCES / one.file).read_text("utf-8"), one.name
+            assert all((mutants.ROOT / "tests" / name).exists() for name in one.tests), one.name
+
+    def test_there_are_fifty_and_every_topic_has_some(self) -> None:
+        listed = mutants_listed.read()
+        assert len(listed) >= 50
+        assert {one.topic for one in listed} == set(mutants_listed.TOPICS)
+        assert len({one.name for one in listed}) == len(listed)
+
+    def test_a_fault_that_fits_nowhere_is_refused(self) -> None:
+        stray = mutants_listed.Listed("clip", "grads/clip.py", "no such line", "", ("grads/test_edges.py",))
+        with pytest.raises(LookupError, match=r"grads/clip\.py holds 0 times"):
+            stray.source()
