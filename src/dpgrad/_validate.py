@@ -160,8 +160,12 @@ def one_of(known: Collection[str], also: str = "", error: type[DpgradError] = Op
             raise error(f"{name} must be {choice} {', '.join(known)}, got {shown(value)}{meant(value, known)}")
 
 
-def keywords(remedy: Callable[[str], str] = lambda name: "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keywords(
+    remedy: Callable[[str], str] = lambda name: "", absent: tuple[str, ...] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to refuse an unknown keyword with ``remedy(keyword)``, else with the nearest one it has.
+
+    A keyword of ``absent`` may be given as None, which says that there is none of it.
 
     Python's own message names the class that defines ``__init__``, which users of a subclass have never seen.
 
@@ -177,8 +181,10 @@ def keywords(remedy: Callable[[str], str] = lambda name: "") -> Callable[[Callab
 
         @functools.wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
-            for name in options:
-                if name not in known:
+            for name, value in dict(options).items():
+                if name in absent and value is None:
+                    options.pop(name)
+                elif name not in known:
                     title = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
                     said = remedy(name) or meant(name, known) or f": it takes {', '.join(known)}"
                     raise UnknownOptionError(f"{title} has no option {name!r:.40}{said}")

@@ -363,6 +363,9 @@ class TestCluster:
         assert str(SECRET) not in str(caught.value)
         logs = str(cluster.get_worker_logs()) + str(cluster.get_scheduler_logs())
         assert str(SECRET) not in logs
+        with dask.config.set(scheduler="distributed"), pytest.raises(RuntimeError):  # what a task raises is in them
+            blocks_of(X).map_blocks(failing, meta=np.zeros((0, 4))).compute()
+        assert str(SECRET) in str(cluster.get_worker_logs())
 
 
 MEMORY = """

@@ -1,13 +1,19 @@
 """What fits release besides coefficients: standard errors that cover, balanced classes, and one budget for all."""
 
 import math
+import warnings
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from scipy.special import expit
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.utils.validation import has_fit_parameter
 
 from dpgrad import convex
 from dpgrad.accounting.events import Relation
@@ -252,3 +258,59 @@ class TestPoisson:
     def test_bad_arguments(self, options: dict[str, Any], fault: str) -> None:
         with pytest.raises(ValueError, match=rf"^{fault}"):
             DPPoissonRegressor(1.0, **self.GIVEN | options).fit(self.X, self.Y)
+
+
+class TestPipelines:
+    """A step that learns from rows without noise is told of when the model is fitted."""
+
+    X, Y = np.random.default_rng(0).standard_normal((60, 2)), np.arange(60) % 2
+
+    def model(self) -> Any:
+        return convex.DPLogisticRegression(classes=[0, 1], solver="gd", max_iter=2, data_norm=1.0, random_state=1)
+
+    @pytest.mark.parametrize(
+        "steps",
+        [
+            [StandardScaler()],
+            [convex.RowNormalizer(), StandardScaler()],
+            [make_pipeline(StandardScaler())],
+            [ColumnTransformer([("a", StandardScaler(), [0]), ("b", "passthrough", [1])])],
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["classifier", "regressor"])
+    def test_scaler_is_warned_of_once(self, steps: list[Any], kind: str) -> None:
+        last = self.model()
+        if kind == "regressor":
+            last = convex.DPLinearRegression(data_norm=1.0, target_bounds=(0, 1), random_state=1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make_pipeline(*steps, last).fit(self.X, self.Y)
+        told = [str(one.message) for one in caught if one.category is convex.PrivacyWarning]
+        assert len(told) == 1
+        assert "(StandardScaler) learned from these rows without noise" in told[0]
+
+    @pytest.mark.parametrize(
+        "steps",
+        [
+            [],
+            ["passthrough"],
+            [Normalizer()],
+            [convex.RowNormalizer()],
+            [convex.DPStandardScaler(bounds=(-3, 3), random_state=1)],
+        ],
+    )
+    def test_steps_that_learn_nothing_or_pay_are_not(self, steps: list[Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", convex.PrivacyWarning)
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            make_pipeline(*steps, self.model()).fit(self.X, self.Y)
+
+
+@pytest.mark.parametrize("kind", ["DPLogisticRegression", "DPLinearRegression", "DPPoissonRegressor", "RowNormalizer"])
+def test_no_weights_are_accepted_as_none(kind: str) -> None:
+    options = {"classes": [0, 1]} if kind == "DPLogisticRegression" else {"data_norm": 1.0, "target_bounds": (0, 1)}
+    model = getattr(convex, kind)(**({} if kind == "RowNormalizer" else {"random_state": 1, **options}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(np.eye(20), np.arange(20) % 2, sample_weight=None)
+    assert not has_fit_parameter(model, "sample_weight")

@@ -30,6 +30,7 @@ from dpgrad.convex.estimators.privacy import (
     guarantee,
     not_covered,
     relation_of,
+    warn_of_steps,
 )
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
@@ -99,12 +100,13 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
     def _loss(self, classes: int) -> Logistic | HuberSvm | Softmax | Joint:
         """The loss of that many classes."""
 
-    @_validate.keywords(rows.unweighted)
+    @_validate.keywords(rows.unweighted, absent=("sample_weight",))
     def fit(self, X: Any, y: Any) -> Self:
         """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
 
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """
+        warn_of_steps(self)
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
         radius = rows.radius_of(self.data_norm)
         fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)

@@ -80,7 +80,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         self.random_state = random_state
         self.ledger = ledger
 
-    @_validate.keywords(rows.unweighted)
+    @_validate.keywords(rows.unweighted, absent=("sample_weight",))
     def fit(self, X: Any, y: Any) -> Self:
         """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
 

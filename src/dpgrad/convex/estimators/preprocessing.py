@@ -59,7 +59,7 @@ class RowNormalizer(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         self.norm = norm
         self.rule = rule
 
-    @_validate.keywords(rows.unweighted)
+    @_validate.keywords(rows.unweighted, absent=("sample_weight",))
     def fit(self, X: Any, y: Any = None) -> Self:
         """Nothing is learned; the input is checked."""
         self._check()
@@ -140,7 +140,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         self.random_state = random_state
         self.ledger = ledger
 
-    @_validate.keywords(rows.unweighted)
+    @_validate.keywords(rows.unweighted, absent=("sample_weight",))
     def fit(self, X: Any, y: Any = None) -> Self:
         """Release what the columns are scaled by.
 

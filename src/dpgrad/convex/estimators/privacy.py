@@ -1,9 +1,13 @@
 """What a fitted estimator says about privacy: the guarantee, every release, and what was taken for granted."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
 
 from dpgrad import _validate
 from dpgrad.accounting import account
@@ -24,7 +28,11 @@ __all__ = [
     "guarantee",
     "not_covered",
     "relation_of",
+    "warn_of_steps",
 ]
+
+
+_HOLDERS = ("steps", "transformers", "transformer_list")  # of pipelines, column transformers and unions
 
 
 class PrivacyWarning(UserWarning):
@@ -119,6 +127,39 @@ def guarantee(event: Event, relation: Relation, delta: float) -> Guarantee:
     """
     sampled = any(isinstance(leaf, Poisson) for leaf in leaves(event))
     return Guarantee.of(account(event, relation, "pld" if sampled else "exact"), delta)
+
+
+def warn_of_steps(estimator: object) -> None:
+    """Warn if ``estimator`` is being fitted by a pipeline with a step that learned from the rows without noise.
+
+    scikit-learn does not tell an estimator of its pipeline, which is therefore looked for among the callers. Steps
+    that learn nothing, by their tag ``requires_fit``, and those of dpgrad, whose ``privacy_`` says what they cost, are
+    passed over.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Pipeline) and caller.steps[-1][1] is estimator:
+            for name, step in caller.steps[:-1]:
+                if (learned := _learning(step)) is not None:
+                    _validate.warn(
+                        f"the step {_validate.shown(name)} of the pipeline ({learned}) learned from these rows without "
+                        "noise, which the guarantee does not cover: use DPStandardScaler, RowNormalizer or a public "
+                        "rule in its place",
+                        PrivacyWarning,
+                    )
+            return
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _learning(step: Any) -> str | None:
+    """The class of a step that learns from rows without noise, also of one that it holds."""
+    held = next((found for name in _HOLDERS if isinstance(found := getattr(step, name, None), list)), None)
+    if held is not None:
+        return next((found for one in held if (found := _learning(one[1])) is not None), None)
+    if step is None or isinstance(step, str | Reported) or not get_tags(step).requires_fit:
+        return None
+    return type(step).__name__
 
 
 def relation_of(value: object) -> Relation:

@@ -13,7 +13,7 @@ from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.extras import Outcome
-from dpgrad.convex.estimators.privacy import FitPrivacy, delta_for, guarantee, not_covered, relation_of
+from dpgrad.convex.estimators.privacy import FitPrivacy, delta_for, guarantee, not_covered, relation_of, warn_of_steps
 from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
@@ -38,6 +38,7 @@ class Given:
 
 def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
     """The arguments of ``estimator`` and its rows, checked; no target may lie below ``least``."""
+    warn_of_steps(estimator)
     epsilon, relation = rows.budget_checked(estimator.epsilon), relation_of(estimator.relation)
     if estimator.data_norm is None:
         raise OptionError("data_norm is required: a bound on the norm of every row, chosen without looking at the data")
