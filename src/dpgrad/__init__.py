@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         reports,
         runs,
         training,
+        tuning,
     )
     from dpgrad.accounting import calibrate, events, online
     from dpgrad.accounting.events import Relation
@@ -90,6 +91,7 @@ __all__ = [
     "scaling",
     "schedules",
     "training",
+    "tuning",
 ]
 
 # Where a name of the façade is defined. Rooms are found by their own names.

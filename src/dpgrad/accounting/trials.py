@@ -23,7 +23,8 @@ from dpgrad.errors import AccountingError, OptionError
 __all__ = ["LAWS", "NegativeBinomial", "PoissonTrials", "Trials", "law_named", "trials_from_dict", "trials_to_dict"]
 
 LAWS = ("logarithmic", "geometric", "poisson")
-MOST_MEAN = 1e6  # trials
+MOST_MEAN = 1e4  # trials
+_NEVER = 1e-30  # a weight beyond the mean after which nothing is left that a float could tell
 _LEAST_GAMMA = 1e-12
 
 
@@ -90,7 +91,7 @@ class NegativeBinomial:
 
     def quantile(self, share: float) -> int:
         """The number of trials that is not exceeded with probability ``share``."""
-        return _quantile(self.weights(), share)
+        return _quantile(self, share)
 
     def __str__(self) -> str:
         name = {0.0: "logarithmic", 1.0: "geometric"}.get(self.eta, f"truncated negative binomial, η = {self.eta:g}")
@@ -120,7 +121,7 @@ class PoissonTrials:
 
     def quantile(self, share: float) -> int:
         """The number of trials that is not exceeded with probability ``share``."""
-        return _quantile(self.weights(), share)
+        return _quantile(self, share)
 
     def __str__(self) -> str:
         return f"poisson, mean {self.mean:g}"
@@ -129,23 +130,22 @@ class PoissonTrials:
 Trials = NegativeBinomial | PoissonTrials
 
 
-def _quantile(weights: Iterator[float], share: float) -> int:
-    """The least k with P(K ≤ k) ≥ share. Sums of floats may end just below 1: the search ends there."""
-    if not 0 <= share < 1:
-        raise OptionError(f"share must lie in [0, 1), got {_validate.shown(share)}")
-    total, quiet = 0.0, 0
-    for k, weight in enumerate(weights):
+def _quantile(law: Trials, share: float) -> int:
+    """The least k with P(K ≤ k) ≥ share; for a share next to 1, the k beyond which the rest is below rounding."""
+    if not 0 <= share <= 1:
+        raise OptionError(f"share must lie in [0, 1], got {_validate.shown(share)}")
+    total = 0.0
+    for k, weight in enumerate(law.weights()):
         total += weight
-        quiet = quiet + 1 if total + weight == total else 0
-        if total >= share or quiet > 1000:
+        if total >= share or (weight < _NEVER and k > law.mean):
             return k
-    raise AssertionError("weights do not end")
+    raise AssertionError("the weights of a law do not end")
 
 
 def law_named(name: str, mean: float) -> Trials:
     """The law of that name and mean: logarithmic (η = 0), geometric (η = 1) or poisson.
 
-    >>> law_named("geometric", 4.0).mean
+    >>> round(law_named("geometric", 4.0).mean, 6)
     4.0
     """
     _validate.one_of(LAWS, trials=name)

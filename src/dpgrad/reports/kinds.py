@@ -65,6 +65,8 @@ class Trained(Protocol):
     def way(self) -> Any: ...
     @property
     def clip_bounds(self) -> Sequence[Sequence[float]]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
 
 
 @runtime_checkable
@@ -200,7 +202,7 @@ def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None)
         "run", "this model", fitted.guarantee, (named.name, named.title, named.citation), _allowed(fitted),
         [*fitted.public, *read["public"]], [*read["outside"], *fitted.outside],
         [] if data is None else [f"{data.name}: {data.preprocessing}"], _schema(data),
-        [*_bounds_used(fitted.clip_bounds), *(text for _, text in fitted.plan.cautions())],
+        [*fitted.notes, *_bounds_used(fitted.clip_bounds), *(text for _, text in fitted.plan.cautions())],
         _values(fitted.plan.mechanism), run=run,
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ class Fitted:
     ``way`` says how per-example gradients were computed and why, without sizes or values of the data; None if no step
     was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any, ``described`` is what `dpgrad predict`
     needs to know about the model, and ``weights`` is what `save` writes. ``clip_bounds`` are those of every step, by
-    group, where they follow the norms (``adaptive_clip``): they are released values.
+    group, where they follow the norms (``adaptive_clip``): they are released values. ``notes`` are for the report.
     """
 
     model: nn.Module
@@ -113,6 +113,7 @@ class Fitted:
     described: dict[str, Any] | None = None
     weights: Weights | None = None
     clip_bounds: Sequence[Sequence[float]] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def held_out(self) -> float | None:

@@ -1,0 +1,113 @@
+"""What choosing among trials costs, by each way of paying for it.
+
+*One trial* is what the same model costs without a choice. *A random number of trials* is Papernot and Steinke (2022),
+of which only the best is released. *Gupta et al.* (2010, Theorem 10.2) is what Abadi et al. (2016) name: with chance p
+of a good trial and any ε′ < ½, (1/ε′p)·log(1/β) trials of an ε-private mechanism can be searched for a good one at
+ε + 8ε′, losing (4/ε′)·log(1/ε′βp) rows of accuracy, except with probability β. It is shown as they state it, with the δ
+of every trial added up, and never used to calibrate. *Composition* adds up every trial, and everything may be seen.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpgrad import _validate
+from dpgrad.accounting import account
+from dpgrad.accounting.events import Compose, Event, Relation, Repeat, Selection
+from dpgrad.accounting.guarantee import up
+from dpgrad.accounting.trials import LAWS, law_named
+from dpgrad.errors import AccountingError
+
+__all__ = ["Price", "price", "table"]
+
+_EXTRA = 0.0625  # ε′ of Gupta et al., for which 8ε′ is ½
+_FAILING = 0.05  # β, the probability that their search finds nothing good
+
+
+@dataclass(frozen=True)
+class Price:
+    """One way of paying: its ε at δ, how many trials it may run, and whether it is a guarantee.
+
+    ``trials`` is the number of trials, or its mean; ``most`` is not exceeded in 99 of 100 selections.
+    """
+
+    name: str
+    epsilon: float
+    delta: float
+    trials: float
+    most: int
+    guarantee: bool = True
+    note: str = ""
+
+
+def price(
+    trial: Event | Sequence[Event],
+    *,
+    mean: float,
+    delta: float,
+    relation: Relation = Relation.ZERO_OUT,
+    settings: int | None = None,
+) -> list[Price]:
+    """What it costs to choose among trials, before anything is spent.
+
+    ``trial`` is the event of one trial, or those of the settings, one of which a trial draws uniformly. ``mean`` is the
+    expected number of trials, and ``settings`` how many there are (default: as many as events).
+
+    >>> from dpgrad.accounting.events import Gaussian
+    >>> found = {one.name: one.epsilon for one in price(Repeat(Gaussian(30.0), 40), mean=10, delta=1e-5)}
+    >>> found["best of a random number, logarithmic"] < found["composition of 10 trials"]
+    True
+    """
+    events = tuple(trial) if isinstance(trial, Sequence) else (trial,)
+    _validate.positive(mean=mean)
+    _validate.open_unit(delta=delta)
+    count = len(events) if settings is None else settings
+    _validate.whole(least=1, settings=count)
+    one = max((account(event, relation, "rdp").epsilon(delta) for event in events), default=0.0)
+    found = [Price("one trial", one, delta, 1, 1, note="nothing is chosen: method auto needs no more")]
+    for name in LAWS:
+        if name != "poisson" and mean <= 1:
+            continue
+        law = law_named(name, mean)
+        epsilon = account(Selection(events, law), relation, "rdp").epsilon(delta)
+        found.append(Price(f"best of a random number, {name}", epsilon, delta, law.mean, law.quantile(0.99)))
+    found.append(_gupta(events, count, delta, relation))
+    whole = math.ceil(mean)
+    found.append(_composed(f"composition of {whole:,} trials", events, whole, delta, relation))
+    if count > 1 and count != whole:
+        found.append(_composed(f"composition of all {count:,} settings", events, count, delta, relation))
+    return found
+
+
+def _gupta(events: tuple[Event, ...], settings: int, delta: float, relation: Relation) -> Price:
+    """ε + 8ε′ for calls whose δ add up to at most ``delta``."""
+    calls = math.ceil(settings / _EXTRA * math.log(1 / _FAILING))
+    lost = 4 / _EXTRA * math.log(settings / (_EXTRA * _FAILING))
+    epsilon = max(account(event, relation, "rdp").epsilon(delta / calls) for event in events) + 8 * _EXTRA
+    note = f"as Abadi et al. state it; gives up {lost:,.0f} correct rows, and fails once in {1 / _FAILING:.0f} searches"
+    return Price("Gupta et al. (2010)", epsilon, delta, calls, calls, guarantee=False, note=note)
+
+
+def _composed(name: str, events: tuple[Event, ...], count: int, delta: float, relation: Relation) -> Price:
+    """Trials of the settings in turn, all of them released; the worse settings where they do not come out even."""
+    whole, rest = divmod(count, len(events))
+    worst = max(events, key=lambda event: account(event, relation, "rdp").epsilon(delta))
+    together = Compose((*(Repeat(event, whole) for event in events), Repeat(worst, rest)))
+    try:
+        epsilon = account(together, relation, "pld").epsilon(delta)
+    except (AccountingError, ArithmeticError):
+        epsilon = account(together, relation, "rdp").epsilon(delta)
+    return Price(name, epsilon, delta, count, count, note="every trial and score may be looked at")
+
+
+def table(prices: Sequence[Price]) -> list[list[str]]:
+    """The prices as rows of text, with a heading.
+
+    >>> table([Price("one trial", 1.0, 1e-5, 1, 1)])[1][:3]
+    ['one trial', '1', '1']
+    """
+    rows = [["way of choosing", "ε", "trials", "of which 99 % of the time at most", ""]]
+    for one in prices:
+        told = one.note if one.guarantee else f"no guarantee of dpgrad's: {one.note}"
+        rows.append([one.name, up(one.epsilon), f"{one.trials:.4g}", f"{one.most:,}", told])
+    return rows
