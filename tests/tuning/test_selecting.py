@@ -320,9 +320,9 @@ def test_training_rows_are_no_public_score() -> None:
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").write_text("x", "utf-8")
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").write_text("x")
+    (tmp_path / "full" / "x").write_text("x", "utf-8")
     for folder, message in (("file", "is a file"), ("full", "other files")):
         with pytest.raises(RunError, match=message):
             chosen(folder=tmp_path / folder)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from dpgrad import __version__
 from dpgrad._submodules import attribute
-from dpgrad.cli import budget, completion, curvature, data, predict, report, reproduce, train
+from dpgrad.cli import budget, completion, curvature, data, predict, report, reproduce, train, tune
 from dpgrad.cli._options import Parser, Printed
 
 # a new command is a file with `add(commands)` and an entry here, in the order of the help
-COMMANDS = (budget, data, train, predict, report, curvature, reproduce, completion)
+COMMANDS = (budget, data, train, tune, predict, report, curvature, reproduce, completion)
 
 _LONGEST, _LONGEST_WORD = 1000, 200  # characters of a refusal, and of a word in it
 

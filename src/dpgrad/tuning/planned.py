@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpgrad import _validate
-from dpgrad.accounting import _search, account
+from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, Selection
 from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.accounting.trials import LAWS, Trials, law_named
@@ -21,6 +21,7 @@ from dpgrad.tuning.scores import Score
 __all__ = ["Configuration", "SelectionPlan", "plan"]
 
 ACCOUNTANT = "rdp"
+_PRECISION = 2e-3  # of the budget: how much of it may stay unused
 FREE = (
     "method auto chooses steps, batch size, clip bound and learning rate from public facts and needs no tuning: with "
     "the whole budget for one run its noise multiplier is {alone:.4g}, and {share:.4g} as one of these trials"
@@ -177,9 +178,10 @@ def plan(
             f"{'' if score.event == NOTHING else ', with this private score'}: allow more, choose fewer trials or "
             "a score with more noise"
         )
-    # halved: `beyond` is true at the lower end, so the share is counted from the top
-    _, left = _search.halved(lambda x: at(epsilon - x)[2] > epsilon, 0.0, epsilon - least, absolute=epsilon * 2e-3)
-    share = epsilon - left
+    share, high = least, float(epsilon)  # the first is within the budget
+    while high - share > _PRECISION * epsilon:
+        middle = (share + high) / 2
+        share, high = (share, middle) if at(middle)[2] > epsilon else (middle, high)
     plans, event, found = at(share)
     relation = plans[0].mechanism.relation
     guarantee = Guarantee(found, delta, relation, ACCOUNTANT, event, privacy.unit)

@@ -13,7 +13,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -32,7 +34,7 @@ from dpgrad.runs.replay import data_digest
 from dpgrad.runs.weights import Weights
 from dpgrad.training import forms, source
 from dpgrad.training.curves import Point
-from dpgrad.training.fit import Fitted, ResumeWarning, fit
+from dpgrad.training.fit import WEIGHTS, Fitted, ResumeWarning, fit
 from dpgrad.training.losses import loss_named
 from dpgrad.training.options import Computing, Privacy, RunFolder
 from dpgrad.training.plan import Plan
@@ -113,6 +115,7 @@ def select(
     )  # fmt: skip
     _refuse_relation(score, found.guarantee.relation)
     task.rehearse(found)
+    release = None if run_folder is None else run_folder.release
     with ExitStack() as stack:
         store = None
         if run_folder is not None:
@@ -124,9 +127,17 @@ def select(
         selection = _Selection(task, found, key, store)
         winner, number = selection.run()
         if store is not None:
-            store.finish(winner.save)
+            store.finish(winner.save if release is None else partial(_saved, winner, release))
             winner = replace(winner, folder=store.folder)
     return Selected(winner, number, found)
+
+
+def _saved(winner: Fitted, release: Callable[[Path, Fitted], None], folder: Path) -> None:
+    """Write the winner's weights, and what the caller writes beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    assert winner.weights is not None
+    winner.weights.write(folder / WEIGHTS)
+    release(folder, winner)
 
 
 def _refuse_relation(score: Score, relation: Relation) -> None:
