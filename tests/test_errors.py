@@ -4,6 +4,7 @@ import ast
 import inspect
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import nn
 import dpgrad
 from dpgrad import errors
 from dpgrad.accounting.events import Approximate, Compose, Gaussian, Poisson, Repeat
+from dpgrad.distributed.followed import identity_of_all
+from dpgrad.runs.replay import Identity
 
 PACKAGE = Path(dpgrad.__file__).parent
 KINDS = [getattr(errors, name) for name in errors.__all__]
@@ -182,6 +185,11 @@ def several_processes(folder: Path) -> None:
         private()
 
 
+def ranks_that_differ(folder: Path) -> None:
+    own = Identity({}, "rows", "code", "cpu", 1, None, {})
+    identity_of_all([own, replace(own, code="other")], parts=False)
+
+
 def unknown_option(folder: Path) -> None:
     dpgrad.recipes.psasc(lr=0.1)
 
@@ -206,6 +214,7 @@ MET = [
     (errors.ResumeError, nothing_to_resume),
     (errors.ResumeError, state_of_something_else),
     (errors.ReportError, no_report),
+    (errors.RanksError, ranks_that_differ),
     (errors.UnsupportedSystemError, several_processes),
 ]
 

@@ -1,9 +1,5 @@
-"""Several processes: refused wherever something would be released, also in real jobs of two ranks."""
+"""Several processes are refused wherever each would release something of its own; tests/distributed has real ones."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,7 @@ from dpgrad.grads.swap import unwrapped
 from dpgrad.mechanism import sampling
 from dpgrad.training import pca
 
-SEVERAL = "dpgrad runs in one process"
+SEVERAL = "this runs in one process"
 DATA = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -41,10 +37,9 @@ def fitted(path: Path) -> object:
     )  # fmt: skip
 
 
+TRAINING: dict[str, Callable[[Path], object]] = {"PrivateGradient": lambda path: private(), "fit": fitted}
 X, Y = DATA.numpy().astype(float), np.arange(20) % 2
 ENTRIES: dict[str, Callable[[Path], object]] = {
-    "PrivateGradient": lambda path: private(),
-    "fit": fitted,
     "principal_directions": lambda path: pca.principal_directions(DATA, 1, 1.0, ledger=Ledger(path / "ledger.jsonl")),
     "DPLogisticRegression": lambda path: DPLogisticRegression(epsilon=1.0, data_norm=1.0, classes=[0, 1]).fit(X, Y),
     "DPLinearRegression": lambda path: DPLinearRegression(
@@ -63,7 +58,9 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_release_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"^{SEVERAL}, and torch.distributed has 2 ranks here: .*not supported yet"):
+    with pytest.raises(
+        ValueError, match=rf"^{SEVERAL}, and torch.distributed has 2 ranks here: .*Run it in one"
+    ):
         ENTRIES[name](tmp_path)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "ledger.jsonl").exists() or not (tmp_path / "ledger.jsonl").read_text("utf-8")
@@ -75,8 +72,26 @@ def test_a_launcher_is_seen_before_the_processes_are_connected(
     name: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "2")
-    with pytest.raises(ValueError, match=rf"^{SEVERAL}, and a launcher started 2 of them \({variable} in the env"):
+    with pytest.raises(ValueError, match=rf"^{SEVERAL}, and a launcher started 2 processes \({variable} in the env"):
         ENTRIES[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_processes_that_are_not_connected_are_told_the_line_to_add(
+    name: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(ValueError, match=r"are not connected: .*Call torch.distributed.init_process_group\(\) first"):
+        TRAINING[name](tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_group_of_one_does_not_connect_what_a_launcher_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="are not connected"):
+        private()
 
 
 @pytest.mark.parametrize("value", ["1", "0", "", " ", "two", "-2"])
@@ -122,14 +137,14 @@ class TestModels:
 
     def test_distributed_data_parallel(self) -> None:
         model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
-        self.refused(model, r"made for several processes \(DistributedDataParallel\).* Run in one process")
+        self.refused(model, "is wrapped in DistributedDataParallel.*: give the model unwrapped")
 
     def test_fully_sharded(self) -> None:
         from torch.distributed.fsdp import fully_shard
 
         model: Any = nn.Linear(3, 2)
         fully_shard(model)
-        self.refused(model, "made for several processes")
+        self.refused(model, r"is sharded \(FSDPLinear\)")
 
     def test_distributed_tensors(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -139,62 +154,3 @@ class TestModels:
         mesh = init_device_mesh("cpu", (1,))
         model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Replicate()]))
         self.refused(model, r"parameter (0\.)?weight is a DTensor")
-
-
-SCRIPT = """
-import json, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-from torch import nn
-from dpgrad import Mechanism, Privacy, PrivateGradient, fit, sampling
-
-def loss(model, x):
-    return model(x).square().sum(1)
-
-def attempts(rank, folder):
-    plan = Mechanism(sampling.FullBatch(), 3, 1.0, batch_size=8.0)
-    data, before = torch.ones(8, 3), PrivateGradient(nn.Linear(3, 2), loss, plan)
-    before.step(data)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
-    wrapped = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
-    tries = {
-        "plain": lambda: PrivateGradient(nn.Linear(3, 2), loss, plan),
-        "wrapped": lambda: PrivateGradient(wrapped, loss, plan),
-        "module": lambda: PrivateGradient(wrapped.module, loss, plan),
-        "later": lambda: before.step(data),
-        "fit": lambda: fit(
-            nn.Linear(3, 2), data, loss, steps=2, batch_size=4, delta=1e-3, privacy=Privacy(noise_multiplier=1.0)
-        ),
-    }
-    found = {}
-    for name, attempt in tries.items():
-        try:
-            attempt()
-            found[name] = "taken"
-        except ValueError as error:
-            found[name] = str(error)
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    mp.start_processes(attempts, (sys.argv[1],), nprocs=2, start_method="fork")
-"""
-
-
-@pytest.mark.slow
-def test_a_real_job_of_two_ranks(tmp_path: Path) -> None:
-    script = tmp_path / "job.py"
-    script.write_text(SCRIPT, "utf-8")
-    source = str(Path(_processes.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in (0, 1):
-        found = json.loads((tmp_path / f"{rank}.json").read_text("utf-8"))
-        assert set(found) == {"plain", "wrapped", "module", "later", "fit"}
-        for name, words in found.items():
-            assert words.startswith(SEVERAL), (name, words)
-            assert "2 ranks" in words

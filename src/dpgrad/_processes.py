@@ -1,4 +1,4 @@
-"""Refuse to run as one of several processes: each would release a result of its own, for which no budget accounts.
+"""Refuse to run as one of several processes where each would release a result of its own, which no budget covers.
 
 >>> refuse_several()
 """
@@ -17,22 +17,36 @@ def refuse_several() -> None:
 
     Guarantee: none of what dpgrad accounts for one process is released by several of them at once.
     """
-    found = _connected() or _launched()
+    ranks = _connected()
+    found = f"torch.distributed has {ranks} ranks here" if ranks > 1 else _launched()
     if found:
         raise UnsupportedSystemError(
-            f"dpgrad runs in one process, and {found}: each process would release a model of its own, with noise of "
-            "its own, and the budget covers one. Training over several processes (dpgrad.distributed) is not supported "
-            "yet: run this in one process, without torchrun"
+            f"this runs in one process, and {found}: each process would release a result of its own, with noise of "
+            "its own, and the budget covers one. Run it in one process, without torchrun; on several train with "
+            "dpgrad.fit or PrivateGradient (docs/several_processes.md)"
         )
 
 
-def _connected() -> str:
-    """What torch knows of other processes; torch is not imported for it."""
+def refuse_unconnected() -> None:
+    """Refuse where a launcher started several processes and torch.distributed does not connect them.
+
+    >>> refuse_unconnected()
+    """
+    found = _launched()
+    if found and _connected() < 2:
+        raise UnsupportedSystemError(
+            f"{found} and they are not connected: each would release a model of its own, and the budget covers one. "
+            "Call torch.distributed.init_process_group() first, and they train one model together; or run in one "
+            "process, without torchrun"
+        )
+
+
+def _connected() -> int:
+    """How many ranks torch knows of; torch is not imported for it. 0 where it knows of none."""
     known = sys.modules.get("torch.distributed")
     if known is None or not known.is_available() or not known.is_initialized():
-        return ""
-    ranks = known.get_world_size()
-    return f"torch.distributed has {ranks} ranks here" if ranks > 1 else ""
+        return 0
+    return int(known.get_world_size())
 
 
 def _launched() -> str:
@@ -40,5 +54,5 @@ def _launched() -> str:
     for name in _LAUNCHERS:
         value = os.environ.get(name, "").strip()
         if value.isdecimal() and int(value) > 1:
-            return f"a launcher started {value} of them ({name} in the environment)"
+            return f"a launcher started {value} processes ({name} in the environment)"
     return ""

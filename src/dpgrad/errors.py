@@ -20,6 +20,7 @@ __all__ = [
     "LedgerError",
     "MissingFileError",
     "OptionError",
+    "RanksError",
     "ReportError",
     "ResumeError",
     "RunError",
@@ -116,5 +117,9 @@ class ReportError(DpgradError):
     """A report, or the released weights beside it, is missing, damaged or of another format. Use the original files."""
 
 
+class RanksError(DpgradError):
+    """Another rank of the run failed or is gone, or the ranks differ. Start all again with the same code and data."""
+
+
 class UnsupportedSystemError(DpgradError):
-    """dpgrad was started as one of several processes, or on a system without file locks. Use one process, on POSIX."""
+    """dpgrad is one of several processes that are not connected, or has no file locks. Connect them, or use POSIX."""

@@ -220,8 +220,8 @@ class Scripted(nn.Module):
 def test_models_that_hide_their_modules(engine: str) -> None:
     x = torch.randn(4, 3)
     parallel = nn.DataParallel(Scripted())
-    refused("^model must be the module itself, got DataParallel: give its .module", engine, parallel, total, x)
-    refused("module '0' must be the module itself, got DataParallel", engine, nn.Sequential(parallel), total, x)
+    refused("^the model is wrapped in DataParallel, .*: give the model unwrapped", engine, parallel, total, x)
+    refused("^module '0' of the model is wrapped in DataParallel", engine, nn.Sequential(parallel), total, x)
     with pytest.warns(DeprecationWarning, match="jit"):
         scripted = torch.jit.script(Scripted())
     refused("module 'itself' is a TorchScript one: give the module it was made from", engine, scripted, total, x)

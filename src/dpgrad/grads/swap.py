@@ -74,30 +74,35 @@ def refuse_modules(model: nn.Module) -> None:
 
 
 def _refuse_spread(model: nn.Module) -> None:
-    """Refuse a model of several processes, which must not become one model in each of them, or of several devices."""
-    of_processes = [nn.parallel.DistributedDataParallel, *_kinds("torch.distributed.fsdp", _FSDP)]
+    """Refuse a model that is wrapped for, or spread over, several processes or devices."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    sharded = tuple(_kinds("torch.distributed.fsdp", ("FullyShardedDataParallel", "FSDPModule")))
     for name, module in model.named_modules():
-        if isinstance(module, tuple(of_processes)):
+        what = f"module {name!r} of the model" if name else "the model"
+        if isinstance(module, wrappers):
             raise UnsupportedModelError(
-                f"module {name or 'itself'!r} of the model is made for several processes "
-                f"({type(module).__name__}), which are not supported yet (dpgrad.distributed): each would release a "
-                "model of its own. Run in one process, with the plain module"
+                f"{what} is wrapped in {type(module).__name__}, which adds up gradients before they are clipped: give "
+                "the model unwrapped. After torch.distributed.init_process_group() dpgrad adds up the clipped sums of "
+                "all ranks itself, and adds the noise once"
             )
-        if isinstance(module, nn.DataParallel):
-            what = f"module {name!r}" if name else "model"
+        if sharded and isinstance(module, sharded):
             raise UnsupportedModelError(
-                f"{what} must be the module itself, got DataParallel: give its .module, on one device"
+                f"{what} is sharded ({type(module).__name__}), which is not supported: give the plain model to every "
+                "rank"
             )
-    sharded = tuple(_kinds("torch.distributed.tensor", ("DTensor",)))
+    tensors = tuple(_kinds("torch.distributed.tensor", ("DTensor",)))
     for name, parameter in model.named_parameters():
-        if sharded and isinstance(parameter, sharded):
+        if tensors and isinstance(parameter, tensors):
             raise UnsupportedModelError(
-                f"parameter {name} is a DTensor, spread over several processes, which are not supported yet "
-                "(dpgrad.distributed): run in one process, with a plain module"
+                f"parameter {name} is a DTensor, a part of which each process holds (tensor parallel): the norm of an "
+                "example's gradient would be spread over them. Give the plain model to every rank"
             )
-
-
-_FSDP = ("FullyShardedDataParallel", "FSDPModule")
+    devices = sorted({str(parameter.device) for parameter in model.parameters() if not parameter.is_meta})
+    if len(devices) > 1:
+        raise UnsupportedModelError(
+            f"the model lies on several devices ({', '.join(devices)}), as device_map makes it: put all of it on one, "
+            "with model.to(device)"
+        )
 
 
 def _kinds(module: str, names: tuple[str, ...]) -> list[type]:

@@ -25,11 +25,16 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Wanted(NamedTuple):
-    """Values to be drawn: where they are written, a flat array; their standard deviation; and what they are for."""
+    """Values to be drawn: where they are written, a flat array; their standard deviation; and what they are for.
+
+    They are those from ``start`` on of ``size`` values, all of them by default.
+    """
 
     values: Array
     std: float
     names: tuple[str, ...]
+    start: int = 0
+    size: int | None = None
 
 
 class _Block(NamedTuple):
@@ -60,12 +65,39 @@ def fill(key: Key, wanted: Iterable[Wanted], threads: int = 1) -> None:
 
     The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
     alone, since torch would start as many threads again in each.
+
+    >>> whole, part = np.empty(100_000), np.empty(7)
+    >>> fill(Key.from_seed(7), [Wanted(whole, 1.0, ("noise",))])
+    >>> fill(Key.from_seed(7), [Wanted(part, 1.0, ("noise",), start=65_533, size=100_000)])
+    >>> bool((part == whole[65_533:65_540]).all())
+    True
     """
-    blocks = [
-        _Block(values[place * _BLOCK : (place + 1) * _BLOCK], std, key.derive(*names, str(place)))
-        for values, std, names in wanted
-        for place in range(-(-len(values) // _BLOCK))
-    ]
+    cut: list[tuple[Array, Array]] = []  # parts of blocks, and what is drawn for them
+    blocks = [block for each in wanted for block in _blocks(key, each, cut)]
+    _shared(blocks, threads)
+    for values, drawn in cut:
+        values[:] = drawn
+
+
+def _blocks(key: Key, wanted: Wanted, cut: list[tuple[Array, Array]]) -> Iterator[_Block]:
+    """The blocks that values lie in; of one that is not wanted whole, all is drawn elsewhere, and noted in ``cut``."""
+    values, std, names, start, size = wanted
+    stop = start + len(values)
+    size = stop if size is None else size
+    for place in range(start // _BLOCK, -(-stop // _BLOCK)) if len(values) else ():
+        first, last = place * _BLOCK, min((place + 1) * _BLOCK, size)
+        here = values[max(first - start, 0) : last - start]
+        state = key.derive(*names, str(place))
+        if first >= start and last <= stop:
+            yield _Block(here, std, state)
+        else:
+            drawn = np.empty(last - first, values.dtype)
+            cut.append((here, drawn[max(start - first, 0) : stop - first]))
+            yield _Block(drawn, std, state)
+
+
+def _shared(blocks: list[_Block], threads: int) -> None:
+    """Draw the blocks, on as many threads as there is work for."""
     waiting = iter(_in_groups(blocks))  # each thread takes the next
     threads = min(threads, len(blocks))
     if threads < 2 or sum(len(block.values) for block in blocks) < _BLOCK:

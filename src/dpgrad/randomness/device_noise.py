@@ -20,7 +20,7 @@ from dpgrad import _triton
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import philox
 
-__all__ = ["Segment", "Stream", "gaussians", "spread"]
+__all__ = ["Segment", "Stream", "gaussian_part", "gaussians", "spread"]
 
 _SMALL = 1 << 16  # values of a parameter that is drawn together with others
 _PLAIN_AT_ONCE = 1 << 22  # counters whose words plain torch holds
@@ -163,6 +163,27 @@ def gaussians(
         for name, part in segment.split(out, likes).items():
             drawn[name] = part.to(types[name])
     return {name: drawn[name] for name in likes}
+
+
+def gaussian_part(
+    likes: Mapping[str, Tensor], name: str, start: int, stop: int, std: float | Tensor, key: AnyKey, step: int
+) -> Tensor:
+    """The values from ``start`` to ``stop`` of the flat noise of one parameter, as `gaussians` draws it.
+
+    >>> likes = {"weight": torch.zeros(9), "bias": torch.zeros(5)}
+    >>> part = gaussian_part(likes, "bias", 1, 4, 2.0, key=7, step=0)
+    >>> torch.equal(part, gaussians(likes, {"weight": 1.0, "bias": 2.0}, key=7, step=0)["bias"][1:4])
+    True
+    """
+    device = likes[name].device
+    stream = Stream(likes, key, device)
+    segment = next(each for each in stream.segments if name in each.names)
+    before = sum(likes[other].numel() for other in segment.names[: segment.names.index(name)])
+    counters, skipped = divmod(before + start, 4)
+    around = Segment((name,), skipped + stop - start, segment.first + counters)
+    out = torch.empty(around.values, dtype=torch.promote_types(likes[name].dtype, torch.float32), device=device)
+    stream.write(around, out, torch.full((1,), step, device=device), _on_device(std, device))
+    return out[skipped:]
 
 
 def spread(segment: Segment, likes: Mapping[str, Tensor], stds: Mapping[str, float | Tensor]) -> Tensor:

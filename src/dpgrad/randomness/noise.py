@@ -12,7 +12,8 @@ significance of the least significant bits for differential privacy", CCS 2012).
 True
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from dpgrad.mechanism import normal
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import device_noise
 
-__all__ = ["Std", "gaussian", "gaussians", "noisy_means"]
+__all__ = ["Part", "Std", "gaussian", "gaussian_parts", "gaussians", "noisy_means"]
 
 Std = float | Tensor
 
@@ -67,6 +68,44 @@ def gaussians(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: AnyKey,
     if not any(like.is_cuda for like in likes.values()):
         return _on_cpu(likes, stds, Key.of(key), step)
     return device_noise.gaussians(likes, stds, key, step)
+
+
+class Part(NamedTuple):
+    """The values from ``start`` to ``stop`` of a parameter that is laid out flat, row by row.
+
+    >>> Part("weight", 2, 5).stop
+    5
+    """
+
+    name: str
+    start: int
+    stop: int
+
+
+def gaussian_parts(
+    likes: Mapping[str, Tensor], parts: Sequence[Part], stds: Mapping[str, Std], key: AnyKey, step: int
+) -> list[Tensor]:
+    """Slices, at any offsets, of what `gaussians` draws for ``likes``; all of it need not be drawn for them.
+
+    A rank that holds a shard of a parameter draws the noise of that shard: whatever the shards, every value has the
+    noise that one process would add.
+
+    >>> import torch
+    >>> likes, stds = {"weight": torch.zeros(40, 50), "bias": torch.zeros(40)}, {"weight": 2.0, "bias": 1.0}
+    >>> (few,) = gaussian_parts(likes, [Part("weight", 7, 1999)], stds, key=7, step=0)
+    >>> bool((few == gaussians(likes, stds, key=7, step=0)["weight"].flatten()[7:1999]).all())
+    True
+    """
+    _check(likes, stds, step)
+    if any(like.is_cuda for like in likes.values()):
+        return [device_noise.gaussian_part(likes, *part, stds[part.name], key, step) for part in parts]
+    found, wanted = [], []
+    for name, start, stop in parts:
+        found.append(torch.empty(stop - start, dtype=_drawn_type(likes[name]), device="cpu"))
+        names = ("noise", name, str(step))
+        wanted.append(normal.Wanted(found[-1].numpy(), float(stds[name]), names, start, likes[name].numel()))
+    normal.fill(Key.of(key), wanted, threads=torch.get_num_threads())
+    return found
 
 
 def noisy_means(

@@ -33,7 +33,7 @@ from torch.utils.data import TensorDataset
 from dpgrad import __version__, _triton
 from dpgrad.mechanism.keys import Key
 
-__all__ = ["Identity", "behaviour", "code_version", "data_digest", "deterministic", "device_kind"]
+__all__ = ["Identity", "behaviour", "code_version", "data_digest", "deterministic", "device_kind", "incomparable"]
 
 _NEVER = "not comparable"
 _CHUNK = 1 << 24  # bytes hashed at a time
@@ -78,7 +78,7 @@ class Identity:
     def incomparable(self) -> set[str]:
         """The names of what is equal to nothing, since it cannot be told to be."""
         held = vars(self) | self.options
-        return {name for name, value in held.items() if isinstance(value, str) and _NEVER in value}
+        return {name for name, value in held.items() if isinstance(value, str) and incomparable(value)}
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
@@ -120,6 +120,15 @@ def _add_array(digest: "hashlib.blake2b", name: str, values: "Tensor | np.ndarra
         if isinstance(part, Tensor):
             part = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         digest.update(np.ascontiguousarray(part).tobytes())
+
+
+def incomparable(word: str) -> bool:
+    """Whether a word stands for what cannot be told to be equal to anything.
+
+    >>> incomparable(behaviour(1)), incomparable(behaviour(iter([])))
+    (False, True)
+    """
+    return _NEVER in word
 
 
 def _never_again() -> str:

@@ -25,37 +25,35 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
-from dpgrad import _processes, _validate
+from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
-from dpgrad.errors import CannotCaptureError, DataError, OptionError, RunError, UnsupportedModelError
-from dpgrad.grads.scaling import fault
+from dpgrad.distributed import followed
+from dpgrad.distributed.followed import Follower
+from dpgrad.distributed.ranks import Ranks
+from dpgrad.errors import RunError, UnsupportedModelError
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
-from dpgrad.grads.unquoted import unquoted
 from dpgrad.grads.ways import Way
+from dpgrad.mechanism.keys import Key
 from dpgrad.reports import page, report
 from dpgrad.runs import replay
 from dpgrad.runs.checkpoint import Run, interruptible
 from dpgrad.runs.weights import Weights
 from dpgrad.runs.writeahead import charges
-from dpgrad.training import admission, forms, source
+from dpgrad.training import admission, source
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.callbacks import Callback, Callbacks
-from dpgrad.training.curves import Point, Watch, evaluate, judging, refuse_held_out
+from dpgrad.training.callbacks import Callback
+from dpgrad.training.curves import Point, Watch, judging
 from dpgrad.training.diagnostics import Recorder
-from dpgrad.training.jobs import Rows
-from dpgrad.training.losses import Metric, NamedLoss, loss_named, metric_named
+from dpgrad.training.losses import NamedLoss
 from dpgrad.training.models import OWN_MODEL
 from dpgrad.training.options import (
-    ROWS_PER_UNIT,
-    UNIT_RULES,
     Budget,
     Computing,
     HeldOut,
@@ -63,13 +61,12 @@ from dpgrad.training.options import (
     RunFolder,
     written,
 )
-from dpgrad.training.plan import Plan, planned
-from dpgrad.training.prepare import classes_of, device_of, optimizer_named, within_reach
+from dpgrad.training.plan import Plan
+from dpgrad.training.prepare import optimizer_named
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
-from dpgrad.training.session import Session, behaviours, identity
-from dpgrad.training.step.graphed import elsewhere
-from dpgrad.training.units import Examples, Owned, PerRow, Together, refuse_shared
+from dpgrad.training.session import Session, identity
+from dpgrad.training.task import Task
 
 __all__ = ["WEIGHTS", "Fitted", "ResumeWarning", "fit"]
 
@@ -198,189 +195,70 @@ def fit(
     returned, for one row of the data or, with ``Privacy(units=...)``, one person. `Fitted.outside` is not covered.
     """
     began = time.perf_counter()
-    _processes.refuse_several()
-    budget = Budget(epsilon, delta, epochs, steps, batch_size)
-    run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
-    admission.refuse_arguments(model, data, ledger, privacy, computing)
-    task = _Task.of(model, data, loss, held_out, callbacks, privacy, computing)
-    plan = task.plan(recipe(method), budget, run_folder)
-    fitted = _trained(task, plan, run_folder, ledger, seed, began)
+    settings: object = computing  # a caller may ignore types
+    ranks = Ranks.of(settings.group if isinstance(settings, Computing) else None)
+    with ranks.together():
+        budget = Budget(epsilon, delta, epochs, steps, batch_size)
+        run_folder = _folder_of(ranks, folder)
+        admission.refuse_arguments(model, data, ledger, privacy, computing)
+        task = Task.of(model, data, loss, held_out, callbacks, privacy, computing, ranks)
+        plan = task.plan(recipe(method), budget, run_folder)
+        fitted = _trained(task, plan, run_folder, ledger, seed, began)
     task.callbacks.at_end(fitted)
     return fitted
 
 
+def _folder_of(ranks: Ranks, given: str | PathLike[str] | RunFolder | None) -> RunFolder | None:
+    """The run folder, which is rank 0's: what others were given is not looked at."""
+    own = given if isinstance(given, RunFolder) or given is None else RunFolder(given)
+    told = ranks.from_first(lambda: None if own is None else replace(own, release=None))
+    return own if ranks.first else told
+
+
 def _trained(
-    task: "_Task", plan: Plan, folder: RunFolder | None, ledger: Ledger | None, seed: int | None, began: float
+    task: Task, plan: Plan, folder: RunFolder | None, ledger: Ledger | None, seed: int | None, began: float
 ) -> Fitted:
     """Take the steps of a plan, in a run folder where there is one."""
     resumed = folder is not None and folder.resume
     if not resumed:  # before anything is written or spent
         task.callbacks.at_start(Watch(plan, 1, None, None).now(0, _rate(plan)))
+    ranks = task.ranks
     with ExitStack() as stack:
-        run = None if folder is None else stack.enter_context(_opened(task, plan, folder, seed, stack))
+        run = None if folder is None else _opened(task, plan, folder, seed, stack)
         session = _session(task, plan, run, folder, seed)
         last = plan.steps if run is None else run.last
         if resumed:
             task.callbacks.at_start(session.seen())
-        if ledger is not None:  # the whole plan: a run that is stopped costs no less
-            name = secrets.token_hex(8) if run is None else run.identifier
-            ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, name, plan.unit)
+        name = secrets.token_hex(8) if run is None else run.identifier
+        ranks.from_first(partial(_reserve, ledger, plan, run, last, name))
         with interruptible() as interruption:
             session.train(last, interruption)
         fitted = _fitted(task, session, last, began)
         if run is not None and folder is not None:
             if session.weights is not None and session.private.steps_taken == last:
-                run.finish(partial(_write, fitted, folder.release, session.weights))
+                ranks.from_first(partial(_finish, run, fitted, folder, session.weights))
             if session.recorder is not None:
                 session.recorder.write(Path(folder.path))  # after the run's secrets are gone: they need not stay
     return fitted
 
 
-@dataclass(frozen=True)
-class _Task:
-    """The model, data and settings of a run, with every default filled in."""
-
-    model: nn.Module
-    data: Any
-    loss: Loss
-    metric: Metric
-    held_out: HeldOut | None
-    callbacks: Callbacks
-    privacy: Privacy
-    computing: Computing
-    dataset: Dataset | None
-    rows: Any  # as given: ``data`` has one example per person where rows belong to persons
-    owned: Owned | None = None
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, data: Any, loss: str | Loss, held_out: Any, callbacks: Any, privacy: Privacy,
-        computing: Computing,
-    ) -> "_Task":  # fmt: skip
-        dataset = data if isinstance(data, Dataset) else None
-        if dataset is not None:
-            rows = Rows.of(dataset)
-            privacy, data = privacy.of_data(dataset), rows.train
-            if held_out is None and rows.held_out is not None:
-                owners = dataset.test_units if privacy.units is dataset.units else None
-                held_out = HeldOut(rows.held_out, held_out_units=owners)
-        judged = held_out if isinstance(held_out, HeldOut) or held_out is None else HeldOut(held_out)
-        if judged is not None and judged.rows is not None:
-            judged = _judged(judged, data, model)
-        data = forms.taken(data, model=model)
-        if not source.rows(data):
-            raise DataError("data must hold at least one row, got none")
-        called = Callbacks.of(callbacks)
-        goal = loss_named(loss)
-        metric = metric_named(None if judged is None else judged.metric, goal)
-        owned = _owned(privacy, data, judged)
-        examples = data if owned is None else owned.examples(data)
-        return cls(
-            model, within_reach(examples, device_of(model)), goal, metric, judged, called, privacy, computing, dataset,
-            data, owned,
-        )  # fmt: skip
-
-    @property
-    def core(self) -> nn.Module:
-        return unwrapped(self.model)
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    @property
-    def collate(self) -> source.Collate:
-        """How single rows become a batch."""
-        return self.computing.collate or default_collate
-
-    @property
-    def of_examples(self) -> dict[str, Any]:
-        """What depends on an example being one row, or one person with several."""
-        collate = Together(self.collate) if isinstance(self.data, Examples) else self.collate
-        return {"several_rows": self.privacy.several_rows or self.owned is not None, "collate": collate}
-
-    @property
-    def step_loss(self) -> Loss:
-        """The loss of a step: with how much a row counts, where rows belong to persons."""
-        return self.loss if self.owned is None else PerRow(self.loss)
-
-    def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
-        """The plan; what does not fit together is refused here, before a step is charged."""
-        counted = sum(parameter.numel() for parameter in trainable(self.core).values())
-        single = not (self.privacy.several_rows or method.augment)
-        if self.owned is not None and method.augment:
-            raise OptionError(
-                f"augment makes the rows of an example, and here they are those of a {self.privacy.unit}: leave out "
-                "augment, or units"
-            )
-        classes = classes_of(self.core, self.loss, self.rows, self.collate) if single else None
-        found = planned(method, budget, self.privacy, source.rows(self.data), counted, classes)
-        self._refuse_misfits(found, folder)
-        return found
-
-    def _refuse_misfits(self, plan: Plan, folder: RunFolder | None) -> None:
-        if self.held_out is not None and self.held_out.rows is not None:
-            first = source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
-            zeros = partial(pytree.tree_map, torch.zeros_like, first)
-            with unquoted(self.core, self.metric.values, zeros, "held-out rows"):
-                evaluate(self.core, self.metric, first)
-        # refuses a rule that cannot be held to its bound
-        fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
-        if folder is not None:
-            Weights(self.core)  # refuses a model that cannot be released
-        if self.computing.capture and self.device.type != "cuda":
-            raise CannotCaptureError(elsewhere(self.device))
-
-    def behaviours(self, plan: Plan) -> dict[str, str]:
-        """Everything in the settings that the bits of a step depend on, as it is now."""
-        settings = {
-            "recipe": plan.recipe, "learning_rate": plan.learning_rate, "loss": self.loss, "model": self.core,
-            "several_rows": self.of_examples["several_rows"], "engine": self.computing.engine, "collate": self.collate,
-            "memory_limit": self.computing.memory_limit, "diagnostics": self.callbacks.diagnostics,
-            "capture": self.computing.capture,
-        }  # fmt: skip
-        return behaviours(settings, self.core)
-
-
-def _judged(held_out: HeldOut, data: Any, model: nn.Module) -> HeldOut:
-    """The held-out rows in a form that can be read, if none of them is a row of the training ``data``."""
-    refuse_held_out(held_out.rows, data)
-    return replace(held_out, rows=forms.taken(held_out.rows, "held_out", model))
-
-
-def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
-    """Whose each row is, where rows belong to persons; None where each row stands for itself."""
-    if privacy.units is None:
-        if held_out is not None and held_out.held_out_units is not None:
-            raise OptionError(
-                "held_out has held_out_units and the training rows have none: give privacy=Privacy(units=...)"
-            )
-        return None
-    rows = source.rows(data)
-    if held_out is not None and held_out.rows is not None:
-        if held_out.held_out_units is None:
-            raise OptionError(
-                f"held_out has rows and no owners, and a {privacy.unit} may have rows in both parts: write "
-                "held_out=HeldOut(rows, held_out_units=ids), one id per row; rows of nobody in the training data may "
-                "have any ids that are not theirs"
-            )
-        refuse_shared(privacy.units, held_out.held_out_units, rows, source.rows(held_out.rows), privacy.unit)
-    most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
-    return Owned.of(privacy.units, rows, most, rule, privacy.unit)
-
-
-def _opened(task: _Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run:
-    """Open the run folder."""
+def _opened(task: Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run | Follower:
+    """Open the run folder, on rank 0; the other ranks follow."""
     stack.enter_context(replay.deterministic())
     known = partial(identity, plan, task.data, task.device, task.computing.microbatch, partial(task.behaviours, plan))
-    return Run.open(
-        folder.path, known, plan.mechanism, plan.delta, resume=folder.resume, seed=seed,
-        accountant=task.privacy.accountant, save_every=_every(folder.checkpoint_every, plan),
-        keep_private=folder.keep_private, beside=plan.also_released,
-    )  # fmt: skip
+    save_every = _every(folder.checkpoint_every, plan)
+
+    def open_run(identity_of: Callable[[Key], replay.Identity]) -> Run:
+        return Run.open(
+            folder.path, identity_of, plan.mechanism, plan.delta, resume=folder.resume, seed=seed,
+            accountant=task.privacy.accountant, save_every=save_every, keep_private=folder.keep_private,
+            beside=plan.also_released,
+        )  # fmt: skip
+
+    return followed.opened(task.ranks, open_run, known, task.computing.rows_on_rank == "part", save_every, stack)
 
 
-def _warn_of_new_key(run: Run, plan: Plan) -> None:
+def _warn_of_new_key(run: Run | Follower, plan: Plan) -> None:
     _validate.warn(
         f"the run in {run.folder} resumes at step {run.start:,} with a new key ({run.reason}). What was charged before "
         "stays spent and the steps from there on are charged too: within its budget the run now ends after "
@@ -389,14 +267,15 @@ def _warn_of_new_key(run: Run, plan: Plan) -> None:
     )
 
 
-def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None, seed: int | None) -> Session:
+def _session(task: Task, plan: Plan, run: Run | Follower | None, folder: RunFolder | None, seed: int | None) -> Session:
     """Prepare everything for the next step of the run."""
     method, computing = plan.recipe, task.computing
     private = PrivateGradient(
         task.model, task.step_loss, plan.mechanism, rule=method.scaling(), engine=computing.engine,
         inner_momentum=method.inner_momentum, average=method.average, **task.of_examples,
         microbatch=computing.microbatch, memory_limit=computing.memory_limit,
-        augment=method.augment, capture=computing.capture, workers=computing.workers,
+        augment=method.augment, capture=computing.capture, workers=computing.workers, group=task.ranks,
+        rows_on_rank=computing.rows_on_rank,
         **({"seed": seed} if run is None else _keyed(run)),
     )  # fmt: skip
     parameters = trainable(private.model).values()
@@ -410,7 +289,8 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
             task.callbacks.diagnostics, private.model, task.step_loss, task.data, engine=computing.engine,
             **task.of_examples,
         )  # fmt: skip
-    held_out = task.held_out or HeldOut()
+    held_out = task.held_out if task.held_out is not None and task.ranks.first else HeldOut()
+    session.watched = task.ranks.from_first(lambda: bool(task.callbacks.each))
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
     called = task.callbacks
     shown = called.after_step if called.watches_steps else None
@@ -421,16 +301,16 @@ def _session(task: _Task, plan: Plan, run: Run | None, folder: RunFolder | None,
     session.begin(computing.capture)
     with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
         session.weights = Weights(private.model)
-    if run is not None and run.reason:
+    if run is not None and run.reason and task.ranks.first:
         _warn_of_new_key(run, plan)
     return session
 
 
-def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
+def _fitted(task: Task, session: Session, last: int, began: float) -> Fitted:
     """The result of a run that has ended."""
     plan, private, run = session.plan, session.private, session.run
     complete = private.steps_taken == last
-    event = private.ledger if run is None else run.event()
+    event = task.ranks.from_first(lambda: run.event() if isinstance(run, Run) else private.ledger)
     way = None if private.way is None else private.way.to_release()
     if session.weights is not None:
         session.weights.settle()
@@ -440,7 +320,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
         guarantee=plan.guarantee if not complete or event == plan.mechanism.event() else _cost(plan, event),
         plan=plan,
         event=event,
-        curves=tuple(session.watch.points),
+        curves=tuple(task.ranks.from_first(lambda: session.watch.points)),
         metric=task.metric.name,
         folder=None if run is None else run.folder,
         stopped="interrupted" if not complete else "budget" if last < plan.steps else plan.ends,
@@ -463,7 +343,7 @@ def _fitted(task: _Task, session: Session, last: int, began: float) -> Fitted:
     )
 
 
-def _described(task: _Task) -> dict[str, Any] | None:
+def _described(task: Task) -> dict[str, Any] | None:
     """The shape and type of a row and the number of outputs, where a loss by name calls the model; all are public.
 
     None for a Dataset other than of tensors: the shape of one of its examples may depend on that example.
@@ -493,11 +373,23 @@ def _every(given: int | None, plan: Plan) -> int:
     return -(-plan.steps // _POINTS) if given is None else given
 
 
-def _keyed(run: Run) -> dict[str, Any]:
+def _keyed(run: Run | Follower) -> dict[str, Any]:
     return {"key": run.key, "start": run.began, "before": run.before, "charge": run.charge}
 
 
-def _reserved(plan: Plan, run: Run | None, last: int) -> Event:
+def _reserve(ledger: Ledger | None, plan: Plan, run: Run | Follower | None, last: int, name: str) -> None:
+    """Add the whole plan to the ledger: a run that is stopped costs no less."""
+    if ledger is not None:
+        ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, name, plan.unit)
+
+
+def _finish(run: Run | Follower, fitted: Fitted, folder: RunFolder, weights: Weights) -> None:
+    """Write the release folder, on rank 0."""
+    if isinstance(run, Run):
+        run.finish(partial(_write, fitted, folder.release, weights))
+
+
+def _reserved(plan: Plan, run: Run | Follower | None, last: int) -> Event:
     """The event of ``last`` steps, including what was released under earlier keys."""
     if run is None or run.attempt == 1:
         return plan.mechanism.event()

@@ -31,6 +31,7 @@ __all__ = [
 
 READINGS = ("less-noise", "more-steps")
 UNIT_RULES = ("hash", "first")
+ROWS_ON_RANK = ("all", "part")
 PERSON, ROWS_PER_UNIT = "person", 4
 T = TypeVar("T")
 
@@ -292,6 +293,9 @@ class Computing:
     off. ``collate`` makes a batch of the examples of a Dataset, as torch's ``default_collate`` does without it, and
     ``workers`` processes read them; 0 reads them in a thread.
 
+    On several ranks of torch.distributed (docs/several_processes.md) ``group`` is another process group than the
+    default one. ``rows_on_rank``: "all" gives every rank all rows, "part" gives each its own; no row may be on two.
+
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
     dpgrad.errors.OptionError: microbatch must be a whole number of at least 1, got 0
@@ -306,10 +310,13 @@ class Computing:
     capture: bool | None = None
     collate: Callable[[list[Any]], Any] | None = None
     workers: int = 0
+    group: Any = dataclasses.field(default=None, compare=False, repr=False)
+    rows_on_rank: str = "all"
 
     def __post_init__(self) -> None:
         check(self)
         _validate.whole(workers=self.workers)
+        _validate.one_of(ROWS_ON_RANK, rows_on_rank=self.rows_on_rank)
         if self.capture is not None:
             _flag(capture=self.capture)
         if self.collate is not None and not callable(self.collate):

@@ -38,7 +38,8 @@ def device_of(model: nn.Module) -> torch.device:
     if len(devices) > 1:
         where = ", ".join(sorted(map(str, devices)))
         raise UnsupportedModelError(
-            f"model must lie on one device, its parameters lie on {where}: move it with .to(device)"
+            f"model must lie on one device, its parameters lie on {where}: put all of it on one with "
+            "model.to(device), and load it without device_map"
         )
     return next(iter(devices), torch.device("cpu"))
 

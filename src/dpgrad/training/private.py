@@ -19,8 +19,8 @@ True
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,13 @@ from dpgrad import _processes, _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.distributed.ranks import Phase, Ranks
 from dpgrad.errors import (
     BudgetSpentError,
     CannotCaptureError,
     DataError,
     OptionError,
+    RanksError,
     ResumeError,
     RunError,
     UnsupportedModelError,
@@ -57,9 +59,10 @@ from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import draw
-from dpgrad.training import forms, source
+from dpgrad.training import agreed, forms, source
 from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
 from dpgrad.training.augment import Augment, probed
+from dpgrad.training.options import ROWS_ON_RANK
 from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.pieces import FEWEST_STEPS, Pieces
 from dpgrad.training.step.sizes import Sizes
@@ -100,6 +103,11 @@ class PrivateGradient:
     anything of it is computed; if it raises, the step is not taken. ``observe`` is called after each step with its
     intermediate values, which are computed only if it is given.
 
+    After ``torch.distributed.init_process_group()`` all ranks make one of these and take every step together
+    (docs/several_processes.md): each works on its part of the batch, and every rank gets the same ``.grad``. ``group``
+    is another process group than the default one. With ``rows_on_rank="part"`` each rank is given rows of its own, and
+    batches are drawn over all of them. Key, initial weights and charge are those of rank 0.
+
     Guarantee: after all steps, everything written to ``.grad`` has the privacy profile of ``mechanism.event()`` under
     ``mechanism.relation``, where one example is one row of the data. A step is charged before its gradients are
     computed. Clip bound, noise and charge are read from one frozen mechanism. The divisor is its declared constant,
@@ -135,30 +143,42 @@ class PrivateGradient:
         start: int = 0,
         before: Event = NOTHING,
         charge: Callable[[int], None] | None = None,
+        group: Any = None,
+        rows_on_rank: str = "all",
     ) -> None:
-        _processes.refuse_several()
-        refuse_kinds(loss, mechanism, rule, inner_momentum)
-        model = unwrapped(model)
-        _check_computing(engine, microbatch, memory_limit, workers)
-        if average is not None:
-            _check_average(mechanism, inner_momentum)
-        if augment is not None and several_rows:
-            raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
-        if seed is not None and key is not None:
-            raise OptionError("give seed or key, not both: a seed stands for a key")
-        _validate.whole(most=mechanism.steps, start=start)
-        _ = mechanism.divisor  # refused here, not at the first step
-        refuse_model(model, mechanism)
-        key = key or (Key.fresh() if seed is None else Key.from_seed(seed))
-        self.work = Work(
-            model, loss, mechanism, key, Hard() if rule is None else rule, inner_momentum, average,
-            several_rows or augment is not None, augment, collate, start, microbatch, observe, charge is not None,
-        )  # fmt: skip
-        self.work.groups()
+        self.ranks = Ranks.of(group)
+        rule = Hard() if rule is None else rule
+        with self.ranks.together():
+            refuse_kinds(loss, mechanism, rule, inner_momentum)
+            model = unwrapped(model)
+            _check_computing(engine, microbatch, memory_limit, workers, rows_on_rank)
+            _check_examples(mechanism, inner_momentum, average, augment, several_rows)
+            agreed.refuse_features(self.ranks, {"average": average, "observe": observe})
+            if seed is not None and key is not None:
+                raise OptionError("give seed or key, not both: a seed stands for a key")
+            _validate.whole(most=mechanism.steps, start=start)
+            _ = mechanism.divisor  # refused here, not at the first step
+            refuse_model(model, mechanism)
+            own = key or (Key.fresh() if seed is None else Key.from_seed(seed))
+            key = agreed.opened(
+                self.ranks, model, own, mechanism, start, before, rule=rule, loss=loss, engine=engine, augment=augment,
+                inner_momentum=inner_momentum, several_rows=several_rows, rows_on_rank=rows_on_rank,
+            )  # fmt: skip
+            self.work = Work(
+                model, loss, mechanism, key, rule, inner_momentum, average, several_rows or augment is not None,
+                augment, collate, start, microbatch, observe, charge is not None, self.ranks,
+            )  # fmt: skip
+            self._begin(charge, start, before)
         self._engine_name, self._memory_limit, self._capture, self._workers = engine, memory_limit, capture, workers
+        self._parts = rows_on_rank == "part"
+
+    def _begin(self, charge: Callable[[int], None] | None, start: int, before: Event) -> None:
+        """Where the steps begin; what is found while they are taken is not known yet."""
+        self.work.groups()
         self._running: Taped | Pieces | None = None
         self.not_captured = ""  # why steps are not captured, where they might have been
-        self._rows: int | None = None
+        self._rows: int | None = None  # of all ranks
+        self._held = 0  # of them, on this rank
         self._data: source.Remembered | None = None
         self._form: tuple[list[Any], Any, Any, source.Remembered | None] | None = None  # see `_read`
         self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
@@ -251,7 +271,18 @@ class PrivateGradient:
 
         For callers that have to do something between the two. All others call `step`.
         """
-        _processes.refuse_several()
+        with self._together():
+            return self._charged_step(data)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What fails on this rank is told to the others; processes that were connected since are refused."""
+        if self.ranks.alone:
+            _processes.refuse_several()
+        with self.ranks.together():
+            yield
+
+    def _charged_step(self, data: Any) -> int:
         data = self._read(data)
         rows = self._same_rows(data)
         if torch.is_inference_mode_enabled():
@@ -261,6 +292,8 @@ class PrivateGradient:
             raise BudgetSpentError(
                 f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
             )
+        if self._owed and not self.ranks.alone:
+            raise RunError("a charged step was not computed, and several ranks take one step after another: compute it")
         self._try_rule()
         if self._fault:
             _validate.warn(
@@ -270,8 +303,9 @@ class PrivateGradient:
         with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
             self._prepare(data, rows)
             self._compare_again(data, rows, step)
-        if self._charge is not None:
+        if self._charge is not None and self.ranks.first:
             self._charge(step)
+        self.ranks.meet(Phase.CHARGED, step)  # no rank computes before the charge is on the disk of rank 0
         price = self.mechanism.step_event(step, self._start)
         if price != NOTHING:
             self._charged.append(price)  # type: ignore[arg-type]
@@ -281,7 +315,10 @@ class PrivateGradient:
 
     def compute(self, data: Any, step: int) -> None:
         """Compute a charged step and write ``.grad``; refuse a step that was not charged or was already computed."""
-        _processes.refuse_several()
+        with self._together():
+            self._compute(data, step)
+
+    def _compute(self, data: Any, step: int) -> None:
         data = self._read(data)
         rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
         if step not in self._owed:
@@ -302,6 +339,11 @@ class PrivateGradient:
         if isinstance(runner, Taped):
             runner.step(data, rows, step)
         elif unless_out_of_memory(taken) is None:
+            if self.work.replayed and not self.ranks.alone:
+                raise MemoryError(
+                    "this step did not fit in memory on this rank, and could not be replayed in smaller "
+                    "pieces: give microbatch"
+                )
             # Nothing of the step was shown: it is computed anew, in as small pieces as memory asks for.
             self._stop()
             self._running = Taped(self.work)
@@ -312,12 +354,13 @@ class PrivateGradient:
 
         Nothing is released, and nothing charged.
         """
-        data = self._read(data)
-        rows = self._same_rows(data)
-        self._try_rule()
-        with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
-            self._prepare(data, rows)
-            self._runner(data, rows)
+        with self._together():
+            data = self._read(data)
+            rows = self._same_rows(data)
+            self._try_rule()
+            with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
+                self._prepare(data, rows)
+                self._runner(data, rows)
 
     def _zeros(self, data: Any) -> Batch:
         """Two rows of zeros in the shape of the first: what fails on them fails by shapes and types."""
@@ -347,6 +390,7 @@ class PrivateGradient:
 
     @observe.setter
     def observe(self, observe: Callable[[Observed], None] | None) -> None:
+        agreed.refuse_features(self.ranks, {"observe": observe})
         self.work.observe = observe
 
     def state(self) -> dict[str, Any]:
@@ -441,21 +485,27 @@ class PrivateGradient:
         return found
 
     def _same_rows(self, data: Any) -> int:
-        """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted."""
+        """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted.
+
+        Of several ranks, how many all have together.
+        """
         if self._rows is not None and self._data is not None and data is self._data.data and self._data.steady():
             self._compared = data
             return self._rows
-        rows = source.rows(data)
-        if self._data is None:
+        held = source.rows(data)
+        if self._data is None or self._rows is None:
             self._data = source.Remembered.of(data, self.key)
-        elif rows != self._rows or not self._data.holds(data):
+            word = partial(agreed.data_word, data, self.key, held)
+            self.work.share, self._rows = agreed.share_of(self.ranks, held, self._parts, word)
+            self._held = held
+        elif held != self._held or not self._data.holds(data):
             raise DataError(
                 "data must be the whole dataset, with the same rows at every step, and these are others than at the "
                 "first: the mechanism draws the batches itself. Give the dataset of a loader, not its batches, and "
                 "random changes of the rows as augment"
             )
-        self._rows, self._compared = rows, data
-        return rows
+        self._compared = data
+        return self._rows
 
     def _prepare(self, data: Any, rows: int) -> None:
         """Compare the engine with its definition before the first step, and again where the model is another one.
@@ -464,24 +514,38 @@ class PrivateGradient:
         is in the other mode: BatchNorm lets examples act on each other in training mode only.
         """
         now = signature(self.model)
-        if now == self._checked or not rows:
+        if now == self._checked:
             return
+        if self._held:
+            self._choose_engine(data, rows)
+        every = self.ranks.every((agreed.model_word(self.model), self.work.microbatch), Phase.PREPARED)
+        if len({model for model, _ in every}) > 1:
+            with self.ranks.agreeing():
+                raise RanksError(
+                    "ranks do not have the same model: train the same parameters, in the same modes, on all"
+                )
+        # What fits into the memory of all: a run that resumes has the microbatch of rank 0 on every rank.
+        self.work.microbatch = min((most for _, most in every if most is not None), default=None)
+        self._checked = now
+        self._stop()
+
+    def _choose_engine(self, data: Any, rows: int) -> None:
         work = self.work
         if work.averages is not None and set(work.averages.momenta) != set(trainable(self.model)):
             raise UnsupportedModelError(
                 "average keeps a vector for each parameter: train the same parameters at every step"
             )
         warn_of_size(self.mechanism, rows)
-        probe = self._probe(data, self._from_all_over(rows))
-        most = rows
-        if self._in_pieces(rows) and sum(each.numel() for each in self.model.parameters()) > _LARGE:
-            most = Sizes.of(self.mechanism, rows, work.microbatch).most  # no more memory than a step needs
+        probe = self._probe(data, self._from_all_over(self._held))
+        most = work.share.most(rows)
+        if self._in_pieces() and sum(each.numel() for each in self.model.parameters()) > _LARGE:
+            most = Sizes.of(
+                self.mechanism, rows, work.microbatch, share=work.share
+            ).most  # no more memory than a step needs
         work.engine, self.way = prepared(self.model, work.loss, probe, self._engine_name, work.several_rows, most)
         if self._memory_limit is not None:
             most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
-        self._checked = now
-        self._stop()
 
     def _stop(self) -> None:
         """Let go of who runs the steps, and of what was captured."""
@@ -511,7 +575,8 @@ class PrivateGradient:
             return
         # Where memory does not do for it, the step itself may do with smaller pieces.
         with self._again.timed(), suppress(torch.OutOfMemoryError, MemoryError):
-            chosen = draw.chosen(self.mechanism.sampler, rows, step, self.key, self.work.device)
+            every = draw.chosen(self.mechanism.sampler, rows, step, self.key, self.work.device)
+            chosen = self.work.share.of(every)
             if len(chosen):
                 few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
                 compare(self.model, self.work.loss, few, self.work.engine, self._engine_name, self.work.several_rows)
@@ -522,13 +587,13 @@ class PrivateGradient:
             self._running = self._on_pieces(data, rows) or Taped(self.work)
         return self._running
 
-    def _in_pieces(self, rows: int) -> bool:
+    def _in_pieces(self) -> bool:
         """Whether to work on pieces of fixed sizes."""
         worth = self._capture or self.mechanism.steps >= FEWEST_STEPS
-        return bool(worth) and self._capture is not False and rows > 0
+        return bool(worth) and self._capture is not False and self._held > 0
 
     def _on_pieces(self, data: Any, rows: int) -> Pieces | None:
-        if not self._in_pieces(rows):
+        if not self._in_pieces():
             return None
         if self.work.device.type == "cpu" and not self._capture:
             return Straight(self.work, data, rows, self._workers)
@@ -542,8 +607,11 @@ class PrivateGradient:
             return None
 
 
-def _check_computing(engine: str, microbatch: int | None, memory_limit: int | None, workers: int) -> None:
+def _check_computing(
+    engine: str, microbatch: int | None, memory_limit: int | None, workers: int, rows_on_rank: str
+) -> None:
     _validate.whole(workers=workers)
+    _validate.one_of(ROWS_ON_RANK, rows_on_rank=rows_on_rank)
     _validate.one_of(ENGINES, engine=engine)
     if microbatch is not None:
         _validate.whole(least=1, microbatch=microbatch)
@@ -551,8 +619,17 @@ def _check_computing(engine: str, microbatch: int | None, memory_limit: int | No
         _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
 
 
-def _check_average(mechanism: Mechanism, inner_momentum: InnerMomentum | None) -> None:
-    if inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch):
+def _check_examples(
+    mechanism: Mechanism,
+    inner_momentum: InnerMomentum | None,
+    average: float | None,
+    augment: Augment | None,
+    several_rows: bool,
+) -> None:
+    if augment is not None and several_rows:
+        raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
+    averaged = inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
+    if average is not None and averaged:
         raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
 
 

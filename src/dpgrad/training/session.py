@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpgrad.distributed.followed import Follower
+from dpgrad.distributed.ranks import Phase, weights_digest
 from dpgrad.errors import ResumeError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism.keys import Key
@@ -34,18 +36,22 @@ class Session:
     optimizer: torch.optim.Optimizer
     plan: Plan
     data: Any
-    run: Run | None
+    run: Run | Follower | None
     save_every: int
     options: Callable[[], dict[str, str]]
     averaging: Ema | Tail | None = None
     average: Averaged | None = field(init=False, default=None)
+    _forms: str = field(init=False, default="")
     recorder: Recorder | None = None
     weights: Weights | None = None
     unseen: bool = False  # whether the last step could not be shown to every callback
+    watched: bool = True  # whether rank 0 has callbacks, which may stop the run
     watch: Watch = field(init=False)
 
     def train(self, last: int, interruption: Interruption) -> None:
-        """Take the steps up to ``last``, or until someone has seen enough."""
+        """Take the steps up to ``last``, or until someone has seen enough. All ranks stop after the same step."""
+        ranks = self.private.ranks
+        ranks.asked = interruption.__bool__
         enough = self.unseen and self.show(self.private.steps_taken)
         while (step := self.private.steps_taken) < last and not enough:
             rate = _set_rate(self.optimizer, self.plan.learning_rate_at(step))
@@ -56,7 +62,7 @@ class Session:
             enough = self.show(step + 1)
             if self.run is not None and ((step + 1) % self.save_every == 0 or step + 1 == self.run.due):
                 self.save(self.run)
-            if interruption:
+            if interruption if ranks.alone else ranks.stopping:
                 break
         with self.kept():
             self.watch.finish(self.private.steps_taken, _set_rate(self.optimizer, None))
@@ -71,7 +77,12 @@ class Session:
         with self.kept():
             enough = self.watch.after(step, _set_rate(self.optimizer, rate))
         self.unseen = False
-        return enough
+        ranks = self.private.ranks
+        if ranks.alone:
+            return enough
+        if self.watched:
+            ranks.meet(Phase.SHOWN, step, stop=enough)
+        return ranks.stopping
 
     def seen(self) -> Progress:
         """Where callbacks have seen the run so far: a resumed run goes on from there."""
@@ -86,7 +97,7 @@ class Session:
         except Exception:
             self.unseen = True
             if self.run is not None:
-                self.save(self.run)
+                self.run.save(self.private.steps_taken, self.state(), self.options())
             raise
 
     def step(self) -> None:
@@ -106,9 +117,21 @@ class Session:
         with nullcontext() if self.average is None else self.average.applied():
             return evaluate(self.private.model, metric, held_out, collate)
 
-    def save(self, run: Run) -> None:
-        """Store where training is, and what the model, the loss and the rest do by now: they may have changed."""
-        run.save(self.private.steps_taken, self.state(), self.options())
+    def save(self, run: Run | Follower) -> None:
+        """Store where training is, and what the model, the loss and the rest do by now: they may have changed.
+
+        Rank 0 stores it, after the weights and settings of all ranks were compared.
+        """
+        ranks, options = self.private.ranks, self.options()
+        if not ranks.alone:
+            told = {name: "" if replay.incomparable(word) else word for name, word in options.items()}
+            ranks.refuse_different({**told, "weights": weights_digest(self.private.model)}, Phase.SAVED)
+            self._forms = self._found_forms()
+        run.save(self.private.steps_taken, self.state() if ranks.first else {}, options)
+
+    def _found_forms(self) -> str:
+        """How steps are run, on each rank."""
+        return " | ".join(self.private.ranks.every(self.private.form))
 
     def state(self) -> dict[str, Any]:
         """Everything but the key; private. Refused where something changed that is not trained."""
@@ -124,7 +147,7 @@ class Session:
             "points": self.watch.plain_points(),
             "unseen": self.unseen,
             "recorder": None if self.recorder is None else self.recorder.state(),
-            "captured": self.private.form,
+            "captured": self._forms,
             "way": None if self.private.way is None else astuple(self.private.way.to_release()),
         }
 
@@ -155,14 +178,15 @@ class Session:
         ``capture`` is what the user asked for.
         """
         self.private.prepare(self.data)
+        self._forms = self._found_forms()
         if self.run is None:
             return
         if not self.run.replayed:
             self.save(self.run)
-        elif self.run.state is not None and self.run.state["captured"] != self.private.form:
+        elif self.run.state is not None and self.run.state["captured"] != self._forms:
             raise ResumeError(
                 f"the steps of this run were taken as {self.run.state['captured']}, and would now be as "
-                f"{self.private.form}, which rounds otherwise: resume it as it was, with as much free memory, or give "
+                f"{self._forms}, which rounds otherwise: resume it as it was, with as much free memory, or give "
                 f"capture={capture is not True and self.private.form == Graphed.form} to go on with a new key"
             )
 

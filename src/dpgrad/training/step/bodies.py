@@ -2,7 +2,8 @@
 
 *accumulate* takes the rows of one piece to their clipped sum and adds it to those of the pieces before; *release* adds
 noise to the whole, divides and writes ``.grad``. They are called (`taped`) or captured and replayed (`graphed`). The
-last piece of a step does both, parameter by parameter, so that no second copy of all sums is held.
+last piece of a step does both, parameter by parameter, so that no second copy of all sums is held. On several ranks
+accumulate ends with the sums in one buffer, and release is the exchange that follows it (`release.Exchanged`).
 
 Guarantee: all that a body reads of a step lies in its buffers, so that a replay computes the step they describe. Rows
 beyond `count` weigh nothing. An example whose gradient is not finite is left out within the body.
@@ -49,7 +50,7 @@ class Bodies:
         parameters = trainable(work.model)
         self._groups = work.groups()
         self._figures = Figures(work.mechanism, self._groups, work.quantile)
-        self._release = release(work.model, work.mechanism, self._figures, work.key)
+        self._release = release(work.model, work.mechanism, self._figures, work.key, work.ranks)
         self._drop = ZeroRows(held(work.model, work.loss, work.rule))
         self._dtype = sum_dtype(next(iter(parameters.values())).dtype)
         used = max(self._groups.values()) + 1 if self._groups else 1
@@ -160,10 +161,14 @@ class Bodies:
         self._release.finish()
 
     def show(self) -> Mapping[str, Tensor]:
-        """Let every parameter have its ``.grad``; the noisy means by name. Clip bounds that follow the norms move."""
+        """Let every parameter have its ``.grad``; the noisy means by name. Clip bounds that follow the norms move.
+
+        Several ranks add up their sums and counts here.
+        """
         noisy = self._release.show()
         if self._work.quantile is not None:
-            self._work.quantile.follow(self._step, self._below)  # it waits for a CUDA device
+            counts = self._work.ranks.total(self._below, self._step)
+            self._work.quantile.follow(self._step, counts)  # it waits for a CUDA device
         return noisy
 
     def observed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

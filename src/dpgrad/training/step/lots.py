@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpgrad.distributed.share import WHOLE, Share
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import draw
@@ -18,9 +19,9 @@ _AT_ONCE = 1 << 22  # rows of the data times steps that are drawn at a time
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Lot:
-    """The examples of one step. Secret."""
+    """The examples of one step that this rank works on. Secret."""
 
-    indices: Tensor  # int64, at least as many as were drawn; beyond them the first is repeated
+    indices: Tensor  # int64, among the rows held here; at least as many as count, and those beyond are of no account
     count: int
 
 
@@ -30,10 +31,12 @@ class _Block:
 
     steps: range
     indices: Tensor
-    counts: Tensor  # on the host
+    counts: Tensor  # (steps,) on the host
+    bounds: Tensor | None  # (2, steps) on the host, where this rank's part of each begins and ends
     ready: torch.cuda.Event | None
 
     def count(self, step: int) -> int:
+        """How many rows all ranks have together."""
         if self.ready is not None:
             self.ready.synchronize()
         return int(self.counts[step - self.steps.start])
@@ -43,14 +46,15 @@ class Lots:
     """The rows of the steps of a mechanism: the same functions of (key, step) as `draw.chosen`.
 
     ``beyond`` more places follow the rows of a lot, so that a piece may reach over its end. With ``to_host`` the
-    indices are brought to the host.
+    indices are brought to the host. Of several ranks each draws the whole lot and takes its ``share`` of it.
     """
 
     def __init__(
-        self, mechanism: Mechanism, rows: int, key: Key, device: torch.device, beyond: int, to_host: bool = False
-    ) -> None:
+        self, mechanism: Mechanism, rows: int, key: Key, device: torch.device, beyond: int, to_host: bool = False,
+        share: Share = WHOLE,
+    ) -> None:  # fmt: skip
         self._mechanism, self._rows, self._key, self._device = mechanism, rows, key, device
-        self._to_host = to_host
+        self._to_host, self._share = to_host, share
         self._most, self._beyond = capacity(mechanism, rows), beyond
         self._at_once = max(1, min(MOST_AHEAD, _AT_ONCE // max(rows, 1)))
         self._now: _Block | None = None
@@ -67,9 +71,15 @@ class Lots:
         count = self._now.count(step)  # after which the indices are there too
         if count > self._most:
             device = torch.device("cpu") if self._to_host else self._device
-            alone = draw.chosen(self._mechanism.sampler, self._rows, step, self._key, device)
-            return Lot(torch.cat([alone, alone[:1].expand(self._beyond)]), count)
-        return Lot(self._now.indices[step - self._now.steps.start], count)
+            alone = self._share.of(draw.chosen(self._mechanism.sampler, self._rows, step, self._key, device))
+            return Lot(torch.cat([alone, alone.new_zeros(self._beyond)]), len(alone))
+        place = step - self._now.steps.start
+        line = self._now.indices[place]
+        if self._share.whole:
+            return Lot(line, count)
+        bounds = self._now.bounds
+        start, stop = self._share.bounds(count) if bounds is None else map(int, bounds[:, place])
+        return Lot(self._share.local(line[start:]), stop - start)
 
     def known(self, step: int) -> list[Lot]:
         """The lots that are drawn already, of ``step`` and of those after it."""
@@ -81,12 +91,14 @@ class Lots:
         steps = range(first, min(first + self._at_once, self._mechanism.steps))
         places = max(1, self._most + self._beyond)
         found = draw.ahead(self._mechanism.sampler, steps, self._rows, self._key, places, self._device)
+        bounds = self._share.bounds_in(found.indices, found.counts)
         if self._device.type != "cuda":
-            return _Block(steps, found.indices, found.counts, None)
+            return _Block(steps, found.indices, found.counts, bounds, None)
         counts, indices = _to_host(found.counts), _to_host(found.indices) if self._to_host else found.indices
+        bounds = None if bounds is None else _to_host(bounds)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
-        return _Block(steps, indices, counts, ready)
+        return _Block(steps, indices, counts, bounds, ready)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

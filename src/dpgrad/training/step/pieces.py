@@ -45,8 +45,8 @@ class Pieces(ABC):
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         self._work, self._device = work, work.device
         self._bodies = Bodies(work)
-        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch, self._coarse)
-        lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most)
+        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch, self._coarse, work.share)
+        lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most, share=work.share)
         self._lots = lots()
         # An augmentation of the user's own is called for one example after another, from the host.
         own = work.augment is not None and not isinstance(work.augment, Shifts)

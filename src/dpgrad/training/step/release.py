@@ -1,5 +1,8 @@
 """From clipped sums to ``.grad``: noise of (key, step, parameter) is added once, and the sum is divided.
 
+On one process noise is added where the sums are, by `OnHost` or `OnDevice`. On several `Exchanged` collects the sums of
+this rank in a buffer, which a captured body can do, and `show` exchanges them: graph, exchange, and a few kernels.
+
 Guarantee: a sum is given noise before anything of it is written to ``.grad``, and the noise of a step is written once.
 """
 
@@ -12,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpgrad.distributed.exchange import ALIGNED, Exchange
+from dpgrad.distributed.ranks import Ranks
 from dpgrad.grads.sums import sum_dtype, trainable
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
@@ -19,7 +24,7 @@ from dpgrad.mechanism.schedules import Array
 from dpgrad.randomness import device_noise, noise
 from dpgrad.training.step.quantile import Quantile
 
-__all__ = ["Figures", "OnDevice", "OnHost", "Release", "release"]
+__all__ = ["Exchanged", "Figures", "OnDevice", "OnHost", "Release", "release"]
 
 _AHEAD = 256  # steps
 
@@ -53,8 +58,7 @@ class OnHost:
     parts: tuple[device_noise.Segment, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        sizes = {name: parameter.numel() for name, parameter in self.parameters.items()}
-        self.parts = tuple(device_noise.Segment((name,), size, 0) for name, size in sizes.items())
+        self.parts = _singly(self.parameters)
         self._step = 0
         self._totals: dict[str, Tensor] = {}
         self._noisy: Mapping[str, Tensor] = {}
@@ -136,6 +140,108 @@ class OnDevice:
         return self._means
 
 
+class Exchanged:
+    """Sums of one of several ranks: added up over all of them when they are shown, each value given noise by one rank.
+
+    Guarantee: the noise of a value is that of `OnHost` or `OnDevice`, whatever the number of ranks.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], figures: "Figures", key: Key, divisor: float, ranks: Ranks
+    ) -> None:
+        self._parameters, self._figures, self._key = parameters, figures, key
+        device = next(iter(parameters.values())).device
+        self._step, self._divisor = 0, torch.full((), divisor, dtype=torch.float64, device=device)
+        self._stream = device_noise.Stream(parameters, key, device) if device.type == "cuda" else None
+        self.parts = self._stream.segments if self._stream is not None else _singly(parameters)
+        if self._stream is not None:  # the counters of the noise say where a value lies
+            self._starts = {part: ALIGNED * part.first for part in self.parts}
+        else:
+            ends = np.cumsum([part.values for part in self.parts]).tolist()
+            self._starts = {part: end - part.values for part, end in zip(self.parts, ends, strict=True)}
+        last = self.parts[-1]
+        types = {sum_dtype(parameter.dtype) for parameter in parameters.values()}
+        self._exchange = Exchange(ranks, self._starts[last] + last.values, device, max(types, key=lambda t: t.itemsize))
+        self._held = {part: self._place(self._exchange.sums, part) for part in self.parts}
+        self._means = {
+            name: mean
+            for part in self.parts
+            for name, mean in part.split(self._place(self._exchange.means, part), parameters).items()
+        }
+        first = self._exchange.shard * ranks.rank
+        self._own = [
+            noise.Part(part.names[0], start, stop)
+            for part in self.parts
+            if self._stream is None
+            for start, stop in [_overlap(self._starts[part], part.values, first, self._exchange.shard)]
+            if start < stop
+        ]
+        self._groups = self._of_values(first) if figures.count > 1 and self._stream is not None else None
+        self._values = [1.0] * figures.count
+        self._stds = torch.ones(figures.count, dtype=torch.float64, device=device)
+
+    def _place(self, flat: Tensor, part: device_noise.Segment) -> Tensor:
+        """Where a part lies in a flat buffer."""
+        return flat[self._starts[part] : self._starts[part] + part.values]
+
+    def _of_values(self, first: int) -> Tensor:
+        """The group of each value of this rank's shard; what lies between parameters has any."""
+        groups = torch.zeros(len(self._exchange.sums), dtype=torch.int64)
+        for part in self.parts:
+            for name, place in part.split(self._place(groups, part), self._parameters).items():
+                place.fill_(self._figures.place(name))
+        return groups[first : first + self._exchange.shard].to(self._exchange.sums.device)
+
+    def at(self, step: int) -> None:
+        self._step = step
+
+    def add(self, part: device_noise.Segment, total: Tensor) -> None:
+        self._held[part].copy_(total)
+
+    def finish(self) -> None:
+        """Noise is added when all ranks have come so far."""
+
+    def show(self) -> Mapping[str, Tensor]:
+        self._exchange.run(self._step, self._on_host if self._stream is None else self._on_device)
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._means[name].to(parameter.dtype)  # the same memory where the types are the same
+        return self._means
+
+    def _on_host(self, total: Tensor, first: int) -> Tensor:
+        """The noisy means of a shard that begins at ``first``."""
+        values = self._figures.stds(self._step)
+        stds = {name: values[self._figures.place(name)] for name in self._parameters}
+        drawn = noise.gaussian_parts(self._parameters, self._own, stds, self._key, self._step)
+        at = 0
+        for few in drawn:  # one after another, from the beginning of the shard on
+            total[at : at + len(few)] += few
+            at += len(few)
+        return total.div_(self._divisor)
+
+    def _on_device(self, total: Tensor, first: int) -> Tensor:
+        assert self._stream is not None
+        for place, value in enumerate(self._figures.stds(self._step)):
+            if value != self._values[place]:
+                self._stds[place].fill_(value)
+                self._values[place] = value
+        std = self._stds[0] if self._groups is None else self._stds[self._groups]
+        out = torch.empty(len(total), dtype=self._exchange.means.dtype, device=total.device)
+        shard = device_noise.Segment((), len(total), first // ALIGNED)
+        at = torch.full((1,), self._step, device=total.device)
+        self._stream.write(shard, out, at, std, total, self._divisor)
+        return out
+
+
+def _overlap(start: int, values: int, first: int, length: int) -> tuple[int, int]:
+    """Which of ``values`` from ``start`` on lie in the ``length`` places from ``first`` on."""
+    return max(0, first - start), min(values, first + length - start)
+
+
+def _singly(parameters: Mapping[str, nn.Parameter]) -> tuple[device_noise.Segment, ...]:
+    """Every parameter by itself."""
+    return tuple(device_noise.Segment((name,), parameter.numel(), 0) for name, parameter in parameters.items())
+
+
 class Figures:
     """Clip bound and standard deviation of the noise at each step by group, looked up for many steps at once."""
 
@@ -178,13 +284,15 @@ class Figures:
         return self._clips[place], self._stds[place]
 
 
-def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key) -> Release:
+def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, ranks: Ranks) -> Release:
     """What writes the gradients of the parameters that are trained, where they lie."""
     parameters = trainable(model)
     device = next(iter(parameters.values())).device
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.grad = None  # an optimizer would go on with what it has
+    if not ranks.alone:
+        return Exchanged(parameters, figures, key, mechanism.divisor, ranks)
     if device.type == "cuda":
         return OnDevice(parameters, figures, key, mechanism.divisor, device)
     return OnHost(parameters, figures, key, mechanism.divisor)

@@ -7,6 +7,7 @@ places stay empty; memory is that of one full piece, whatever the batch.
 import math
 from dataclasses import dataclass
 
+from dpgrad.distributed.share import WHOLE, Share
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -27,15 +28,20 @@ class Sizes:
     fine: int = 1
 
     @classmethod
-    def of(cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, coarse: bool = False) -> "Sizes":
+    def of(
+        cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, coarse: bool = False,
+        share: Share = WHOLE,
+    ) -> "Sizes":  # fmt: skip
         """Those of a run: steps of half a deviation, so that a few sizes hold nearly all batches.
 
-        ``coarse``: of a whole one, where a size costs more and a place less.
+        ``coarse``: of a whole one, where a size costs more and a place less. Of several ranks each has its ``share``.
 
         >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
         Sizes(most=552, fine=8)
         """
         mean, deviation = _expected(mechanism, rows)
+        if not share.whole:
+            mean, deviation, rows = mean / share.size, deviation / math.sqrt(share.size), max(1, share.most(rows))
         above = max(_LEAST * deviation, min(_MOST * deviation, _SHARE * mean))
         most = max(math.ceil(mean), math.floor(mean + above), 1)
         most = min(_aligned(most), rows, microbatch or rows)

@@ -47,7 +47,7 @@ class Taped:
     def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
         """The examples of this step: their indices, and the batch where there are any."""
         work = self._work
-        chosen = draw.chosen(work.mechanism.sampler, rows, step, work.key, work.device)
+        chosen = work.share.of(draw.chosen(work.mechanism.sampler, rows, step, work.key, work.device))
         if work.engine is None or not len(chosen):
             return chosen[:0], None
         return chosen, work.augmented(work.gathered(data, chosen), chosen, step)

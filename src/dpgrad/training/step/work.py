@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dpgrad.distributed.ranks import Ranks
+from dpgrad.distributed.share import WHOLE, Share
 from dpgrad.errors import DataError
 from dpgrad.grads import Engine
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
@@ -64,6 +67,8 @@ class Work:
     microbatch: int | None
     observe: Callable[[Observed], None] | None
     replayed: bool  # whether a step must round as it did before
+    ranks: Ranks = field(default_factory=partial(Ranks, None, True))
+    share: Share = WHOLE  # of each step, which this rank works on
     engine: Engine | None = None  # found before the first step
     iterates: list[Iterate] = field(default_factory=list)
     averages: Average | None = None
@@ -132,7 +137,7 @@ class Work:
         """The rows that are made of the examples at a step."""
         if self.augment is None:
             return batch
-        return self.alike("augment", augmented(self.augment, batch, examples, self.key, step))
+        return self.alike("augment", augmented(self.augment, batch, examples + self.share.first, self.key, step))
 
     def alike(self, made_by: str, batch: Batch) -> Batch:
         """The batch, if its examples have the shapes that examples had before.
@@ -153,9 +158,11 @@ class Work:
         """Within the block torch's default generators, from which dropout draws, are those of (key, step).
 
         Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
+        Ranks have other examples and draw other masks.
         """
-        device = self.device
-        seed = int.from_bytes(self.key.derive("model", str(step), size=8), "little")
+        device, rank = self.device, self.ranks.rank
+        own = ("rank", str(rank)) if rank else ()
+        seed = int.from_bytes(self.key.derive("model", str(step), *own, size=8), "little")
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":

@@ -1,0 +1,128 @@
+"""What the ranks of a run must have in common, compared before the first step, and what they may not do.
+
+Everything is compared by digests. What cannot be told to be equal, such as a loss that holds a generator, is left out:
+noise and charge do not depend on it.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+
+from dpgrad.accounting.events import Event, to_json
+from dpgrad.distributed.ranks import Phase, Ranks
+from dpgrad.distributed.share import Share
+from dpgrad.errors import OptionError, RanksError
+from dpgrad.grads.sums import trainable
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.runs import replay
+from dpgrad.training import source
+
+__all__ = ["data_word", "mechanism_word", "model_word", "opened", "refuse_features", "settings", "share_of"]
+
+_COMPARED = 16  # rows of data whose contents cannot all be compared
+
+
+def refuse_features(ranks: Ranks, features: Mapping[str, object]) -> None:
+    """Refuse, by name, what keeps something of single examples, which each rank sees a part of."""
+    given = [name for name, value in features.items() if value is not None and value is not False]
+    if not ranks.alone and given:
+        raise OptionError(
+            f"{given[0]} keeps values of single examples, and each of the {ranks.size} ranks sees a part of them: "
+            "leave it out, or run in one process"
+        )
+
+
+def settings(mechanism: Mechanism, start: int, before: Event, **others: Any) -> dict[str, str]:
+    """What a private step depends on, by name, in words."""
+    found = {"mechanism": mechanism_word(mechanism), "start": f"{start} {to_json(before)}"}
+    found["code"] = replay.code_version()
+    for name, value in others.items():
+        word = replay.behaviour(value)
+        found[name] = type(value).__qualname__ if replay.incomparable(word) else word
+    return found
+
+
+def opened(
+    ranks: Ranks, model: nn.Module, key: Key, mechanism: Mechanism, start: int, before: Event, **others: Any
+) -> Key:
+    """The key of all ranks, which is rank 0's, after settings were compared and its weights were given to every rank.
+
+    Meetings are those of this key and its first step from here on: two runs on the same ranks are told apart.
+    """
+    if ranks.alone:
+        return key
+    ranks.refuse_different(settings(mechanism, start, before, **others))
+    ranks.share_model(model)
+    found = ranks.from_first(lambda: key)
+    ranks.named(int.from_bytes(found.derive("ranks", str(start), size=7), "little"))
+    return found
+
+
+def mechanism_word(mechanism: Mechanism) -> str:
+    """The mechanism by what it does at each step: a schedule may be a function, which has no other form."""
+    digest = hashlib.blake2b(digest_size=16)
+    steps = range(mechanism.steps)
+    for group in mechanism.groups or (None,):
+        digest.update(np.ascontiguousarray(mechanism.clips(steps, group)).tobytes())
+        digest.update(np.ascontiguousarray(mechanism.stds(steps, group)).tobytes())
+    patterns = [group.pattern for group in mechanism.groups]
+    told = mechanism.steps, mechanism.divisor, mechanism.relation.value, patterns, type(mechanism.sampler).__qualname__
+    return f"{told} {to_json(mechanism.event())} {digest.hexdigest()}"
+
+
+def model_word(model: nn.Module) -> str:
+    """The modules of a model, their modes, and the parameters that are trained."""
+    modules = [(name, type(module).__qualname__, module.training) for name, module in model.named_modules()]
+    trained = [(name, tuple(each.shape), str(each.dtype)) for name, each in trainable(model).items()]
+    return repr((modules, trained))
+
+
+def data_word(data: Any, key: Key, rows: int) -> str:
+    """A digest of the data under a key; of data that cannot be compared, of a few rows at secret places."""
+    digest = replay.data_digest(key, source.comparable(data))
+    if not replay.incomparable(digest) or not rows:
+        return digest
+    random = np.random.default_rng(np.frombuffer(key.derive("rows of ranks"), np.uint64))
+    places = torch.from_numpy(random.integers(rows, size=_COMPARED))
+    few = source.gathered(data, places, torch.device("cpu")) if isinstance(data, Dataset) else data
+    leaves: Iterable[Any] = pytree.tree_leaves(few)
+    taken = [np.asarray(leaf)[places.numpy() if few is data else slice(None)] for leaf in leaves]
+    return replay.data_digest(key, taken)
+
+
+def share_of(
+    ranks: Ranks, rows: int, parts: bool, word: Callable[[], str], phase: Phase = Phase.COMPARED
+) -> tuple[Share, int]:
+    """The share of this rank, and how many rows all ranks have, after their data were compared.
+
+    Guarantee: where every rank holds all rows they are the same rows. Where each holds a part, two ranks with the same
+    rows are refused: each row would count twice.
+    """
+    if ranks.alone:
+        return Share(), rows
+    every = ranks.every((rows, word()), phase)
+    if not parts:
+        other = next((rank for rank, each in enumerate(every) if each != every[0]), None)
+        if other is not None:
+            with ranks.agreeing():
+                raise RanksError(
+                    f"ranks 0 and {other} do not have the same data: give every rank all rows in the same order, or "
+                    'declare that each holds its own part, with rows_on_rank="part"'
+                )
+        return Share(ranks.rank, ranks.size), rows
+    words = [digest for held, digest in every if held]
+    if len(set(words)) < len(words):
+        with ranks.agreeing():
+            raise RanksError(
+                'two ranks hold the same rows, and rows_on_rank="part" says that each has its own: a row on two ranks '
+                "would count twice. Give every rank its own rows, or leave out rows_on_rank"
+            )
+    ends = np.cumsum([held for held, _ in every]).tolist()
+    return Share(ranks.rank, ranks.size, range(ends[ranks.rank] - rows, ends[ranks.rank])), ends[-1]

@@ -1,0 +1,92 @@
+"""Steps of several ranks: the same weights as one process, noise of the accounted size, and errors on all of them."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ranked
+import ranked_jobs as jobs
+
+COUNTS = (2, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("ranks")
+    names = ("loops", "empty_lots", "failing", "connected_later")
+    ranked.run_all(found, [(name, ranks) for name in names for ranks in COUNTS])
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return {name: jobs.trained(**given) for name, given in jobs.LOOPS.items()}
+
+
+@pytest.mark.parametrize("ranks", COUNTS)
+class TestSteps:
+    @pytest.mark.parametrize("name", jobs.LOOPS)
+    def test_weights_are_those_of_one_process_and_the_same_bits_on_every_rank(
+        self, name: str, ranks: int, folder: Path, alone: dict[str, Any]
+    ) -> None:
+        every = [found[name] for found in ranked.results(folder, "loops", ranks)]
+        wanted = alone[name]
+        assert all(torch.equal(each["weights"], every[0]["weights"]) for each in every)
+        assert all(each["ledger"] == wanted["ledger"] for each in every)
+        # Sums of a step are added up in another order: float32 rounds at 6e-8 of values below 2, over at most 40 steps.
+        assert float((every[0]["weights"] - wanted["weights"]).abs().max()) < 40 * 2 * 2.0**-23
+        assert every[0]["form"] == wanted["form"]
+
+    def test_noise_on_empty_lots_has_the_accounted_size(self, ranks: int, folder: Path) -> None:
+        """25 steps of 3,050 values: the variance is within 5 of its standard errors, a false alarm in 1.7 million."""
+        every = ranked.results(folder, "empty_lots", ranks)
+        assert all(torch.equal(each, every[0]) for each in every)
+        values = every[0].double() * (1e-9 * jobs.ROWS) / 1.5
+        assert abs(float(values.square().mean()) - 1) < 5 * math.sqrt(2 / values.numel())
+        # No value of one rank's shard repeats in another's, or at another step.
+        assert len(values.flatten().unique()) > values.numel() - 5
+
+    def test_noise_is_that_of_one_process(self, ranks: int, folder: Path) -> None:
+        found = ranked.results(folder, "empty_lots", ranks)[0]
+        wanted = jobs.empty_lots(0, 1, folder)
+        assert float(((found - wanted) / wanted.abs().max()).abs().max()) < 2.0**-22
+
+    def test_a_wrapped_model_is_refused(self, ranks: int, folder: Path) -> None:
+        for found in ranked.results(folder, "connected_later", ranks):
+            assert "give the model unwrapped" in found
+
+    @pytest.mark.parametrize(
+        ("name", "own", "others"),
+        [
+            ("in a step", "UnsupportedModelError|ZeroDivisionError", "RanksError: rank {last} failed"),
+            ("other option", "OptionError: microbatch", "RanksError: rank {last} failed"),
+            ("other data", "RanksError: ranks 0 and {last} do not have the same data", ""),
+            ("other mechanism", "RanksError: ranks 0 and {last} do not have the same mechanism", ""),
+            ("other clip", "RanksError: ranks 0 and {last} do not have the same mechanism", ""),
+            ("other model", "RanksError: ranks 0 and {last} do not have the same model", ""),
+            ("other engine", "RanksError: ranks 0 and 1 do not have the same engine", ""),
+            ("average", "OptionError: average keeps values of single examples", ""),
+            ("same part twice", "RanksError: two ranks hold the same rows", ""),
+            ("another run", "RanksError: ranks are not at the same place .*run 2", ""),
+            ("at another step", "RunError|RanksError", "RanksError"),
+        ],
+    )
+    def test_every_rank_raises(self, name: str, own: str, others: str, ranks: int, folder: Path) -> None:
+        every = [found[name] for found in ranked.results(folder, "failing", ranks)]
+        for rank, words in enumerate(every):
+            pattern = own if rank == ranks - 1 or not others else others
+            assert re.match(pattern.format(last=ranks - 1), words), (rank, words)
+
+    def test_a_full_disk_on_rank_0_stops_all(self, ranks: int, folder: Path) -> None:
+        every = [found["at the charge"] for found in ranked.results(folder, "failing", ranks)]
+        assert every[0].startswith("OSError: [Errno 28]")
+        assert all(words.startswith("RanksError: rank 0 failed") for words in every[1:])
+
+    def test_ranks_go_on_together_after_errors(self, ranks: int, folder: Path) -> None:
+        every = [found["afterwards"] for found in ranked.results(folder, "failing", ranks)]
+        assert len(set(every)) == 1
+        assert math.isfinite(float(every[0]))

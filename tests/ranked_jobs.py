@@ -1,0 +1,292 @@
+"""What ranks do in tests/distributed: functions of (rank, ranks, folder), run by `ranked.serve`."""
+
+import os
+import shutil
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ranked
+from dpgrad import Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
+from dpgrad.distributed.exchange import Exchange
+from dpgrad.grads.history import InnerMomentum
+from dpgrad.mechanism.mechanism import Group
+from dpgrad.runs.snapshot import Snapshot
+from dpgrad.training.augment import Shifts
+
+ROWS, SEED = 400, 5
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def rows(count: int = ROWS) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    return torch.randn(count, 1, 8, 8, generator=random), torch.randint(4, (count,), generator=random)
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.GroupNorm(2, 6), nn.Tanh(), nn.Flatten(), nn.Linear(216, 4))
+
+
+def plan(rate: float = 0.1, steps: int = 30, noise: float = 0.5, **given: Any) -> Mechanism:
+    return Mechanism(sampling.Poisson(rate), steps=steps, noise_multiplier=noise, batch_size=rate * ROWS, **given)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def part_of(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The rows of this rank; of three, one has none."""
+    cuts = {2: [0, 150, ROWS], 3: [0, 100, 100, ROWS]}[dist.get_world_size()]
+    start, stop = cuts[dist.get_rank()], cuts[dist.get_rank() + 1]
+    return data[0][start:stop], data[1][start:stop]
+
+
+def trained(mechanism: Mechanism, taken: int = 8, **given: Any) -> dict[str, Any]:
+    """Weights after some steps in an own loop; other initial weights on every rank, of which rank 0's are used."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    model, data = network(seed=rank), rows()
+    if given.get("rows_on_rank") == "part":
+        data = part_of(data) if ranks > 1 else data
+        given = given if ranks > 1 else {}
+    private = PrivateGradient(model, loss, mechanism, seed=SEED, **given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    for _ in range(taken):
+        private.step(data)
+        optimizer.step()
+    return {"weights": flat(model), "ledger": private.ledger, "form": private.form}
+
+
+GROUPS = Group("0.*", 1.0, 1.0), Group("[14].*", 0.5, 2.0)
+LOOPS: dict[str, dict[str, Any]] = {
+    "pieces": {"mechanism": plan()},
+    "single kernels": {"mechanism": plan(), "capture": False},
+    "microbatches": {"mechanism": plan(), "capture": False, "microbatch": 7},
+    "recorded code": {"mechanism": plan(steps=200), "taken": 30},
+    "part": {"mechanism": plan(), "rows_on_rank": "part"},
+    "part, single kernels": {"mechanism": plan(), "rows_on_rank": "part", "capture": False, "augment": Shifts(2)},
+    "groups": {"mechanism": plan(groups=GROUPS)},
+    "augmented": {"mechanism": plan(), "augment": Shifts(2)},
+    "inner momentum": {"mechanism": plan(), "inner_momentum": InnerMomentum(0.5, 2), "capture": False},
+    "full batch": {"mechanism": Mechanism(sampling.FullBatch(), 6, 5.0, batch_size=400.0), "taken": 6},
+    "mostly empty": {"mechanism": plan(rate=0.002, steps=40), "taken": 40},
+}
+
+
+def loops(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    return {name: trained(**given) for name, given in LOOPS.items()}
+
+
+def empty_lots(rank: int, ranks: int, folder: Path) -> Tensor:
+    """The noise of steps without rows, (steps, values)."""
+    model, mechanism = nn.Linear(60, 50), plan(rate=1e-9, steps=25, noise=1.5)
+    private = PrivateGradient(model, lambda model, x: model(x).sum(1), mechanism, seed=SEED)
+    found = []
+    for _ in range(25):
+        private.step(torch.zeros(ROWS, 60))
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    return torch.stack(found)
+
+
+def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
+    """What every rank raises where one rank fails or differs; the ranks can go on together after each."""
+    data, last = rows(), ranks - 1
+
+    def broken(model: nn.Module, batch: Any) -> Tensor:
+        if state["broken"] and rank == last:
+            raise ZeroDivisionError("on one rank")
+        return loss(model, batch)
+
+    state = {"broken": False}
+    private = PrivateGradient(network(), broken, plan(), seed=SEED, capture=False)
+
+    def in_a_step() -> None:
+        private.step(data)
+        state["broken"] = True
+        try:
+            private.step(data)
+        finally:
+            state["broken"] = False
+
+    def unlike_data() -> None:
+        other = (data[0] + float(rank == last), data[1])
+        PrivateGradient(network(), loss, plan(), seed=SEED).step(other)
+
+    def at_the_charge() -> None:
+        def full(step: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        PrivateGradient(network(), loss, plan(), seed=SEED, charge=full).step(data)
+
+    def at_another_step() -> None:
+        other = PrivateGradient(network(), loss, plan(), seed=SEED)
+        other.step(data)
+        other.charged(data) if rank == last else other.step(data)
+        other.prepare(data) if rank == last else other.step(data)
+
+    def another_run() -> None:
+        one, two = (PrivateGradient(network(), loss, plan(), seed=seed) for seed in (1, 2))
+        (two if rank == last else one).step(data)
+
+    tries = {
+        "in a step": in_a_step,
+        "other data": unlike_data,
+        "other mechanism": lambda: PrivateGradient(network(), loss, plan(noise=0.5 + (rank == last))),
+        "other clip": lambda: PrivateGradient(network(), loss, plan(clip=lambda step: 1.0 + (rank == last))),
+        "other model": lambda: PrivateGradient(nn.Linear(3 + (rank == last), 2), loss, plan()),
+        "other engine": lambda: PrivateGradient(network(), loss, plan(), engine="vmap" if rank else "bookkeeping"),
+        "other option": lambda: PrivateGradient(network(), loss, plan(), microbatch=0 if rank == last else None),
+        "average": lambda: PrivateGradient(
+            network(), loss, Mechanism(sampling.FullBatch(), 3, 1.0, batch_size=9.0), average=0.5
+        ),
+        "same part twice": lambda: PrivateGradient(network(), loss, plan(), rows_on_rank="part").step(data),
+        "at the charge": at_the_charge,
+        "another run": another_run,
+        "at another step": at_another_step,
+    }
+    found = {}
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            found[name] = "taken"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    # Still together: nothing was left half exchanged.
+    found["afterwards"] = str(trained(plan(), taken=1)["weights"].sum().item())
+    return found
+
+
+def connected_later(rank: int, ranks: int, folder: Path) -> str:
+    """A model that is wrapped, and one whose steps began before the ranks were connected."""
+    wrapped = nn.parallel.DistributedDataParallel(network())
+    try:
+        PrivateGradient(wrapped, loss, plan())
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+DATA = rows(300)
+FIT: dict[str, Any] = {"steps": 12, "batch_size": 30, "delta": 1e-4, "method": "psasc"}
+
+
+def fitted(folder: Path, rank: int, resume: bool = False, callbacks: Any = (), **given: Any) -> dict[str, Any]:
+    model = network(seed=rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = fit(
+            model, DATA, folder=RunFolder(folder / "run", resume=resume, checkpoint_every=5),
+            privacy=Privacy(noise_multiplier=1.0), callbacks=callbacks, **{**FIT, **given},
+        )  # fmt: skip
+    new_key = [str(each.message) for each in caught if "new key" in str(each.message)]
+    whole = found.event == found.plan.mechanism.event()
+    return {
+        "weights": flat(model), "whole": whole, "stopped": found.stopped, "event": found.event, "new_key": new_key,
+        "epsilon": found.guarantee.epsilon, "planned": found.plan.guarantee.epsilon, "curves": len(found.curves),
+    }  # fmt: skip
+
+
+def fits(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    ledger = Ledger(folder / "spent.jsonl")
+    return fitted(folder, rank, seed=7, ledger=ledger, held_out=rows(20))
+
+
+def stopped_by_a_callback(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    return fitted(folder, rank, callbacks=lambda progress: progress.step == 4)
+
+
+def stopped_by_a_signal(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """The last rank is asked to stop before it computes its fourth step."""
+    original, taken = PrivateGradient.compute, 0
+
+    def asked(self: PrivateGradient, data: Any, step: int) -> None:
+        nonlocal taken
+        taken += 1
+        if rank == ranks - 1 and taken == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self, data, step)
+
+    PrivateGradient.compute = asked  # type: ignore[method-assign]
+    return fitted(folder, rank)
+
+
+def killed(rank: int, folder: Path, where: tuple[type, str], step: int = 8) -> dict[str, Any]:
+    """A run in which this rank is killed at the ``step``-th call of a method, if ``step`` is not 0."""
+    owner, name = where
+    original, calls = getattr(owner, name), 0
+
+    def counting(self: Any, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *given)
+
+    setattr(owner, name, counting)
+    return fitted(folder, rank, seed=7)
+
+
+def first_killed(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Rank 0 is gone when a step was charged and before it was computed."""
+    return killed(rank, folder, (PrivateGradient, "compute"), 8 if rank == 0 else 0)
+
+
+def last_killed(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """The last rank is gone within an exchange: its noisy shard is sent to nobody."""
+    return killed(rank, folder, (Exchange, "_gather"), 8 if rank == ranks - 1 else 0)
+
+
+def resumed(rank: int, ranks: int, folder: Path, left: str, began: int) -> dict[str, Any]:
+    """Resume, in a copy, the run that was left by another job on ``began`` ranks."""
+    if not rank:
+        shutil.copytree(folder.parent / f"{left}-{began}" / "run", folder / "run")
+    return fitted(folder, rank, resume=True, seed=7)
+
+
+def full_disk(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Rank 0 cannot write its second checkpoint."""
+    original, saves = Snapshot.write, 0
+
+    def failing(self: Snapshot, path: Path) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 2:
+            raise OSError(28, "No space left on device")
+        original(self, path)
+
+    Snapshot.write = failing  # type: ignore[method-assign]
+    return fitted(folder, rank, seed=7)
+
+
+def other_folders(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Rank 0 alone is given a folder; the last rank has other data."""
+    model, data = network(seed=rank), (DATA[0] + float(rank == ranks - 1), DATA[1])
+    given = folder / "run" if rank == 0 else None
+    fit(model, data, folder=given, privacy=Privacy(noise_multiplier=1.0), **FIT)
+    return {}
+
+
+JOBS: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        loops, empty_lots, failing, connected_later, fits, stopped_by_a_callback, stopped_by_a_signal, first_killed,
+        last_killed, full_disk, other_folders,
+    )
+}  # fmt: skip
+for left, began in (("first_killed", 2), ("last_killed", 3)):
+    JOBS[f"resumed_{left}"] = partial(resumed, left=left, began=began)
+
+if __name__ == "__main__":
+    ranked.serve(JOBS)
