@@ -59,8 +59,10 @@ def trained(mechanism: Mechanism, taken: int = 8, **given: Any) -> dict[str, Any
     rank = dist.get_rank() if dist.is_initialized() else 0
     model, data = network(seed=rank), rows()
     if given.get("rows_on_rank") == "part":
-        data = part_of(data) if ranks > 1 else data
-        given = given if ranks > 1 else {}
+        if ranks > 1:
+            data = part_of(data)
+        else:
+            del given["rows_on_rank"]
     private = PrivateGradient(model, loss, mechanism, seed=SEED, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
     for _ in range(taken):
@@ -130,11 +132,10 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
 
         PrivateGradient(network(), loss, plan(), seed=SEED, charge=full).step(data)
 
-    def at_another_step() -> None:
+    def charged_twice() -> None:
         other = PrivateGradient(network(), loss, plan(), seed=SEED)
-        other.step(data)
-        other.charged(data) if rank == last else other.step(data)
-        other.prepare(data) if rank == last else other.step(data)
+        step = other.charged(data)
+        other.charged(data) if rank == last else other.compute(data, step)
 
     def another_run() -> None:
         one, two = (PrivateGradient(network(), loss, plan(), seed=seed) for seed in (1, 2))
@@ -154,7 +155,7 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         "same part twice": lambda: PrivateGradient(network(), loss, plan(), rows_on_rank="part").step(data),
         "at the charge": at_the_charge,
         "another run": another_run,
-        "at another step": at_another_step,
+        "charged twice": charged_twice,
     }
     found = {}
     for name, attempt in tries.items():

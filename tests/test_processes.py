@@ -58,9 +58,7 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_release_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^{SEVERAL}, and torch.distributed has 2 ranks here: .*Run it in one"
-    ):
+    with pytest.raises(ValueError, match=rf"^{SEVERAL}, and torch.distributed has 2 ranks here: .*Run it in one"):
         ENTRIES[name](tmp_path)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "ledger.jsonl").exists() or not (tmp_path / "ledger.jsonl").read_text("utf-8")

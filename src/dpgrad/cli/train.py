@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
-from dpgrad.cli import _config, _data, _options, _progress, _training
+from dpgrad.cli import _config, _data, _options, _progress, _ranks, _training
 from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dpgrad.accounting.ledger import Ledger
     from dpgrad.cli._options import Commands, Parser
     from dpgrad.data import Dataset
+    from dpgrad.distributed.ranks import Ranks
     from dpgrad.mechanism.mechanism import Group
     from dpgrad.reports.page import Beside
     from dpgrad.reports.report import Report
@@ -52,15 +53,25 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
     typed = argparse.Namespace(**vars(args))
     if args.config is not None:
         _config.overruled(args, parser, _RIVALS)
+    with _ranks.connected(args.device) as ranks:
+        return _trained(args, typed, parser, ranks)
+
+
+def _trained(args: argparse.Namespace, typed: argparse.Namespace, parser: "Parser", ranks: "Ranks") -> str:
+    """Train, on all ranks; the answer, on rank 0, and nothing on the others."""
     from dpgrad.training import jobs
 
     dataset = _dataset(args)
-    training = _Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)))
+    training = _Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)), ranks)
     with jobs.threads(training.job):
         training.check()
         if args.plan:
-            return _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
-        training.prepare()
+            return (
+                ""
+                if not ranks.first
+                else _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
+            )
+        ranks.from_first(training.prepare)
         typed.out, typed.resume = str(training.out), True
         from dpgrad.training.fit import ResumeWarning  # torch and all: Ctrl-C meanwhile ends the process at once
 
@@ -68,12 +79,13 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
         try:
             with _options.warned(ResumeWarning) as warned:
                 reports = {method: training.report(method) for method in training.methods}
-            return training.answer(reports, [*training.notes, *warned])
+            return training.answer(reports, [*training.notes, *warned]) if ranks.first else ""
         except KeyboardInterrupt:
             resumed = _options.typed(parser, typed)
             raise KeyboardInterrupt(f"count the whole plan as spent, or resume it with: {resumed}") from None
         except Exception:
-            training.clear()
+            if ranks.first:
+                training.clear()
             raise
 
 
@@ -96,7 +108,7 @@ def _tokens(args: argparse.Namespace) -> "Callable[[Sequence[str]], Any] | None"
 class _Training:
     """One call of the command: its settings, and the folder it writes."""
 
-    def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str]) -> None:
+    def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str], ranks: "Ranks") -> None:
         import torch
 
         from dpgrad.training import jobs
@@ -107,7 +119,9 @@ class _Training:
         self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
         self.blueprint = blueprint(args.model or default(self.rows.kind, self.rows.shape), self.rows.kind, args.lora)
         self.notes: tuple[str, ...] = ()
-        self.out = Path(args.out or f"dpgrad-runs/{dataset.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        self.ranks = ranks
+        now = time.strftime("%Y%m%d-%H%M%S")
+        self.out = ranks.from_first(lambda: Path(args.out or f"dpgrad-runs/{dataset.name}-{now}"))
         self.ledger_path = Path(args.ledger) if args.ledger else self.out / _LEDGER if self.several else None
         self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._ledger: Ledger | None = None
@@ -120,7 +134,7 @@ class _Training:
         for method in self.methods:
             self.options(method)
         self.model()
-        if self.ledger_path is None:
+        if self.ledger_path is None or not self.ranks.first:
             return
         if self.args.ledger and not self.ledger_path.parent.is_dir():
             raise OptionError(f"--ledger {self.ledger_path}: its folder is missing; make it first")
@@ -267,18 +281,14 @@ class _Training:
     def report(self, method: str) -> "Report":
         """Train with one method and return its report. A finished run is not trained again."""
         from dpgrad.reports import report
-        from dpgrad.runs.checkpoint import finished
         from dpgrad.training.fit import fit
 
         folder, (budget, privacy, named) = self.folder(method), self.options(method)
-        if self.args.resume and finished(folder) and (folder / "release" / report.FILE).is_file():
-            found = report.load(folder)
-            if found["method"]["name"] != method:
-                other = found["method"]["name"]
-                raise RunError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
+        if (found := self.ranks.from_first(lambda: self._finished(method))) is not None:
             return found
         metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
-        with _progress.showing(method, metric) as show:
+        quiet = contextlib.nullcontext(print)  # it is not called
+        with _progress.showing(method, metric) if self.ranks.first else quiet as show:
             run = RunFolder(
                 folder, resume=bool(self.args.resume) and folder.is_dir() and any(folder.iterdir()),
                 keep_private=bool(self.args.keep_private), checkpoint_every=self.args.checkpoint_every,
@@ -296,7 +306,20 @@ class _Training:
                 )  # fmt: skip
         if fitted.stopped == "interrupted":
             raise KeyboardInterrupt
-        return report.load(folder)
+        return self.ranks.from_first(lambda: report.load(folder))
+
+    def _finished(self, method: str) -> "Report | None":
+        """The report of a run that was finished before."""
+        from dpgrad.reports import report
+        from dpgrad.runs.checkpoint import finished
+
+        folder = self.folder(method)
+        if not (self.args.resume and finished(folder) and (folder / "release" / report.FILE).is_file()):
+            return None
+        found = report.load(folder)
+        if (other := found["method"]["name"]) != method:
+            raise RunError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
+        return found
 
     def _release(self, folder: Path, fitted: "Fitted") -> None:
         """Write the report of a finished run to its release folder."""

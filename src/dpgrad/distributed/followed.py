@@ -4,7 +4,7 @@ What a run compares before it uses a key again (`dpgrad.runs.replay.Identity`) i
 question: a run resumes with its key only if no rank's data, code, device or settings have changed, on as many ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,10 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.runs.checkpoint import Run
 from dpgrad.runs.replay import Identity
 
-__all__ = ["Follower", "identity_of_all", "opened"]
+__all__ = ["Follower", "identity_of_all", "opened", "options_of_all"]
 
 IdentityOf = Callable[[Key], Identity]
+_OWN = {"loss", "model", "collate"}  # may hold the device of a rank; neither noise nor charge depends on them
 _TOLD = (
     "key", "identifier", "attempt", "began", "last", "state", "start", "replayed", "reason", "before", "due",
     "reproducible", "folder",
@@ -110,7 +111,7 @@ def identity_of_all(every: list[Identity], parts: bool, backend: str = "") -> Id
     dpgrad.errors.RanksError: ranks 0 and 1 do not have the same code: start every rank with the same code, data and ...
     """
     first = every[0]
-    own = {"device", "data"} if parts else {"device"}
+    own = {"device", "data", *_OWN} if parts else {"device", *_OWN}
     for rank, other in enumerate(every[1:], 1):
         differing = set(first.differences(other)) - own - (first.incomparable() & other.incomparable())
         if differing:
@@ -120,4 +121,19 @@ def identity_of_all(every: list[Identity], parts: bool, backend: str = "") -> Id
             )
     devices = [*(each.device for each in every), *([backend] if backend else [])]
     words = dict.fromkeys(each.data for each in every) if not parts else [each.data for each in every]
-    return replace(first, ranks=len(every), device=" | ".join(devices), data=" | ".join(words))
+    options = options_of_all([each.options for each in every])
+    return replace(first, ranks=len(every), device=" | ".join(devices), data=" | ".join(words), options=options)
+
+
+def options_of_all(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of a run with those of every rank, where they are not the same: a change on any of them is seen.
+
+    >>> options_of_all([{"loss": "a", "rule": "hard"}, {"loss": "b", "rule": "hard"}])
+    {'loss': 'a | b', 'rule': 'hard'}
+    """
+    found = dict(every[0])
+    for name in found:
+        words = [each.get(name) for each in every]
+        if any(word != words[0] for word in words):
+            found[name] = " | ".join(map(str, words))
+    return found

@@ -161,7 +161,7 @@ class PrivateGradient:
             refuse_model(model, mechanism)
             own = key or (Key.fresh() if seed is None else Key.from_seed(seed))
             key = agreed.opened(
-                self.ranks, model, own, mechanism, start, before, rule=rule, loss=loss, engine=engine, augment=augment,
+                self.ranks, model, own, mechanism, start, before, rule=rule, engine=engine, augment=augment,
                 inner_momentum=inner_momentum, several_rows=several_rows, rows_on_rank=rows_on_rank,
             )  # fmt: skip
             self.work = Work(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpgrad.distributed.followed import Follower
+from dpgrad.distributed.followed import Follower, options_of_all
 from dpgrad.distributed.ranks import Phase, weights_digest
 from dpgrad.errors import ResumeError
 from dpgrad.grads.ways import Way
@@ -120,12 +120,12 @@ class Session:
     def save(self, run: Run | Follower) -> None:
         """Store where training is, and what the model, the loss and the rest do by now: they may have changed.
 
-        Rank 0 stores it, after the weights and settings of all ranks were compared.
+        Rank 0 stores it, with the settings of every rank, after the weights of all ranks were compared.
         """
         ranks, options = self.private.ranks, self.options()
         if not ranks.alone:
-            told = {name: "" if replay.incomparable(word) else word for name, word in options.items()}
-            ranks.refuse_different({**told, "weights": weights_digest(self.private.model)}, Phase.SAVED)
+            ranks.refuse_different({"weights": weights_digest(self.private.model)}, Phase.SAVED)
+            options = options_of_all(ranks.every(options))
             self._forms = self._found_forms()
         run.save(self.private.steps_taken, self.state() if ranks.first else {}, options)
 
