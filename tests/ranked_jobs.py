@@ -17,6 +17,7 @@ import ranked
 from dpgrad import Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
 from dpgrad.distributed.exchange import Exchange
 from dpgrad.grads.history import InnerMomentum
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.runs.snapshot import Snapshot
 from dpgrad.training.augment import Shifts
@@ -83,6 +84,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "augmented": {"mechanism": plan(), "augment": Shifts(2)},
     "inner momentum": {"mechanism": plan(), "inner_momentum": InnerMomentum(0.5, 2), "capture": False},
     "full batch": {"mechanism": Mechanism(sampling.FullBatch(), 6, 5.0, batch_size=400.0), "taken": 6},
+    "adaptive clip": {"mechanism": plan(adaptive_clip=AdaptiveClip(), groups=GROUPS)},
     "mostly empty": {"mechanism": plan(rate=0.002, steps=40), "taken": 40},
 }
 

@@ -58,6 +58,7 @@ class Phase(IntEnum):
     SUMMED = 6
     SHOWN = 7
     SAVED = 8
+    COUNTED = 9
 
 
 class Ranks:
@@ -201,16 +202,23 @@ class Ranks:
         found: T = told[0]
         return found
 
-    def every(self, value: T, phase: Phase = Phase.TOLD) -> list[T]:
+    def every(self, value: T, phase: Phase = Phase.TOLD, step: int = 0) -> list[T]:
         """The values of all ranks, in their order."""
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.size
         with self.together():
-            self.meet(phase)
+            self.meet(phase, step)
             with self.committed():
                 dist.all_gather_object(found, value, group=self.control)
         return found
+
+    def total(self, counts: Tensor, step: int) -> Tensor:
+        """The sum over all ranks of a few numbers of a step, the same bits on every rank."""
+        if self.alone:
+            return counts
+        every = self.every(counts.tolist(), Phase.COUNTED, step)
+        return torch.tensor(every, dtype=torch.float64).sum(0).to(counts.device)
 
     def refuse_different(self, settings: Mapping[str, str], phase: Phase = Phase.COMPARED) -> None:
         """Raise on every rank where settings, compared by their digests, are not the same on all."""

@@ -73,8 +73,8 @@ def mechanism_word(mechanism: Mechanism) -> str:
         digest.update(np.ascontiguousarray(mechanism.clips(steps, group)).tobytes())
         digest.update(np.ascontiguousarray(mechanism.stds(steps, group)).tobytes())
     patterns = [group.pattern for group in mechanism.groups]
-    told = mechanism.steps, mechanism.divisor, mechanism.relation.value, patterns, type(mechanism.sampler).__qualname__
-    return f"{told} {to_json(mechanism.event())} {digest.hexdigest()}"
+    told = mechanism.steps, mechanism.divisor, mechanism.relation.value, patterns, repr(mechanism.adaptive_clip)
+    return f"{type(mechanism.sampler).__qualname__} {told} {to_json(mechanism.event())} {digest.hexdigest()}"
 
 
 def model_word(model: nn.Module) -> str:
