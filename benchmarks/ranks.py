@@ -5,8 +5,8 @@
 On a CPU one process with one thread takes turns with two ranks (gloo) of one thread each; the batch is the same, so
 that two ranks at their best take half the time. The *seam* is the step of one rank that exchanges its sums with itself,
 beside the plain step in the same process: all that several ranks add to a step but waiting and sending. On a CUDA
-device only the seam is measured, by NCCL at world size 1. A figure is the median over rounds of the ratio to the plain step in
-the same round. Results go to benchmarks/results/ranks.{json,md}, or ranks_cuda.
+device only the seam is measured, by NCCL at world size 1. A figure is the median over rounds of the ratio to the plain
+step in the same round. Results go to benchmarks/results/ranks.{json,md}, or ranks_cuda.
 """
 
 import argparse
@@ -139,8 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     said = (
         f"Medians over {args.rounds} rounds of {args.steps} steps, in which they take turns, of the ratio to the plain "
         "step of one process in the same round; one thread per process. At its best a step of two ranks takes 0.50. "
-        "The load in the line above counts what else ran: where it exceeds the cores, two ranks wait for a core, and the "
-        "figures are an upper bound."
+        "The load in the line above counts what else ran: where it exceeds the cores, two ranks wait for a core, and "
+        "the figures are an upper bound."
     )
     table = environment.table([head, *lines])
     print(table)
