@@ -13,15 +13,20 @@ from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import is_file
 from dpgrad.data import names as dataset_names
 from dpgrad.errors import DataError, OptionError, UnsupportedModelError
+from dpgrad.grads import ENGINES
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import ScaleRule, fault
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.training.augment import Augment
 from dpgrad.training.models import MODELS
-from dpgrad.training.options import Computing, Privacy
+from dpgrad.training.options import ROWS_ON_RANK, Computing, Privacy
 
-__all__ = ["refuse_arguments", "refuse_kinds", "refuse_model", "rule_fault", "warn_of_size"]
+__all__ = [
+    "check_computing", "check_examples", "refuse_arguments", "refuse_kinds", "refuse_model", "rule_fault", "signature",
+    "warn_of_size",
+]  # fmt: skip
 
 _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bound
 _FAR = 4.0  # how many times its divisor, or as small a share of it, a batch is not on purpose
@@ -101,6 +106,34 @@ def _loaded(data: str | PathLike[str]) -> str:
     return "load them first" if close is None else f"write dpgrad.data.load({close!r})"
 
 
+def check_computing(
+    engine: str, microbatch: int | None, memory_limit: int | None, workers: int, rows_on_rank: str
+) -> None:
+    """Refuse settings of how steps are computed that have another value than they may."""
+    _validate.whole(workers=workers)
+    _validate.one_of(ROWS_ON_RANK, rows_on_rank=rows_on_rank)
+    _validate.one_of(ENGINES, engine=engine)
+    if microbatch is not None:
+        _validate.whole(least=1, microbatch=microbatch)
+    if memory_limit is not None:
+        _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
+
+
+def check_examples(
+    mechanism: Mechanism,
+    inner_momentum: InnerMomentum | None,
+    average: float | None,
+    augment: Augment | None,
+    several_rows: bool,
+) -> None:
+    """Refuse ways to make and follow examples that do not go together."""
+    if augment is not None and several_rows:
+        raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
+    averaged = inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
+    if average is not None and averaged:
+        raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
+
+
 def refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
     """Refuse a model that has nothing to train, has no values yet, or lacks the parameters of a group."""
     if not trainable(model):
@@ -141,3 +174,22 @@ def warn_of_size(mechanism: Mechanism, rows: int) -> None:
             f"batch_size = {mechanism.batch_size:g}: give the whole dataset at every step, not a batch of it, and "
             "batch_size = sampling rate × rows"
         )
+
+
+def signature(model: nn.Module) -> list[object]:
+    """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
+    found: list[object] = []
+    known: set[int] = set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in known:
+            known.add(id(module))
+            found += (id(module), module.training, *module._modules, *module._forward_hooks)
+            found += (None, *module._forward_pre_hooks)  # set apart from the other hooks
+            for name, parameter in module._parameters.items():
+                found.append(name)
+                if parameter is not None:
+                    found += (id(parameter), parameter.requires_grad)
+            waiting += module._modules.values()
+    return found

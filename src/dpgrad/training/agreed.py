@@ -24,7 +24,16 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.runs import replay
 from dpgrad.training import source
 
-__all__ = ["data_word", "mechanism_word", "model_word", "opened", "refuse_features", "settings", "share_of"]
+__all__ = [
+    "data_word",
+    "mechanism_word",
+    "model_word",
+    "opened",
+    "refuse_features",
+    "same_model",
+    "settings",
+    "share_of",
+]
 
 _COMPARED = 16  # rows of data whose contents cannot all be compared
 
@@ -82,6 +91,18 @@ def model_word(model: nn.Module) -> str:
     modules = [(name, type(module).__qualname__, module.training) for name, module in model.named_modules()]
     trained = [(name, tuple(each.shape), str(each.dtype)) for name, each in trainable(model).items()]
     return repr((modules, trained))
+
+
+def same_model(ranks: Ranks, model: nn.Module, microbatch: int | None) -> int | None:
+    """The microbatch of all ranks, after their models were compared: the smallest, which fits into the memory of all.
+
+    A run that resumes has the microbatch of rank 0 on every rank, and must round as before.
+    """
+    every = ranks.every((model_word(model), microbatch), Phase.PREPARED)
+    if len({word for word, _ in every}) > 1:
+        with ranks.agreeing():
+            raise RanksError("ranks do not have the same model: train the same parameters, in the same modes, on all")
+    return min((most for _, most in every if most is not None), default=None)
 
 
 def data_word(data: Any, key: Key, rows: int) -> str:

@@ -18,7 +18,6 @@ The rest is ordinary PyTorch: the noisy gradient may be used freely, by any opti
 True
 """
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,14 +36,12 @@ from dpgrad.distributed.ranks import Phase, Ranks
 from dpgrad.errors import (
     BudgetSpentError,
     CannotCaptureError,
-    DataError,
     OptionError,
-    RanksError,
     ResumeError,
     RunError,
     UnsupportedModelError,
 )  # fmt: skip
-from dpgrad.grads import ENGINES, Way
+from dpgrad.grads import Way
 from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.again import Again
 from dpgrad.grads.batch import as_rows
@@ -55,14 +52,20 @@ from dpgrad.grads.scaling import Hard, ScaleRule
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.grads.unquoted import unquoted
-from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import draw
-from dpgrad.training import agreed, forms, source
-from dpgrad.training.admission import refuse_kinds, refuse_model, rule_fault, warn_of_size
+from dpgrad.training import agreed, source
+from dpgrad.training.admission import (
+    check_computing,
+    check_examples,
+    refuse_kinds,
+    refuse_model,
+    rule_fault,
+    warn_of_size,
+)
 from dpgrad.training.augment import Augment, probed
-from dpgrad.training.options import ROWS_ON_RANK
+from dpgrad.training.same_data import SameData
 from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.pieces import FEWEST_STEPS, Pieces
 from dpgrad.training.step.sizes import Sizes
@@ -70,7 +73,7 @@ from dpgrad.training.step.straight import Straight
 from dpgrad.training.step.taped import Taped
 from dpgrad.training.step.work import Observed, Work
 
-__all__ = ["Observed", "PrivateGradient", "signature"]
+__all__ = ["Observed", "PrivateGradient"]
 
 _LARGE = 1 << 24  # parameters of a model that is not tried on more examples than a step has
 
@@ -151,8 +154,8 @@ class PrivateGradient:
         with self.ranks.together():
             refuse_kinds(loss, mechanism, rule, inner_momentum)
             model = unwrapped(model)
-            _check_computing(engine, microbatch, memory_limit, workers, rows_on_rank)
-            _check_examples(mechanism, inner_momentum, average, augment, several_rows)
+            check_computing(engine, microbatch, memory_limit, workers, rows_on_rank)
+            check_examples(mechanism, inner_momentum, average, augment, several_rows)
             agreed.refuse_features(self.ranks, {"average": average, "observe": observe})
             if seed is not None and key is not None:
                 raise OptionError("give seed or key, not both: a seed stands for a key")
@@ -168,20 +171,15 @@ class PrivateGradient:
                 model, loss, mechanism, key, rule, inner_momentum, average, several_rows or augment is not None,
                 augment, collate, start, microbatch, observe, charge is not None, self.ranks,
             )  # fmt: skip
-            self._begin(charge, start, before)
+            self._begin(charge, start, before, rows_on_rank == "part")
         self._engine_name, self._memory_limit, self._capture, self._workers = engine, memory_limit, capture, workers
-        self._parts = rows_on_rank == "part"
 
-    def _begin(self, charge: Callable[[int], None] | None, start: int, before: Event) -> None:
+    def _begin(self, charge: Callable[[int], None] | None, start: int, before: Event, parts: bool) -> None:
         """Where the steps begin; what is found while they are taken is not known yet."""
         self.work.groups()
         self._running: Taped | Pieces | None = None
         self.not_captured = ""  # why steps are not captured, where they might have been
-        self._rows: int | None = None  # of all ranks
-        self._held = 0  # of them, on this rank
-        self._data: source.Remembered | None = None
-        self._form: tuple[list[Any], Any, Any, source.Remembered | None] | None = None  # see `_read`
-        self._compared: Any = None  # what `charged` has seen need not be compared again by `compute`
+        self._data = SameData(self.work, parts)
         self.way: Way | None = None  # how gradients are computed; known from the first step on
         self._again = Again()
         self._checked: list[object] = []
@@ -283,8 +281,7 @@ class PrivateGradient:
             yield
 
     def _charged_step(self, data: Any) -> int:
-        data = self._read(data)
-        rows = self._same_rows(data)
+        data, rows = self._data.taken(data)
         if torch.is_inference_mode_enabled():
             raise RunError("a step needs gradients: call it outside torch.inference_mode")
         step = self._step
@@ -319,8 +316,7 @@ class PrivateGradient:
             self._compute(data, step)
 
     def _compute(self, data: Any, step: int) -> None:
-        data = self._read(data)
-        rows = self._rows if self._rows is not None and data is self._compared else self._same_rows(data)
+        data, rows = self._data.taken(data, again=True)
         if step not in self._owed:
             raise RunError(
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
@@ -355,8 +351,7 @@ class PrivateGradient:
         Nothing is released, and nothing charged.
         """
         with self._together():
-            data = self._read(data)
-            rows = self._same_rows(data)
+            data, rows = self._data.taken(data)
             self._try_rule()
             with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
                 self._prepare(data, rows)
@@ -468,45 +463,6 @@ class PrivateGradient:
             self._fault = rule_fault(self.rule, self.work.clips, self.mechanism.steps, self.work.device)
             self._tried = self.rule
 
-    def _read(self, data: Any) -> Any:
-        """The data in a form that a step reads. What was given before, also in a new tuple, is not converted again.
-
-        It is where other rows were written into arrays of which the form holds copies: then the rows are refused.
-        """
-        parts, layout = pytree.tree_flatten(data)
-        if self._form is not None:
-            given, before, found, copied = self._form
-            same = layout == before and all(map(operator.is_, parts, given))  # a dict or list may hold others by now
-            if same and (copied is None or copied.holds(copied.data)):
-                return found
-        found = forms.taken(data, model=self.model)
-        arrays = forms.copied(data, found)
-        self._form = parts, layout, found, source.Remembered.of(arrays, self.key) if arrays else None
-        return found
-
-    def _same_rows(self, data: Any) -> int:
-        """The number of examples of data that must not change: a batch drawn from a batch is not what is accounted.
-
-        Of several ranks, how many all have together.
-        """
-        if self._rows is not None and self._data is not None and data is self._data.data and self._data.steady():
-            self._compared = data
-            return self._rows
-        held = source.rows(data)
-        if self._data is None or self._rows is None:
-            self._data = source.Remembered.of(data, self.key)
-            word = partial(agreed.data_word, data, self.key, held)
-            self.work.share, self._rows = agreed.share_of(self.ranks, held, self._parts, word)
-            self._held = held
-        elif held != self._held or not self._data.holds(data):
-            raise DataError(
-                "data must be the whole dataset, with the same rows at every step, and these are others than at the "
-                "first: the mechanism draws the batches itself. Give the dataset of a loader, not its batches, and "
-                "random changes of the rows as augment"
-            )
-        self._compared = data
-        return self._rows
-
     def _prepare(self, data: Any, rows: int) -> None:
         """Compare the engine with its definition before the first step, and again where the model is another one.
 
@@ -516,16 +472,9 @@ class PrivateGradient:
         now = signature(self.model)
         if now == self._checked:
             return
-        if self._held:
+        if self._data.held:
             self._choose_engine(data, rows)
-        every = self.ranks.every((agreed.model_word(self.model), self.work.microbatch), Phase.PREPARED)
-        if len({model for model, _ in every}) > 1:
-            with self.ranks.agreeing():
-                raise RanksError(
-                    "ranks do not have the same model: train the same parameters, in the same modes, on all"
-                )
-        # What fits into the memory of all: a run that resumes has the microbatch of rank 0 on every rank.
-        self.work.microbatch = min((most for _, most in every if most is not None), default=None)
+        self.work.microbatch = agreed.same_model(self.ranks, self.model, self.work.microbatch)
         self._checked = now
         self._stop()
 
@@ -536,7 +485,7 @@ class PrivateGradient:
                 "average keeps a vector for each parameter: train the same parameters at every step"
             )
         warn_of_size(self.mechanism, rows)
-        probe = self._probe(data, self._from_all_over(self._held))
+        probe = self._probe(data, self._from_all_over(self._data.held))
         most = work.share.most(rows)
         if self._in_pieces() and sum(each.numel() for each in self.model.parameters()) > _LARGE:
             most = Sizes.of(
@@ -590,7 +539,7 @@ class PrivateGradient:
     def _in_pieces(self) -> bool:
         """Whether to work on pieces of fixed sizes."""
         worth = self._capture or self.mechanism.steps >= FEWEST_STEPS
-        return bool(worth) and self._capture is not False and self._held > 0
+        return bool(worth) and self._capture is not False and self._data.held > 0
 
     def _on_pieces(self, data: Any, rows: int) -> Pieces | None:
         if not self._in_pieces():
@@ -607,32 +556,6 @@ class PrivateGradient:
             return None
 
 
-def _check_computing(
-    engine: str, microbatch: int | None, memory_limit: int | None, workers: int, rows_on_rank: str
-) -> None:
-    _validate.whole(workers=workers)
-    _validate.one_of(ROWS_ON_RANK, rows_on_rank=rows_on_rank)
-    _validate.one_of(ENGINES, engine=engine)
-    if microbatch is not None:
-        _validate.whole(least=1, microbatch=microbatch)
-    if memory_limit is not None:
-        _validate.whole(least=1, **{"memory_limit in bytes": memory_limit})
-
-
-def _check_examples(
-    mechanism: Mechanism,
-    inner_momentum: InnerMomentum | None,
-    average: float | None,
-    augment: Augment | None,
-    several_rows: bool,
-) -> None:
-    if augment is not None and several_rows:
-        raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
-    averaged = inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
-    if average is not None and averaged:
-        raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
-
-
 def _expanded(event: Event) -> list[Leaf]:
     """The leaves that `events.grouped` put together, in order."""
     match event:
@@ -642,22 +565,3 @@ def _expanded(event: Event) -> list[Leaf]:
             return [leaf for inner in events for leaf in _expanded(inner)]
         case _:
             return [event]
-
-
-def signature(model: nn.Module) -> list[object]:
-    """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
-    found: list[object] = []
-    known: set[int] = set()
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and id(module) not in known:
-            known.add(id(module))
-            found += (id(module), module.training, *module._modules, *module._forward_hooks)
-            found += (None, *module._forward_pre_hooks)  # set apart from the other hooks
-            for name, parameter in module._parameters.items():
-                found.append(name)
-                if parameter is not None:
-                    found += (id(parameter), parameter.requires_grad)
-            waiting += module._modules.values()
-    return found
