@@ -62,6 +62,7 @@ from dpgrad.training.admission import (
     refuse_kinds,
     refuse_model,
     rule_fault,
+    signature,
     warn_of_size,
 )
 from dpgrad.training.augment import Augment, probed
