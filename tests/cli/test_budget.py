@@ -17,6 +17,7 @@ import dpgrad
 from dpgrad import cli
 from dpgrad.accounting import ACCOUNTANTS, events
 from dpgrad.accounting.events import Compose, Gaussian, Poisson, Relation, Repeat
+from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.moments import MomentsProfile
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
@@ -536,3 +537,74 @@ class TestProcess:
         assert done.returncode == 2
         (line,) = [line for line in done.stderr.splitlines() if not line.endswith(" ...")]  # one, after any waiting
         assert "standard output" in line
+
+
+RUN = "epsilon --sampling-rate 0.02 --noise-multiplier 2 --steps 50 --delta 1e-5"
+
+
+class TestAttacks:
+    def test_json_says_what_attacks_reach(self, answer: Callable[[str], Answer]) -> None:
+        found = answer(f"{RUN} --group 3")
+        promise = Guarantee(found["epsilon"], 1e-5, Relation.ADD_REMOVE, "pld", events.from_dict(found["event"]))
+        assert found["membership_advantage"] == promise.tradeoff().advantage
+        assert found["attacks"] == promise.attacks()
+        assert found["group"]["attacks"] == promise.for_group(3).attacks()
+        assert found["group"]["attacks"]["membership_advantage"] > found["membership_advantage"]
+
+    def test_history_has_none(self, answer: Callable[[str], Answer]) -> None:
+        assert "attacks" not in answer(f"{RUN} --accountant strong-printed")
+
+    def test_other_commands_do_not_compute_them(self, answer: Callable[[str], Answer]) -> None:
+        found = answer("calibrate --epsilon 2 --delta 1e-5 --sampling-rate 0.02 --steps 50 --accountant rdp")
+        assert "attacks" not in found
+
+    def test_text_has_one_sentence(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(RUN.split()) == 0
+        assert "what attacks reach" in capsys.readouterr().out
+
+    def test_curve_as_numbers(self, answer: Callable[[str], Answer], tmp_path: Path) -> None:
+        path = tmp_path / "curve.csv"
+        found = answer(f"{RUN} --curve {path}")
+        assert found["curve"] == str(path)
+        head, *lines = path.read_text("utf-8").splitlines()
+        assert head == "curve,x,y"
+        rows = [(name, float(x), float(y)) for name, x, y in (line.split(",") for line in lines)]
+        deltas = [(x, y) for name, x, y in rows if name == "delta"]
+        assert deltas[0] == (0.0, found["membership_advantage"])
+        assert [y for _, y in deltas] == sorted((y for _, y in deltas), reverse=True)
+        errors = [{"false_positives": x, "false_negatives": y} for name, x, y in rows if name == "false_negatives"]
+        assert errors == found["attacks"]["tradeoff"]
+
+    @pytest.mark.parametrize("kind", ["svg", "png"])
+    def test_curve_as_a_picture(self, answer: Callable[[str], Answer], tmp_path: Path, kind: str) -> None:
+        one, two = tmp_path / f"one.{kind}", tmp_path / f"two.{kind}"
+        for path in (one, two):
+            answer(f"{RUN} --curve {path}")
+        assert one.read_bytes() == two.read_bytes()
+        if kind == "svg":
+            ET.parse(one)
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ("--curve curve.pdf", "must end in .csv or .svg or .png"),
+            ("--curve /nowhere/curve.csv", "cannot write"),
+            ("--curve curve.csv --accountant strong-printed", "--curve needs a guarantee"),
+        ],
+    )
+    def test_refuses(
+        self,
+        options: str,
+        said: str,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        try:
+            code = cli.main([*RUN.split(), *options.split()])
+        except SystemExit as stopped:
+            code = int(str(stopped.code))
+        assert code == 2
+        assert said in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []

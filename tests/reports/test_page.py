@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from dpgrad.accounting.guarantee import up
 from dpgrad.reports import report
 from dpgrad.reports.chart import _COLOURS, Chart
 from dpgrad.reports.page import Beside, page
@@ -60,7 +61,7 @@ def test_it_stands_alone(made: report.Report) -> None:
 
 def test_every_run_is_in_it(made: report.Report) -> None:
     found = read(page({"first": made, "second": made}, Beside("accuracy", 0.98), "all together ε = 3"))
-    assert found.tags.count("svg") == 4
+    assert found.tags.count("svg") == 6  # four charts of all runs, and the trade-off of each
     for words in ("first", "second", "non-private", "98.0 %", "outside every guarantee", "all together ε = 3",
                   "accuracy on held-out rows", "clip bound", "learning rate", "held-out rows"):  # fmt: skip
         assert words in found.shown
@@ -106,7 +107,7 @@ def test_a_seeded_run_is_marked(made: report.Report, short: object) -> None:
 def test_without_held_out_rows(made: report.Report) -> None:
     points = [{**point, "held_out": None} for point in made["curves"]]
     unseen = {**made, "curves": points, "result": {**made["result"], "held_out": None}}
-    assert read(page({"a": unseen})).tags.count("svg") == 3
+    assert read(page({"a": unseen})).tags.count("svg") == 4  # with the trade-off
 
 
 def test_no_runs() -> None:
@@ -140,3 +141,18 @@ def test_a_long_name_fits_into_the_legend() -> None:
     drawn = Chart("accuracy", {"a": ([1, 2], [0.5, 0.9]), "folder/" * 20 + "mine": ([1, 2], [0.4, 0.5])}).svg()
     assert "/mine<" in drawn
     assert "folder/" * 5 not in drawn
+
+
+def test_shows_what_attacks_reach_as_a_picture_with_its_table(made: report.Report) -> None:
+    attacks = made["guarantee"]["attacks"]
+    text = page({"a": made})
+    found = read(text)
+    assert made["plain"]["attack"] in found.shown
+    label = re.search(r'aria-label="(Least false negatives[^"]*)"', text)
+    assert label is not None
+    for one in attacks["power"]:
+        assert f"{up(100 * one['power'])} %" in found.shown  # in the table under it
+        assert up(100 * one["power"]) in label[1]
+    assert up(attacks["membership_advantage"]) in found.shown
+    earlier = {**made, "guarantee": {**made["guarantee"], "attacks": None}, "plain": {**made["plain"], "attack": None}}
+    assert "What an attack can reach" not in page({"a": earlier})

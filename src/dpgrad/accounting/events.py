@@ -17,10 +17,11 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, TypeVar, assert_never, get_args
+from typing import Any, TypeVar, get_args
 
 from dpgrad import _validate
+from dpgrad.accounting._relation import Relation, declared
+from dpgrad.accounting._releases import DiscreteGaussian, Exponential, Laplace, RandomizedResponse
 from dpgrad.accounting.trials import Trials, trials_from_dict, trials_to_dict
 from dpgrad.errors import AccountingError, OptionError
 
@@ -29,21 +30,27 @@ __all__ = [
     "Approximate",
     "Compose",
     "Counted",
+    "DiscreteGaussian",
     "Event",
+    "Exponential",
     "FixedSize",
     "Gaussian",
+    "Laplace",
     "Leaf",
     "Noised",
+    "Others",
     "Pinned",
     "Poisson",
     "Price",
     "Priced",
+    "RandomizedResponse",
     "Relation",
     "Repeat",
     "Selection",
     "Shifted",
     "Shuffle",
     "Total",
+    "TruncatedPoisson",
     "describe",
     "fold",
     "from_dict",
@@ -58,31 +65,6 @@ __all__ = [
 
 # beyond these nothing can be priced in floating point, and nothing is private or useful
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e12
-
-
-class Relation(StrEnum):
-    """The neighbouring relation: which pairs of datasets must be hard to tell apart. The privacy unit is one row.
-
-    ``ADD_REMOVE``: one row more or less. Sampling rate, steps, batch size and delta are constants, not read from data.
-    ``ZERO_OUT``: the number of rows is public; one row's contribution is replaced by nothing.
-    ``REPLACE_ONE``: the number of rows is public; one row is replaced by any other.
-
-    >>> Relation("zero-out").value
-    'zero-out'
-    """
-
-    ADD_REMOVE = "add-remove"
-    ZERO_OUT = "zero-out"
-    REPLACE_ONE = "replace-one"
-
-    @property
-    def reach(self) -> int:
-        """How far a sum of rows of norm at most 1 moves between neighbours: 2 where a row is exchanged, else 1.
-
-        >>> [relation.reach for relation in Relation]
-        [1, 1, 2]
-        """
-        return 2 if self is Relation.REPLACE_ONE else 1
 
 
 @dataclass(frozen=True)
@@ -114,6 +96,32 @@ class Poisson:
         _validate.unit_interval(sampling_rate=self.sampling_rate)
         _inner_gaussian(self.event)
         object.__setattr__(self, "sampling_rate", float(self.sampling_rate))
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson:
+    """``event`` applied to a Poisson sample of which at most ``batch_size`` rows, chosen at random, are kept.
+
+    ``dataset_size`` is the number of rows; under add/remove, a declared bound on it. That a sample is cut lets one row
+    push out another, which makes it dearer than Poisson sampling (Ganesh et al. 2025). If samples are hardly ever too
+    large, the difference is negligible.
+
+    >>> TruncatedPoisson(0.01, 10_000, 150, Gaussian(1.0)).batch_size
+    150
+    """
+
+    sampling_rate: float
+    dataset_size: int
+    batch_size: int
+    event: Gaussian
+
+    def __post_init__(self) -> None:
+        _validate.unit_interval(sampling_rate=self.sampling_rate)
+        _validate.whole(least=1, most=10**15, dataset_size=self.dataset_size, batch_size=self.batch_size)
+        _inner_gaussian(self.event)
+        object.__setattr__(self, "sampling_rate", float(self.sampling_rate))
+        object.__setattr__(self, "dataset_size", operator.index(self.dataset_size))
+        object.__setattr__(self, "batch_size", operator.index(self.batch_size))
 
 
 @dataclass(frozen=True)
@@ -173,7 +181,7 @@ class Approximate:
             raise OptionError(f"delta must be below 1, got {_validate.shown(self.delta)}")
         object.__setattr__(self, "epsilon", float(self.epsilon))
         object.__setattr__(self, "delta", float(self.delta))
-        object.__setattr__(self, "relation", _relation(self.relation))
+        object.__setattr__(self, "relation", declared(self.relation))
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,7 @@ class Pinned:
     def __post_init__(self) -> None:
         if not isinstance(self.event, Gaussian):
             raise AccountingError(f"only a Gaussian can be pinned, got {_validate.shown(self.event)}")
-        object.__setattr__(self, "relation", _relation(self.relation))
+        object.__setattr__(self, "relation", declared(self.relation))
 
 
 @dataclass(frozen=True)
@@ -274,7 +282,8 @@ Counted = TypeVar("Counted")
 Total = TypeVar("Total")
 Priced = TypeVar("Priced", bound=Hashable)
 Noised = Gaussian | Poisson | FixedSize | Shuffle | Pinned
-Leaf = Noised | Approximate | Shifted | Selection
+Others = Laplace | DiscreteGaussian | RandomizedResponse | Exponential | TruncatedPoisson
+Leaf = Noised | Approximate | Shifted | Selection | Others
 Event = Leaf | Repeat | Compose
 
 NOTHING = Compose(())
@@ -286,11 +295,6 @@ def _known(event: object) -> None:
         raise AccountingError(
             f"unknown event {_validate.shown(event)}: expected one of {', '.join(t.__name__ for t in _EVENTS)}"
         )
-
-
-def _relation(value: Relation) -> Relation:
-    _validate.one_of([relation.value for relation in Relation], relation=value)
-    return Relation(value)
 
 
 def _inner_gaussian(event: object) -> None:
@@ -391,43 +395,37 @@ def group_multiplier(multipliers: Iterable[float]) -> float:
 
 def to_dict(event: Event) -> dict[str, Any]:
     """Return the event as plain dictionaries, for JSON."""
-    match event:
-        case Gaussian(noise_multiplier):
-            return {"type": "gaussian", "noise_multiplier": noise_multiplier}
-        case Poisson(sampling_rate, inner):
-            return {"type": "poisson", "sampling_rate": sampling_rate, "event": to_dict(inner)}
-        case FixedSize(dataset_size, batch_size, inner):
-            sizes = {"dataset_size": dataset_size, "batch_size": batch_size}
-            return {"type": "fixed-size", **sizes, "event": to_dict(inner)}
-        case Shuffle(batches, inner):
-            return {"type": "shuffle", "batches": batches, "event": to_dict(inner)}
-        case Approximate(epsilon, delta, relation):
-            return {"type": "approximate", "epsilon": epsilon, "delta": delta, "relation": relation.value}
-        case Shifted(shift, inner):
-            return {"type": "shifted", "shift": shift, "event": to_dict(inner)}
-        case Pinned(inner, relation):
-            return {"type": "pinned", "relation": relation.value, "event": to_dict(inner)}
-        case Selection(events, trials):
-            return {"type": "selection", "events": [to_dict(e) for e in events], "trials": trials_to_dict(trials)}
-        case Repeat(inner, count):
-            return {"type": "repeat", "count": count, "event": to_dict(inner)}
-        case Compose(events):
-            return {"type": "compose", "events": [to_dict(e) for e in events]}
-        case _:
-            assert_never(event)
+    _known(event)
+    kind, fields = next((name, fields) for name, (made, fields) in _FIELDS.items() if type(event) is made)
+    return {"type": kind, **{field: _plain(getattr(event, field)) for field in fields}}
 
 
-_FIELDS: dict[str, tuple[type, frozenset[str]]] = {
-    "gaussian": (Gaussian, frozenset({"noise_multiplier"})),
-    "poisson": (Poisson, frozenset({"sampling_rate", "event"})),
-    "fixed-size": (FixedSize, frozenset({"dataset_size", "batch_size", "event"})),
-    "shuffle": (Shuffle, frozenset({"batches", "event"})),
-    "approximate": (Approximate, frozenset({"epsilon", "delta", "relation"})),
-    "shifted": (Shifted, frozenset({"shift", "event"})),
-    "pinned": (Pinned, frozenset({"relation", "event"})),
-    "selection": (Selection, frozenset({"events", "trials"})),
-    "repeat": (Repeat, frozenset({"event", "count"})),
-    "compose": (Compose, frozenset({"events"})),
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Relation):
+        return value.value
+    if isinstance(value, Trials):
+        return trials_to_dict(value)
+    return to_dict(value) if isinstance(value, _EVENTS) else value
+
+
+_FIELDS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "gaussian": (Gaussian, ("noise_multiplier",)),
+    "poisson": (Poisson, ("sampling_rate", "event")),
+    "truncated-poisson": (TruncatedPoisson, ("sampling_rate", "dataset_size", "batch_size", "event")),
+    "fixed-size": (FixedSize, ("dataset_size", "batch_size", "event")),
+    "shuffle": (Shuffle, ("batches", "event")),
+    "approximate": (Approximate, ("epsilon", "delta", "relation")),
+    "shifted": (Shifted, ("shift", "event")),
+    "pinned": (Pinned, ("relation", "event")),
+    "selection": (Selection, ("events", "trials")),
+    "laplace": (Laplace, ("noise_multiplier",)),
+    "discrete-gaussian": (DiscreteGaussian, ("sigma", "sensitivity")),
+    "randomized-response": (RandomizedResponse, ("noise", "categories")),
+    "exponential": (Exponential, ("epsilon", "relation")),
+    "repeat": (Repeat, ("count", "event")),
+    "compose": (Compose, ("events",)),
 }
 
 
@@ -439,7 +437,7 @@ def from_dict(data: object) -> Event:
         )
     kind, fields = _FIELDS[data["type"]]
     given = {name: value for name, value in data.items() if name != "type"}
-    if given.keys() != fields:
+    if given.keys() != set(fields):
         shown = _validate.shown(sorted(map(str, given)))
         raise AccountingError(f"event of type {data['type']} must have fields {sorted(fields)}, got {shown}")
     if "event" in given:
@@ -493,3 +491,13 @@ def describe(event: Event) -> Iterator[str]:
                 yield f"{count:,} × Gaussian under {relation}, noise multiplier {z:g}"
             case Selection(events, trials):
                 yield f"{count:,} × the best of a random number of trials ({trials}) of {len(events):,} settings"
+            case TruncatedPoisson(q, _, b, Gaussian(z)):
+                yield f"{count:,} × Poisson sampling at rate {q:g}, at most {b:,} rows, noise multiplier {z:g}"
+            case Laplace(z):
+                yield f"{count:,} × Laplace noise of scale {z:g}"
+            case DiscreteGaussian(sigma, sensitivity):
+                yield f"{count:,} × discrete Gaussian noise, σ = {sigma:g}, sensitivity {sensitivity:,}"
+            case RandomizedResponse(noise, categories):
+                yield f"{count:,} × randomized response among {categories:,}, random with probability {noise:g}"
+            case Exponential(epsilon, relation):
+                yield f"{count:,} × exponential mechanism, ε = {epsilon:g} under {relation}"

@@ -24,6 +24,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import erfcx, log_expit, log_ndtr
@@ -33,9 +34,13 @@ from dpgrad.accounting import _search, pairs
 from dpgrad.accounting.events import (
     Approximate,
     Compose,
+    DiscreteGaussian,
     Event,
+    Exponential,
+    Laplace,
     Leaf,
     Poisson,
+    RandomizedResponse,
     Relation,
     Repeat,
     Shifted,
@@ -44,20 +49,26 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.errors import AccountingError
 
+if TYPE_CHECKING:
+    from dpgrad.accounting.pld.blends import Step
+
 __all__ = [
     "NAME",
     "GaussianProfile",
     "MixedProfile",
+    "SingleProfile",
     "account",
     "apart",
     "epsilon",
     "log_delta",
     "mu_for",
     "precision",
+    "refuse_numbered",
     "refuse_other",
 ]  # fmt: skip
 
 NAME = "exact"
+_ONCE = (Laplace, DiscreteGaussian, RandomizedResponse, Exponential)  # closed forms of one release
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
 _MOST_SHIFTED = 1000  # subsets of shifted leaves; beyond, the μ of some are rounded up, which only adds
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(12)
@@ -239,8 +250,34 @@ def _log_choose(count: int, k: int) -> float:
     return math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
 
 
-def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianProfile | MixedProfile:
+@dataclass(frozen=True)
+class SingleProfile:
+    """The profile of one release that is no Gaussian, in closed form."""
+
+    step: "Step"
+    event: Event
+    relation: Relation
+    accountant: str = NAME
+    guarantee: bool = True
+
+    def epsilon(self, delta: float) -> float:
+        from dpgrad.accounting.pld import single
+
+        _validate.open_unit(delta=delta)
+        return single.epsilon_at(self.step, delta, upper=True)
+
+    def delta(self, epsilon: float) -> float:
+        from dpgrad.accounting.pld import single
+
+        _validate.non_negative(epsilon=epsilon)
+        return single.bound(self.step, epsilon, upper=True)
+
+
+def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianProfile | MixedProfile | SingleProfile:
     """The profile of full-batch releases; sampled ones are refused: no closed form is known.
+
+    One release with Laplace or discrete Gaussian noise, or by the exponential mechanism, has a closed form; several of
+    them are refused. Randomized responses with two categories compose as purely private leaves do.
 
     >>> from dpgrad.accounting.events import Gaussian
     >>> profile = account(Repeat(Gaussian(8.0), 128))
@@ -251,6 +288,14 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> GaussianP
     0.993691
     """
     relation = Relation(relation)
+    counts = leaves(event)
+    if len(counts) == 1 and isinstance(leaf := next(iter(counts)), _ONCE) and counts[leaf] == 1:
+        from dpgrad.accounting import losses
+
+        step = losses.of(leaf, relation, pairs.directions(relation)[0])
+        if isinstance(step, pairs.Pair):  # it tells nothing
+            return GaussianProfile(0.0, event, relation)
+        return SingleProfile(step, event, relation)
     _, rest = apart(event, relation)
     square = fold(event, lambda leaf: precision(leaf, relation), operator.mul, math.fsum)
     if not rest.approximate and not rest.shifted:
@@ -273,6 +318,10 @@ def apart(event: Event, relation: Relation) -> tuple[Counter[Leaf], MixedProfile
             case Approximate(epsilon, delta):
                 refuse_other(leaf, relation)
                 approximate.append((epsilon, delta, count))
+            case RandomizedResponse(categories=2):
+                refuse_numbered(leaf, relation)
+                if leaf.epsilon:
+                    approximate.append((leaf.epsilon, 0.0, count))
             case Shifted(shift, inner):
                 shifted.append((shift, math.sqrt(precision(inner, relation)), count))
             case _:
@@ -292,8 +341,23 @@ def refuse_other(leaf: Approximate, relation: Relation) -> None:
         )
 
 
+def refuse_numbered(leaf: RandomizedResponse, relation: Relation) -> None:
+    """Refuse randomized answers under a relation whose neighbours differ in their number."""
+    if relation is not Relation.REPLACE_ONE:
+        raise AccountingError(
+            f"{type(leaf).__name__} has no price under {relation}: one answer of every row is released, which shows "
+            "their number; use relation replace-one"
+        )
+
+
 def precision(leaf: Leaf, relation: Relation) -> float:
     """(shift/std)² of one application; 0 of a leaf that is no Gaussian noise on a sum."""
+    if isinstance(leaf, RandomizedResponse) and leaf.categories == 2:
+        return 0.0
+    if isinstance(leaf, _ONCE):
+        raise AccountingError(
+            f"accountant exact prices {type(leaf).__name__} once and alone, not composed: use accountant pld"
+        )
     if isinstance(leaf, Approximate | Shifted) or (isinstance(leaf, Poisson) and leaf.sampling_rate == 0):
         return 0.0
     pair = pairs.of(leaf, relation, pairs.directions(relation)[0])

@@ -17,9 +17,10 @@ import numpy as np
 from dpgrad.accounting import _search, account, exact, pld
 from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Leaf, Poisson, Relation, Repeat, leaves
 from dpgrad.accounting.guarantee import Profile
+from dpgrad.accounting.pairs import Array
 from dpgrad.errors import DpgradError
 
-__all__ = ["chained", "epsilon"]
+__all__ = ["chained", "chained_deltas", "epsilon", "together"]
 
 _PRECISION = 1e-3  # relative, of ε, at most: a table of groups must not take long
 _MOST_LEVELS = 12  # of noise; of more, each is rounded down to one of them, which never lowers ε
@@ -62,8 +63,21 @@ def _by_pairs(event: Event, relation: Relation, delta: float, size: int) -> floa
         return math.inf
     if not plain:
         return total
+    return total + _profile(plain, relation, size, _PRECISION).epsilon(delta - certain)
+
+
+def together(event: Event, relation: Relation, size: int, precision: float = _PRECISION) -> pld.PldProfile:
+    """The certified profile of ``size`` rows that change together; refused where a step has no pair for groups.
+
+    >>> round(together(Gaussian(10.0), Relation.ADD_REMOVE, 5).epsilon(1e-5), 4)
+    1.9931
+    """
+    return _profile(leaves(event), relation, size, precision)
+
+
+def _profile(plain: Counter[Leaf], relation: Relation, size: int, precision: float) -> pld.PldProfile:
     steps = Compose(tuple(Repeat(leaf, count) for leaf, count in _few(plain).items()))
-    return total + pld.PldProfile(steps, relation, _PRECISION, group=size).epsilon(delta - certain)
+    return pld.PldProfile(steps, relation, precision, group=size)
 
 
 def _few(counts: Counter[Leaf]) -> Counter[Leaf]:
@@ -98,6 +112,16 @@ def chained(profile: Profile, delta: float, size: int) -> float:
     if math.isinf(high):
         return high
     return size * _search.halved(beyond, low, high, relative=_PRECISION)[1]
+
+
+def chained_deltas(single: Array, epsilons: Array, size: int) -> Array:
+    """δ of ``size`` rows at each ε from that of one row at ε over ``size``, by a chain of neighbours.
+
+    >>> chained_deltas(np.array([0.01]), np.array([0.0]), 5).round(12).tolist()
+    [0.05]
+    """
+    logs = np.array([_log_factor(float(one) / size, size) for one in epsilons])
+    return np.asarray(np.minimum(single * np.exp(np.minimum(logs, 700.0)), 1.0))
 
 
 def _log_factor(single: float, size: int) -> float:

@@ -4,23 +4,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dpgrad import _validate
 from dpgrad.accounting.events import (
     Approximate,
+    DiscreteGaussian,
     Event,
+    Exponential,
     FixedSize,
     Gaussian,
+    Laplace,
     Pinned,
     Poisson,
+    RandomizedResponse,
     Relation,
     Selection,
     Shifted,
     Shuffle,
+    TruncatedPoisson,
     leaves,
 )
 from dpgrad.errors import AccountingError, OptionError
+
+if TYPE_CHECKING:
+    from dpgrad.accounting.curves import Tradeoff
 
 __all__ = ["UNIT", "Guarantee", "Profile", "down", "not_covered", "plural", "refuse_history", "several", "up"]
 
@@ -78,6 +86,11 @@ _SAMPLING: dict[type, str] = {
     Shifted: "objective perturbation",
     Pinned: "full batch",
     Selection: "the best of a random number of trials",
+    TruncatedPoisson: "Poisson sampling with a largest batch",
+    Laplace: "Laplace noise",
+    DiscreteGaussian: "discrete Gaussian noise",
+    RandomizedResponse: "randomized response",
+    Exponential: "exponential mechanism",
 }
 UNIT = "row"  # what is protected, unless something else is named
 
@@ -178,6 +191,64 @@ class Guarantee:
         """
         found = [(size, self.for_group(size).epsilon) for size in sizes]
         return [{"size": size, "epsilon": value if math.isfinite(value) else None} for size, value in found]
+
+    def deltas(self, epsilons: Sequence[float]) -> list[float]:
+        """The certified δ at each of ``epsilons``: the whole curve δ(ε) in one call.
+
+        >>> [round(x, 4) for x in Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(1.0)).deltas([0, 1, 2])]
+        [0.3829, 0.1269, 0.0209]
+        """
+        from dpgrad.accounting import curves
+
+        found = curves.deltas(self.event, self.relation, epsilons, self.group, self.accountant)
+        return [float(one) for one in found]
+
+    def tradeoff(self) -> "Tradeoff":
+        """The trade-off between the errors of attacks: advantage, power, precision and belief that none exceeds.
+
+        >>> found = Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(1.0)).tradeoff()
+        >>> round(found.advantage, 4), round(found.power(0.05), 4)
+        (0.3829, 0.2595)
+        """
+        from dpgrad.accounting import curves
+
+        return curves.tradeoff(self.event, self.relation, self.group, self.accountant)
+
+    def mu(self) -> float:
+        """The μ of Gaussian differential privacy, for full batches and shuffled epochs; refused elsewhere.
+
+        >>> Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(4.0)).mu()
+        0.25
+        """
+        from dpgrad.accounting import curves
+
+        return curves.mu(self.event, self.relation, self.group)
+
+    def zcdp(self) -> float:
+        """The ρ of zero-concentrated differential privacy; refused where none is proven.
+
+        >>> round(Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(4.0)).zcdp(), 9)
+        0.03125
+        """
+        from dpgrad.accounting import curves
+
+        return curves.zcdp(self.event, self.relation, self.group)
+
+    def renyi(self, orders: Sequence[float]) -> list[float]:
+        """The Rényi divergence at each of ``orders``, from above.
+
+        >>> Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(2.0)).renyi([2.0])
+        [0.25]
+        """
+        from dpgrad.accounting import curves
+
+        return curves.renyi(self.event, self.relation, orders, self.group)
+
+    def attacks(self) -> dict[str, Any]:
+        """All of these as plain values for a report (`accounting.curves.figures`)."""
+        from dpgrad.accounting import curves
+
+        return curves.figures(self.event, self.relation, self.group, self.accountant)
 
     @property
     def neighbours(self) -> str:

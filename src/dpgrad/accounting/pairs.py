@@ -42,15 +42,20 @@ from scipy.special import ndtr, ndtri
 from dpgrad.accounting._shifts import Shifts, shifts
 from dpgrad.accounting.events import (
     Approximate,
+    DiscreteGaussian,
+    Exponential,
     FixedSize,
     Gaussian,
+    Laplace,
     Leaf,
     Pinned,
     Poisson,
+    RandomizedResponse,
     Relation,
     Selection,
     Shifted,
     Shuffle,
+    TruncatedPoisson,
 )
 from dpgrad.errors import AccountingError
 
@@ -251,11 +256,15 @@ def of(leaf: Leaf, relation: Relation, direction: Kind, group: int = 1) -> Pair:
                     f"ask for relation {declared}"
                 )
             return of(inner, relation, direction, group)
-        case Approximate() | Shifted():
+        case Approximate() | Shifted() | Laplace() | DiscreteGaussian() | RandomizedResponse() | Exponential():
             raise AccountingError(
                 f"{type(leaf).__name__} has no price by this accountant: use accountant pld, exact or rdp"
             )
         case Selection():
             raise AccountingError("a selection among trials has no price by this accountant: use accountant rdp")
+        case TruncatedPoisson():
+            raise AccountingError(
+                "truncated Poisson sampling has no price by this accountant: use accountant pld or rdp"
+            )
         case _:
             raise AccountingError(f"unknown event {leaf!r}: no pair is known to dominate it")

@@ -37,10 +37,25 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from dpgrad import _validate
-from dpgrad.accounting import _search, exact, pairs
-from dpgrad.accounting.events import Approximate, Event, Leaf, Relation, Selection, Shifted, tally
+from dpgrad.accounting import _search, exact, losses, pairs
+from dpgrad.accounting.events import (
+    Approximate,
+    Compose,
+    DiscreteGaussian,
+    Event,
+    Exponential,
+    Leaf,
+    RandomizedResponse,
+    Relation,
+    Repeat,
+    Selection,
+    Shifted,
+    leaves,
+    tally,
+)
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
+from dpgrad.accounting.pld.blends import Blend, Whole, mixed
 from dpgrad.accounting.selection import Selected
 from dpgrad.errors import AccountingError, OptionError
 
@@ -73,19 +88,23 @@ class _Batches:
         kinds: dict[Kind | None, list[int]] = {}
         for index, pair in enumerate(found):
             plain = pair.rate == 1 or pair.sigma < (_TINY_LARGER if pair.kind is Kind.LARGER else _TINY)
-            kinds.setdefault(None if plain else pair.kind, []).append(index)
+            # a group's shifts, and the corners of ``larger``, take Gauss–Legendre on pieces
+            kind = Kind.LARGER if pair.group > 1 else pair.kind
+            kinds.setdefault(None if plain else kind, []).append(index)
         against = [pair.kind is Kind.ANTIPODAL and pair.rate < 1 for pair in found]
-        self.hidden = -np.log1p(-np.where(against, self.rate, 0))  # log 1/(1−q) where Q too is a mixture
+        groups = np.array([pair.group for pair in found], float)
+        self.hidden = -groups * np.log1p(-np.where(against, self.rate, 0))  # log 1/(1−q)ᵏ where Q too is a mixture
+        self.shift = np.where(self.rate < 1, groups, 1.0)  # at rate 1 the shift is in σ already
         self.kinds = {kind: np.array(places, np.intp) for kind, places in kinds.items()}
 
     def at(self, c: float) -> Array:
         result = np.empty((3, len(self.pairs)))
         for kind, places in self.kinds.items():
             if kind is None:  # a plain Gaussian, or, at next to no noise, what bounds a sampled one
-                variance, hidden = self.sigma[places] ** -2, self.hidden[places]
+                variance, hidden = (self.shift[places] / self.sigma[places]) ** 2, self.hidden[places]
                 result[:, places] = variance * np.array([[c * (c + 1) / 2], [c + 0.5], [1.0]])
                 result[:2, places] += hidden * np.array([[c], [1.0]])
-            elif kind is Kind.LARGER:  # its loss has corners: Gauss–Legendre on its pieces
+            elif kind is Kind.LARGER:
                 result[:, places] = np.array([cumulants.tilted(self.pairs[i], c) for i in places]).T
             else:
                 places = places[np.argsort(self.sigma[places])]
@@ -243,7 +262,62 @@ class _Positive:
         return c * self.shift + both + lost, self.shift + share * slope, share * (bend + (1 - share) * slope**2)
 
 
-_Closed = _Pure | _Positive | Selected
+@dataclass(frozen=True)
+class _Ranged:
+    """A mechanism whose losses lie in an interval of length ``epsilon``: the worst of them at each order.
+
+    With two values t and t − ε the moment is y^c(E − e^{−cε} − y(1 − e^{−cε}))/(E − 1), y = e^t, E = e^ε; it is largest
+    at y = c(E − e^{−cε})/((1+c)(1 − e^{−cε})). Every such mechanism is a mixture of these (docs/proofs/releases.md).
+    """
+
+    epsilon: float
+
+    @property
+    def reach(self) -> float:
+        return 1 / self.epsilon
+
+    def at(self, c: float) -> tuple[float, float, float]:
+        fall = -math.expm1(-c * self.epsilon)  # 1 − e^{−cε}
+        first = math.log(-math.expm1(-(1 + c) * self.epsilon))  # log(1 − e^{−(1+c)ε})
+        t = self.epsilon + first + math.log(c) - math.log1p(c) - math.log(fall)
+        value = c * t + first - math.log1p(c) - math.log(-math.expm1(-self.epsilon))
+        low, high = t - self.epsilon, t
+        up = min(max((math.exp(self.epsilon - t) - 1) / math.expm1(self.epsilon) * math.exp(t), 0.0), 1.0)
+        weights = [up * math.exp(c * high - value), (1 - up) * math.exp(c * low - value)]
+        share = weights[0] / (weights[0] + weights[1])  # of the larger loss, in the tilted law
+        lost = 16e-16 * (1 + c * self.epsilon)
+        return value + lost, low + share * self.epsilon, share * (1 - share) * self.epsilon**2
+
+
+@dataclass(frozen=True)
+class _Blended:
+    """A blend of atoms, slopes and Gaussians."""
+
+    blend: Blend
+
+    @property
+    def reach(self) -> float:
+        parts = [part for _, part in self.blend.parts]
+        return min(
+            part.sigma / part.shift if isinstance(part, Whole)
+            else part.sigma if isinstance(part, Pair)
+            else 1 / max(abs(part.most), 1e-6)
+            for part in parts
+        )  # fmt: skip
+
+    def at(self, c: float) -> tuple[float, float, float]:
+        found = []
+        for _, part in self.blend.parts:
+            if isinstance(part, Pair):
+                found.append(cumulants.Tilted(*(float(x) for x in tilts([part], c)[:, 0])))
+            else:
+                found.append(part.tilted(c, 0.0))
+        value, slope, curvature = mixed([weight for weight, _ in self.blend.parts], found)
+        lost = 64e-16 * (1 + abs(value) + max(abs(one.value) for one in found))
+        return value + lost, slope, curvature
+
+
+_Closed = _Pure | _Positive | _Ranged | _Blended | Selected
 _Priced = Pair | _Closed
 
 
@@ -305,8 +379,10 @@ class RdpProfile:
         return self._worst(c) - (c * math.log1p(1 / c) + math.log1p(c) if self.improved else 0)
 
 
-def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfile:
+def account(event: Event, relation: Relation = Relation.ADD_REMOVE, group: int = 1) -> RdpProfile:
     """The Rényi profile of any composition of known events, by the improved conversion.
+
+    With ``group``, that of so many rows that change together.
 
     >>> from dpgrad.accounting.events import Gaussian, Poisson, Repeat
     >>> profile = account(Repeat(Poisson(0.01, Gaussian(4.0)), 10_000))
@@ -317,7 +393,7 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
     knowledge of earlier outputs as long as the events are fixed in advance.
     """
     relation = Relation(relation)
-    return RdpProfile(event, relation, _curves(event, relation))
+    return RdpProfile(event, relation, _curves(event, relation, group))
 
 
 def classic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfile:
@@ -331,11 +407,16 @@ def classic(event: Event, relation: Relation = Relation.ADD_REMOVE) -> RdpProfil
     return RdpProfile(event, relation, _curves(event, relation), improved=False, accountant=CLASSIC)
 
 
-def _curves(event: Event, relation: Relation) -> tuple[Curve, ...]:
-    return tuple(Curve(tally(event, partial(_price, relation, one))) for one in pairs.directions(relation))
+def _curves(event: Event, relation: Relation, group: int = 1) -> tuple[Curve, ...]:
+    if group > 1:  # the answers of several rows are independent
+        event = Compose(tuple(
+            Repeat(leaf, count * (group if isinstance(leaf, RandomizedResponse) else 1))
+            for leaf, count in leaves(event).items()
+        ))  # fmt: skip
+    return tuple(Curve(tally(event, partial(_price, relation, one, group))) for one in pairs.directions(relation))
 
 
-def _price(relation: Relation, direction: Kind, leaf: Leaf) -> _Priced:
+def _price(relation: Relation, direction: Kind, group: int, leaf: Leaf) -> _Priced:
     """What bounds the loss of one application of ``leaf``."""
     match leaf:
         case Approximate(epsilon, delta):
@@ -345,10 +426,18 @@ def _price(relation: Relation, direction: Kind, leaf: Leaf) -> _Priced:
                     "accountant rdp has no price for a release that is private with delta above 0: use accountant pld "
                     "or exact"
                 )
-            return _Pure(epsilon) if epsilon else Pair(direction, 0.0, 1.0)  # it sees no row
+            return _Pure(group * epsilon) if epsilon else Pair(direction, 0.0, 1.0)  # it sees no row
+        case Shifted() if group > 1:
+            raise AccountingError("objective perturbation has no Rényi bound for several rows that change together")
         case Shifted(shift, inner):
             return _Positive(shift, math.sqrt(exact.precision(inner, relation)))
         case Selection(events, law):
-            return Selected([_curves(event, relation) for event in events], law)
+            return Selected([_curves(event, relation, group) for event in events], law)
+        case Exponential(epsilon):
+            losses.refuse_other(leaf, relation)
+            return _Ranged(group * epsilon) if epsilon else Pair(direction, 0.0, 1.0)
+        case DiscreteGaussian(sigma, sensitivity):
+            return _Blended(Blend(((1.0, Whole(sigma, relation.reach * group * sensitivity)),)))
         case _:
-            return pairs.of(leaf, relation, direction)
+            step = losses.of(leaf, relation, direction, group)
+            return step if isinstance(step, Pair) else _Blended(step)

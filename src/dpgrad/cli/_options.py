@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -184,8 +184,17 @@ def _at_least_one(value: int) -> None:
 
 def plot_file(text: str) -> str:
     """Check, before the work begins, that a plot of this name can be written."""
-    if os.path.splitext(text)[1].lower() not in _PLOTS:
-        raise argparse.ArgumentTypeError(f"must end in {' or '.join(_PLOTS)}, got {text!r:.80}")
+    return _writable(text, _PLOTS)
+
+
+def curve_file(text: str) -> str:
+    """Check, before the work begins, that a curve of this name can be written."""
+    return _writable(text, (".csv", *_PLOTS))
+
+
+def _writable(text: str, endings: Sequence[str]) -> str:
+    if os.path.splitext(text)[1].lower() not in endings:
+        raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}, got {text!r:.80}")
     folder = os.path.dirname(text) or "."
     # drawing reports what still fails
     if os.path.isdir(text) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):

@@ -42,6 +42,13 @@ def add(commands: "Commands") -> None:
         type=_options.count,
         help="Also say what K rows that change together are promised, such as those of one person.",
     )
+    epsilon.add_argument(
+        "--curve",
+        metavar="FILE",
+        type=_options.curve_file,
+        help="Write what an attack can reach, δ(ε) and the trade-off of its errors, to a .csv, .svg or .png file; of K "
+        "rows with --group K.",
+    )
     calibrate = _options.command(
         commands,
         "calibrate",
@@ -253,7 +260,7 @@ def _answer(args: argparse.Namespace) -> str:
 
 def _found(args: argparse.Namespace) -> str:
     """The whole of what goes to standard output; a plot is written on the way."""
-    from dpgrad.reports import compare
+    from dpgrad.reports import compare, plain
 
     run = _solved(args)
     event = run.event()
@@ -266,14 +273,24 @@ def _found(args: argparse.Namespace) -> str:
 
         known = {name: found for name, found in rows if isinstance(found, compare.Figure)}
         plot.draw(args.plot, run, args.delta, known or {args.accountant: chosen})
+    attacks = _attacks(args, run, event, chosen, group)
     if args.json:
         told: dict[str, object] = {}
+        if attacks is not None:
+            told |= {"membership_advantage": attacks["membership_advantage"], "attacks": attacks}
+        if args.command == "epsilon" and args.curve is not None:
+            told["curve"] = args.curve
         if group is not None:
             finite = group.epsilon if math.isfinite(group.epsilon) else None
-            told["group"] = {"size": group.group, "epsilon": finite, "accountant": group.accountant}
+            size = {"size": group.group, "epsilon": finite, "accountant": group.accountant}
+            told["group"] = {**size, "attacks": group.attacks()}
         return json.dumps({**_fields(args, run, event, chosen, public), **told}, allow_nan=False) + "\n"
     rough = any(isinstance(found, compare.Figure) and found.rounded for _, found in rows)
     explained = compare.words(chosen, run, args.delta, public, rough)
+    if attacks is not None:
+        explained.insert(1, ("what attacks reach", plain.attack({"attacks": attacks, "relation": run.relation}) or ""))
+        if args.curve is not None:
+            explained.append(("curve", f"δ(ε) and the trade-off of an attack's errors are in {args.curve}."))
     if args.plot is not None:
         explained.append(("plot", f"ε against steps is drawn in {args.plot}."))
     headline = [*_headline(args, run, chosen), *([] if group is None else [str(group)])]
@@ -287,6 +304,24 @@ def _group(args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Fi
     if not chosen.guarantee:
         raise OptionError(f"--group needs a guarantee, and accountant {args.accountant} gives none: use pld")
     return Guarantee(chosen.epsilon, args.delta, run.relation, chosen.accountant, event).for_group(args.group)
+
+
+def _attacks(
+    args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Figure", group: "Guarantee | None"
+) -> dict[str, Any] | None:
+    """What no attack on one row can exceed; a curve, that of a group where there is one, is written on the way."""
+    if args.command != "epsilon":
+        return None
+    if not chosen.guarantee:
+        if args.curve is not None:
+            raise OptionError(f"--curve needs a guarantee, and accountant {args.accountant} gives none: use pld")
+        return None
+    promise = Guarantee(chosen.epsilon, args.delta, run.relation, chosen.accountant, event)
+    if args.curve is not None:
+        from dpgrad.reports import curve
+
+        curve.write(args.curve, (group or promise).tradeoff(), (group or promise).attacks())
+    return promise.attacks()
 
 
 def _fields(

@@ -3,10 +3,14 @@
 import html
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-__all__ = ["Chart", "Line"]
+from dpgrad.accounting.guarantee import up
+
+__all__ = ["Chart", "Line", "draw_tradeoff", "tradeoff"]
 
 # Okabe and Ito's palette, which colour-blind readers tell apart, without black and with its lightest two darkened: all
 # can be seen on white and on dark paper. Dashes tell lines apart that lie on one another.
@@ -18,6 +22,8 @@ _INK, _GRID = "#010203", "#dddcdb"
 _FROM_THE_PAGE = {_INK: "currentColor", _GRID: "var(--line, #ddd)"}
 
 _LONGEST = 32  # characters in the legend
+_ERRORS = "false negatives of any attack"
+_MARKED = (0.01, 0.05)  # false-positive rates whose power is written into the picture
 
 Line = tuple[Sequence[float], Sequence[float]]
 
@@ -41,36 +47,77 @@ class Chart:
         >>> Chart("accuracy", {"dpsgd": ([1, 2], [0.5, 0.9])}).svg()[:4]
         '<svg'
         """
-        import matplotlib
-        from matplotlib.figure import Figure
+        return _drawn(self.title, f"{self.title} over steps", self._draw)
 
-        settings = {
-            **matplotlib.rcParamsDefault, "svg.hashsalt": self.title, "svg.fonttype": "none", "font.size": 10,
-            "font.family": "sans-serif", "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
-            "xtick.color": _INK, "ytick.color": _INK,
-        }  # fmt: skip
-        with matplotlib.rc_context(settings):
-            figure = Figure(figsize=(4.9, 3.1), layout="constrained")
-            axes = figure.add_subplot()
-            styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
-            for (name, (steps, values)), (colour, dash) in zip(self.lines.items(), styles, strict=False):
-                marker = "o" if len(steps) == 1 else None
-                axes.plot(steps, values, label=_short(name), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
-            if self.level is not None:
-                axes.axhline(self.level[1], label=self.level[0], color="#777777", linewidth=1.2, linestyle=(0, (2, 2)))
-            axes.set_title(self.title, loc="left", fontsize=11)
-            axes.set_xlabel("steps")
-            axes.grid(True, color=_GRID, linewidth=0.8)
-            axes.set_axisbelow(True)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-            if len(self.lines) > 1 or self.level is not None:
-                axes.legend(frameon=False, fontsize=9)
-            buffer = io.StringIO()
-            empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
-            figure.savefig(buffer, format="svg", metadata=empty, transparent=True)
-        drawn = buffer.getvalue()
-        for colour, taken in _FROM_THE_PAGE.items():
-            drawn = drawn.replace(f": {colour}", f": {taken}")
-        named = f'<svg role="img" aria-label="{html.escape(self.title)} over steps"'
-        return named + drawn[drawn.index("<svg") + 4 :]
+    def _draw(self, axes: Any) -> None:
+        styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
+        for (name, (steps, values)), (colour, dash) in zip(self.lines.items(), styles, strict=False):
+            marker = "o" if len(steps) == 1 else None
+            axes.plot(steps, values, label=_short(name), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
+        if self.level is not None:
+            axes.axhline(self.level[1], label=self.level[0], color="#777777", linewidth=1.2, linestyle=(0, (2, 2)))
+        axes.set_xlabel("steps")
+        if len(self.lines) > 1 or self.level is not None:
+            axes.legend(frameon=False, fontsize=9)
+
+
+def tradeoff(attacks: Mapping[str, Any]) -> str:
+    """The trade-off curve of the figures of `accounting.curves.figures` as SVG, with its points at some rates.
+
+    >>> curve = [{"false_positives": x, "false_negatives": 1 - x} for x in (0.0, 1.0)]
+    >>> tradeoff({"tradeoff": curve, "power": [], "membership_advantage": 0.0})[:4]
+    '<svg'
+    """
+    told = ", ".join(f"{100 * one['false_positives']:g} %: {up(100 * one['power'])} %" for one in attacks["power"])
+    advantage = f"advantage at most {up(attacks['membership_advantage'])}"
+    spoken = f"Least false negatives over false positives of any attack; {advantage}; largest power at {told}"
+    return _drawn(_ERRORS, spoken, partial(draw_tradeoff, attacks=attacks))
+
+
+def draw_tradeoff(axes: Any, attacks: Mapping[str, Any]) -> None:
+    """Draw the trade-off curve on the axes of a figure."""
+    curve = attacks["tradeoff"]
+    axes.plot([0, 1], [1, 0], color="#777777", linewidth=1.2, linestyle=(0, (2, 2)), label="guessing without looking")
+    at, errors = ([point[name] for point in curve] for name in ("false_positives", "false_negatives"))
+    axes.plot(at, errors, color=_COLOURS[0], linewidth=1.8, label="the best attack")
+    axes.fill_between(at, 0, errors, color=_COLOURS[0], alpha=0.08, linewidth=0)
+    for one in attacks["power"]:
+        if one["false_positives"] in _MARKED:
+            place = one["false_positives"], 1 - one["power"]
+            axes.plot(*place, marker="o", markersize=5, color=_COLOURS[1])
+            axes.annotate(
+                f"{100 * place[0]:g} % false positives: ≤ {up(100 * one['power'])} % found", place,
+                xytext=(0.3, place[1] + 0.02), fontsize=9, va="top", arrowprops={"arrowstyle": "-", "linewidth": 0.6},
+            )  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("false positives")
+    axes.legend(frameon=False, fontsize=9, loc="lower left")
+
+
+def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> str:
+    """A chart of the page's own ink; ``spoken`` is read out to those who do not see it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings = {
+        **matplotlib.rcParamsDefault, "svg.hashsalt": title, "svg.fonttype": "none", "font.size": 10,
+        "font.family": "sans-serif", "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
+        "xtick.color": _INK, "ytick.color": _INK,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(4.9, 3.1), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(True, color=_GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        buffer = io.StringIO()
+        empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", metadata=empty, transparent=True)
+    drawn = buffer.getvalue()
+    for colour, taken in _FROM_THE_PAGE.items():
+        drawn = drawn.replace(f": {colour}", f": {taken}")
+    return f'<svg role="img" aria-label="{html.escape(spoken)}"' + drawn[drawn.index("<svg") + 4 :]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from dpgrad.accounting import ACCOUNTANTS, account
 from dpgrad.accounting.events import (
-    Approximate,
     Compose,
     Event,
     Gaussian,
@@ -17,8 +16,6 @@ from dpgrad.accounting.events import (
     Noised,
     Relation,
     Repeat,
-    Selection,
-    Shifted,
     leaves,
 )
 from dpgrad.accounting.guarantee import down, up
@@ -107,7 +104,7 @@ def coarse(event: Event, grid: int = 1000, most: int = MANY) -> Event:
         return event
     counts: Counter[Leaf] = Counter()
     for leaf, count in distinct.items():
-        if isinstance(leaf, Approximate | Shifted | Selection):
+        if not isinstance(leaf, Noised):
             counts[leaf] += count
             continue
         z = leaf.noise_multiplier if isinstance(leaf, Gaussian) else leaf.event.noise_multiplier

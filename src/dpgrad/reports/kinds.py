@@ -11,7 +11,16 @@ from typing import Any, Protocol, runtime_checkable
 
 from dpgrad import _validate
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, FixedSize, Poisson, Relation, leaves
+from dpgrad.accounting.events import (
+    NOTHING,
+    Compose,
+    Event,
+    FixedSize,
+    Poisson,
+    Relation,
+    TruncatedPoisson,
+    leaves,
+)
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import OUTSIDE, ROW_COUNTS, Dataset
@@ -347,7 +356,8 @@ def _told_release(
 
 def _rate(event: Event) -> float | None:
     """The sampling rate of an event that has one."""
-    rates = {leaf.sampling_rate if isinstance(leaf, Poisson | FixedSize) else 1.0 for leaf in leaves(event)}
+    sampled = (Poisson, FixedSize, TruncatedPoisson)
+    rates = {leaf.sampling_rate if isinstance(leaf, sampled) else 1.0 for leaf in leaves(event)}
     return rates.pop() if len(rates) == 1 else None
 
 

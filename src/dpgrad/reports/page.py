@@ -11,7 +11,7 @@ from dpgrad import __version__
 from dpgrad.accounting.guarantee import up
 from dpgrad.errors import OptionError, ReportError
 from dpgrad.reports import strict_json
-from dpgrad.reports.chart import Chart, Line
+from dpgrad.reports.chart import Chart, Line, tradeoff
 from dpgrad.reports.style import STYLE
 from dpgrad.reports.words import facts, shown
 
@@ -68,8 +68,8 @@ def _contents(runs: Reports, curves: bool) -> str:
     return f'<nav aria-label="Contents"><ul>{listed}</ul></nav>\n'
 
 
-def _paragraph(said: str | None) -> str:
-    return "" if said is None else f'<p class="note">{html.escape(said)}</p>'
+def _paragraph(said: str | None, kind: str = "note") -> str:
+    return "" if said is None else f'<p class="{kind}">{html.escape(said)}</p>'
 
 
 def _title(runs: Reports) -> str:
@@ -86,7 +86,29 @@ def _plain(name: str, report: Mapping[str, Any], *, alone: bool) -> str:
     return (
         f"<h2>In plain words{'' if alone else ': ' + html.escape(name)}</h2>\n"
         f'<p class="plain">{html.escape(told["promise"])}</p>\n'
+        f"{_paragraph(told.get('attack'), kind='plain')}{_tradeoff(report['guarantee'].get('attacks'))}"
         f"<h3>What it does not mean</h3>\n<ul>{listed}</ul>\n"
+    )
+
+
+def _tradeoff(found: Mapping[str, Any] | None) -> str:
+    """The trade-off between an attacker's errors: a picture, and its points in a table."""
+    if found is None:
+        return ""
+    heads = ("false positives", "true positives, at most", "positive answer right, at most")
+    rows = [f"<tr>{_figures(*heads, tag='th')}</tr>"]
+    for one in found["power"]:
+        least, *most = (100 * one[name] for name in ("false_positives", "power", "precision"))
+        rows.append(f"<tr>{_figures(f'{least:g} %', *(f'{up(share)} %' for share in most))}</tr>")
+    sure = ", ".join(f"{up(100 * one['belief'])} % (chance {one['chance']:g})" for one in found["belief"])
+    return (
+        "<h3>What an attack can reach</h3>\n"
+        f'<div class="reach"><figure>{tradeoff(found)}<figcaption class="note">No attack has errors below the line; '
+        "the dashed one is guessing without looking.</figcaption></figure>\n<div>"
+        f'<table class="attacks"><caption>Largest share of members that a test finds</caption>{"".join(rows)}</table>\n'
+        f'<p class="note">Membership advantage, true positives minus false positives: at most '
+        f"{up(found['membership_advantage'])}. Belief in the truth from even odds, exceeded with a small chance only: "
+        f"{sure}.</p></div></div>\n"
     )
 
 

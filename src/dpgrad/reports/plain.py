@@ -24,7 +24,7 @@ from typing import Any
 from dpgrad.accounting.events import Relation
 from dpgrad.accounting.guarantee import UNIT, plural, up
 
-__all__ = ["LITTLE", "explained", "odds", "per_cent"]
+__all__ = ["LITTLE", "attack", "explained", "odds", "per_cent"]
 
 LITTLE = 0.99  # a belief from which on the words say that little is promised
 
@@ -33,6 +33,18 @@ _ASKED = {
     Relation.ZERO_OUT: "that one particular {unit} was used",
     Relation.REPLACE_ONE: "that one particular {unit} holds these values and not certain others",
 }
+_GUESSED = {
+    Relation.ADD_REMOVE: "whether one particular {unit} is among the data",
+    Relation.ZERO_OUT: "whether one particular {unit} was used",
+    Relation.REPLACE_ONE: "which of two values one particular {unit} holds",
+}
+_FOUND = "a test that wrongly accuses {wrongly} of those who are not finds {most} of those who are"
+_TESTED = {
+    Relation.ADD_REMOVE: _FOUND,
+    Relation.ZERO_OUT: _FOUND,
+    Relation.REPLACE_ONE: "a test that wrongly claims one of them {wrongly} of the time claims it rightly {most} of it",
+}
+_ACCUSED = 0.01  # the false-positive rate that the words take as an example
 _NUMBER = "It does not hide how many {units} there were: their number counts as public."
 _OWNED = "It does not protect someone who has several rows as well as someone who has one: the bound is for one row."
 _TOGETHER = "It does not protect several {units} who belong together as well as one: the bound is for one {unit}."
@@ -89,7 +101,30 @@ def explained(promise: dict[str, Any], released: dict[str, Any], subject: str) -
         meant.append(_NUMBER.format(units=plural(unit)))
     if released["allowed"] is False:
         meant.insert(0, f"It does not allow you to share the result as it is: {released['reason']}.")
-    return {"promise": _promise(promise, relation, found, subject), "odds": found, "does_not_mean": meant}
+    words = {"promise": _promise(promise, relation, found, subject), "attack": attack(promise)}
+    return {**words, "odds": found, "does_not_mean": meant}
+
+
+def attack(promise: dict[str, Any]) -> str | None:
+    """One sentence on what no attack can exceed; None where that is not known.
+
+    >>> told = {"membership_advantage": 0.125, "power": [{"false_positives": 0.01, "power": 0.02, "precision": 0.67}]}
+    >>> attack({"attacks": told, "relation": "add-remove"}).split(": ")[1].split(", ")[0]
+    'any guess whether one particular row is among the data is right at most 56.3 % of the time'
+    """
+    found = promise.get("attacks")
+    if found is None:
+        return None
+    asked = _GUESSED[Relation(promise["relation"])].format(unit=_unit(promise))
+    guess = per_cent((1 + found["membership_advantage"]) / 2)
+    tested = next(one for one in found["power"] if one["false_positives"] == _ACCUSED)
+    test = _TESTED[Relation(promise["relation"])].format(
+        wrongly=f"{100 * _ACCUSED:g} %", most=per_cent(tested["power"])
+    )
+    return (
+        f"Taken over the whole privacy curve, the bounds are tighter: any guess {asked} is right {guess} of the time, "
+        f"and {test}."
+    )
 
 
 def _unit(promise: dict[str, Any]) -> str:

@@ -130,7 +130,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
         write(figure, path)
 
 
-def write(figure: Any, path: str) -> None:
+def write(figure: Any, path: str, option: str = "--plot") -> None:
     """Write a figure of matplotlib, without the date and the program that made it: the same figure is the same file."""
     buffer = io.BytesIO()
     kind = Path(path).suffix[1:].lower()
@@ -139,7 +139,7 @@ def write(figure: Any, path: str) -> None:
     try:
         Path(path).write_bytes(buffer.getvalue())
     except OSError as error:
-        raise OptionError(f"--plot cannot write {path}: {error.strerror}") from None
+        raise OptionError(f"{option} cannot write {path}: {error.strerror}") from None
 
 
 def _title(run: Mechanism) -> str:

@@ -183,10 +183,19 @@ def _guarantee(guarantee: Guarantee) -> dict[str, Any]:
         "neighbours": guarantee.neighbours,
         "privacy_unit": several(guarantee.unit, 1),
         "groups": guarantee.groups(),
+        "attacks": _attacks(guarantee),
         "sampling": guarantee.sampling,
         "accountant": guarantee.accountant,
         "reason": "no finite epsilon is certified at this delta" if math.isinf(guarantee.epsilon) else None,
     }
+
+
+def _attacks(guarantee: Guarantee) -> dict[str, Any] | None:
+    """What no attack can exceed; None where its curve leaves the range of floating point."""
+    try:
+        return guarantee.attacks()
+    except ArithmeticError:
+        return None
 
 
 def _finite(value: float) -> float | None:
@@ -212,7 +221,9 @@ def _current(report: Any) -> Any:
     if not isinstance(report, dict):
         return report
     if isinstance(promise := report.get("guarantee"), dict):
-        report = {**report, "guarantee": {"groups": [], **promise}}
+        report = {**report, "guarantee": {"groups": [], "attacks": None, **promise}}
+    if isinstance(told := report.get("plain"), dict):
+        report = {**report, "plain": {"attack": None, **told}}
     if isinstance(model := report.get("model"), dict):
         report = {**report, "model": {**kinds.UNSAID, **model}}
     if report.get("format") == _FIRST and "way" not in report:

@@ -17,11 +17,12 @@ nav ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .35rem .8rem .35rem 0 }
 th { border-bottom: 2px solid var(--rule) } td { border-bottom: 1px solid var(--line); vertical-align: top }
 td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem }
-.charts figure { margin: 0 } .charts svg { width: 100%; height: auto }
+.charts, .reach { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem }
+.charts figure, .reach figure { margin: 0 } .charts svg, .reach svg { width: 100%; height: auto }
 .warning { background: var(--warn-paper); border-left: 4px solid var(--warn); padding: .5rem 1rem }
 .plain { background: var(--mark-paper); border-left: 4px solid var(--mark); padding: .5rem 1rem; font-size: 1.05rem }
 .facts td:first-child { white-space: nowrap; font-weight: 600; width: 9rem }
+caption { text-align: left; font-weight: 600; padding-bottom: .3rem }
 .note { color: var(--quiet); font-size: .9rem }
 @media screen and (max-width: 44rem) {
   body { margin-top: 1rem }
@@ -38,7 +39,7 @@ td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; ov
 }
 @media print {
   body { margin: 0; max-width: none; font-size: 11pt } nav { display: none }
-  .charts { grid-template-columns: 1fr 1fr } figure, tr, .warning, .plain { break-inside: avoid }
+  .charts, .reach { grid-template-columns: 1fr 1fr } figure, tr, .warning, .plain { break-inside: avoid }
   h2, h3 { break-after: avoid }
 }
 """

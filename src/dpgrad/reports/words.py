@@ -1,14 +1,15 @@
 """A report in words: its facts in the order in which they should be read, and as text."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dpgrad.accounting.guarantee import UNIT, down, plural, several, up
 
-__all__ = ["facts", "group_lines", "interval", "shown", "text"]
+__all__ = ["attack_lines", "facts", "group_lines", "interval", "shown", "text"]
 
 _WIDTH = 100
+_RATES, _ORDERS = (0.01, 0.05), (2.0, 8.0, 32.0)  # of attacks, in words; the JSON has more
 _MOST_NAMES = 8  # of columns, in a line
 _VALUES = {
     "noise_multiplier": "noise multiplier", "clip": "clip bound", "sampling_rate": "sampling rate", "steps": "steps"
@@ -37,6 +38,7 @@ def _promised(promise: Mapping[str, Any], plan: Mapping[str, Any] | None) -> lis
         ("neighbours", f"{promise['relation']}: {promise['neighbours']}"),
         ("privacy unit", _unit(promise)),
         *(("groups", line) for line in group_lines(promise)),
+        *(("attacks", line) for line in attack_lines(promise.get("attacks"))),
         ("sampling", f"{promise['sampling']}{batches}"),
         ("accountant", promise["accountant"]),
     ]
@@ -106,6 +108,8 @@ def _environment(report: Mapping[str, Any]) -> str:
 def _plain(told: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     if told is not None:
         yield "plain words", told["promise"]
+        if told.get("attack") is not None:
+            yield "plain words", told["attack"]
         yield from (("not meant", entry) for entry in told["does_not_mean"])
 
 
@@ -143,6 +147,40 @@ def group_lines(promise: Mapping[str, Any]) -> list[str]:
         + f" at δ = {promise['delta']:g}"
         for group in promise.get("groups", ())
     ]
+
+
+def attack_lines(found: Mapping[str, Any] | None) -> list[str]:
+    """What no attack can exceed, one line each; none of a report that does not say.
+
+    >>> attack_lines({"membership_advantage": 0.125, "power": [], "belief": [], "mu": None, "rho": None, "renyi": []})
+    ['membership advantage at most 0.125 (true positives minus false positives)']
+    """
+    if found is None:
+        return []
+    notions = [
+        *([] if found["mu"] is None else [f"{up(found['mu'])}-GDP"]),
+        *([] if found["rho"] is None else [f"{up(found['rho'])}-zCDP"]),
+        *([f"Rényi divergence {listed}"] if (listed := _divergences(found["renyi"])) else []),
+    ]
+    return [
+        f"membership advantage at most {up(found['membership_advantage'])} (true positives minus false positives)",
+        *(
+            f"{100 * one['false_positives']:g} % false positives: at most {up(100 * one['power'])} % true positives; "
+            f"from even odds, a positive answer is right at most {up(100 * one['precision'])} % of the time"
+            for one in found["power"]
+            if one["false_positives"] in _RATES
+        ),
+        *(
+            f"belief in the truth, from even odds: at most {up(100 * one['belief'])} %, except with probability "
+            f"{one['chance']:g}"
+            for one in found["belief"]
+        ),
+        *(["also " + "; ".join(notions)] if notions else []),
+    ]
+
+
+def _divergences(found: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{up(one['divergence'])} at order {one['order']:g}" for one in found if one["order"] in _ORDERS)
 
 
 _STOPPED = {

@@ -18,24 +18,30 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
+import numpy as np
+
 from dpgrad import _validate
-from dpgrad.accounting import exact, pairs, rdp
+from dpgrad.accounting import exact, losses, pairs, rdp
 from dpgrad.accounting.events import (
     Approximate,
     Compose,
     Event,
+    Exponential,
     FixedSize,
     Gaussian,
     Leaf,
+    RandomizedResponse,
     Relation,
     Repeat,
     Shifted,
     Shuffle,
+    TruncatedPoisson,
     leaves,
 )
-from dpgrad.accounting.pairs import Kind, Pair, TooLittleNoise
+from dpgrad.accounting.pairs import Array, Kind, Pair, TooLittleNoise
 from dpgrad.accounting.pld import contour, single
-from dpgrad.accounting.pld.certify import PRECISION, Lower, Upper, bounds, epsilon_at
+from dpgrad.accounting.pld.blends import Blend, Part, Step
+from dpgrad.accounting.pld.certify import PRECISION, Bound, Lower, Upper, bounds, epsilon_at
 from dpgrad.errors import AccountingError, OptionError
 
 __all__ = ["NAME", "DeltaAt", "EpsilonAt", "Interval", "PldProfile", "Question", "Side", "account"]
@@ -74,13 +80,30 @@ class PldProfile:
         """The ε certified at ``delta``."""
         if self._others:
             return self._added_epsilon(delta)
-        return self._upper(EpsilonAt(delta), _sides(self.event, self.relation, self.group))
+        found = self._upper(EpsilonAt(delta), _sides(self.event, self.relation, self.group))
+        return min(found, self._ranged.epsilon(delta)) if self._ranged else found
 
     def delta(self, epsilon: float) -> float:
         """The δ certified at ``epsilon``."""
         if self._others:
             return self._added_delta(epsilon)
-        return self._upper(DeltaAt(epsilon), _sides(self.event, self.relation, self.group))
+        found = self._upper(DeltaAt(epsilon), _sides(self.event, self.relation, self.group))
+        return min(found, self._ranged.delta(epsilon)) if self._ranged else found
+
+    def deltas(self, epsilons: Array) -> Array:
+        """The δ certified at each of ``epsilons``: a few loss distributions serve them all."""
+        wanted = np.asarray(epsilons, float)
+        for end in (wanted.min(), wanted.max()) if wanted.size else ():
+            DeltaAt(float(end))  # refuses what is not zero or more
+        if not wanted.size:
+            return wanted
+        if self._others:
+            return self._added_deltas(wanted)
+        found = [side.uppers(wanted, self.precision) for side in _sides(self.event, self.relation, self.group)]
+        best = np.maximum.reduce(found)
+        if self._ranged:
+            best = np.minimum(best, [self._ranged.delta(float(epsilon)) for epsilon in wanted])
+        return np.asarray(best)
 
     def interval(self, delta: float) -> Interval:
         """Bounds and estimate of ε at ``delta``."""
@@ -113,10 +136,18 @@ class PldProfile:
         """Whether some leaf is no Gaussian noise on a sum."""
         return any(isinstance(leaf, Approximate | Shifted) for leaf in leaves(self.event))
 
+    @property
+    def _ranged(self) -> "rdp.RdpProfile | None":
+        """The Rényi profile where exponential mechanisms are composed: their pair is not tight then."""
+        counts = leaves(self.event)
+        if sum(counts.values()) < 2 or not any(isinstance(leaf, Exponential) for leaf in counts):
+            return None
+        return rdp.account(self.event, self.relation, self.group)
+
     def _split(self) -> "tuple[PldProfile | None, exact.MixedProfile]":
         """The sampled steps, if any, and the rest, whose profile has a closed form."""
         plain, rest = exact.apart(self.event, self.relation)
-        if all(side.closed for side in _sides(plain, self.relation, self.group)):
+        if not any(side.counts for side in _sides(plain, self.relation, self.group)):
             together = exact.account(self.event, self.relation)
             return None, together if isinstance(together, exact.MixedProfile) else rest
         steps = Compose(tuple(Repeat(leaf, count) for leaf, count in plain.items()))
@@ -130,11 +161,19 @@ class PldProfile:
         return steps.epsilon(left) + _closed_epsilon(rest, rest.certain + left) if left > 0 else math.inf
 
     def _added_delta(self, epsilon: float) -> float:
+        return float(self._added_deltas(np.array([epsilon]))[0])
+
+    def _added_deltas(self, epsilons: Array) -> Array:
         steps, rest = self._split()
         if steps is None:
-            return rest.delta(epsilon)
-        shares = [share for share in (epsilon / 4, epsilon / 2, 3 * epsilon / 4, rest.total) if share <= epsilon]
-        return min(1.0, *(steps.delta(epsilon - share) + rest.delta(share) for share in shares))
+            return np.array([rest.delta(float(epsilon)) for epsilon in epsilons])
+        best = np.ones(len(epsilons))
+        for share in (epsilons / 4, epsilons / 2, 3 * epsilons / 4, np.full(len(epsilons), rest.total)):
+            fits = share <= epsilons
+            if fits.any():
+                given = np.array([rest.delta(float(one)) for one in share[fits]])
+                best[fits] = np.minimum(best[fits], steps.deltas(epsilons[fits] - share[fits]) + given)
+        return best
 
     def _upper(self, question: "Question", sides: "list[Side]") -> float:
         best = 0.0
@@ -147,6 +186,9 @@ class PldProfile:
     def _interval(self, question: "Question") -> Interval:
         sides = _sides(self.event, self.relation, self.group)
         upper = self._upper(question, sides)
+        if self._ranged:
+            by_orders = self._ranged.epsilon(question.delta) if isinstance(question, EpsilonAt) else math.inf
+            upper = min(upper, by_orders)
         lower = 0.0
         attained = _concrete(self.event, self.relation) or sides
         for side in sorted(attained, key=lambda side: side.rough(question), reverse=True):
@@ -212,7 +254,9 @@ def _sides(event: Event | Mapping[Leaf, int], relation: Relation, group: int = 1
     """Each direction as the pairs to compose."""
     counts = event if isinstance(event, Mapping) else leaves(event)
     kinds = pairs.directions(relation)
-    return [Side(counts, partial(pairs.of, relation=relation, direction=kind, group=group)) for kind in kinds]
+    # the answers of several rows are independent
+    counts = {leaf: n * (group if isinstance(leaf, RandomizedResponse) else 1) for leaf, n in counts.items()}
+    return [Side(counts, partial(losses.of, relation=relation, direction=kind, group=group)) for kind in kinds]
 
 
 def _concrete(event: Event, relation: Relation) -> "list[Side]":
@@ -223,20 +267,31 @@ def _concrete(event: Event, relation: Relation) -> "list[Side]":
     epoch may have been cut short.
     """
     counts = leaves(event)
-    if not any(isinstance(leaf, FixedSize | Shuffle) for leaf in counts):
+    if not any(isinstance(leaf, FixedSize | Shuffle | Exponential | TruncatedPoisson) for leaf in counts):
         return []
 
-    def attained(leaf: Leaf, *, fixed: Kind) -> Pair:
+    def attained(leaf: Leaf, *, fixed: Kind) -> Step:
+        direction = Kind.ANTIPODAL if relation is Relation.REPLACE_ONE else fixed
         match leaf:
+            case Exponential() | TruncatedPoisson():
+                return losses.attained(leaf, relation, direction)
             case FixedSize(_, _, Gaussian(z)) if leaf.sampling_rate < 1:
                 return Pair(fixed, leaf.sampling_rate, z if fixed is Kind.ANTIPODAL else z / 2)
             case Shuffle():
                 return Pair(fixed, 0.0, 1.0)
             case _:
-                return pairs.of(leaf, relation, Kind.ANTIPODAL if relation is Relation.REPLACE_ONE else fixed)
+                return losses.of(leaf, relation, direction)
 
     kinds = (Kind.REMOVE, Kind.ADD, Kind.ANTIPODAL) if relation is Relation.REPLACE_ONE else (Kind.REMOVE, Kind.ADD)
     return [Side(counts, partial(attained, fixed=kind)) for kind in kinds]
+
+
+def _refuse_little(part: Part, leaf: Leaf) -> None:
+    if isinstance(part, Pair) and part.sigma < _LEAST_NOISE:
+        raise TooLittleNoise(
+            f"accountant pld certifies sampled steps with std/shift of at least {_LEAST_NOISE:g}, got "
+            f"{part.sigma:g} in {leaf}: add noise, or take the looser bound of accountant rdp"
+        )
 
 
 class _Place(NamedTuple):
@@ -249,20 +304,20 @@ class _Place(NamedTuple):
 class Side:
     """One direction of a composition: Gaussians that see every row merged into one, steps that see none dropped."""
 
-    def __init__(self, leaf_counts: Mapping[Leaf, int], pair_of: Callable[[Leaf], Pair]) -> None:
-        self.counts: Counter[Pair] = Counter()
+    def __init__(self, leaf_counts: Mapping[Leaf, int], step_of: Callable[[Leaf], Step]) -> None:
+        self.counts: Counter[Step] = Counter()
         square = 0.0
         for leaf, count in leaf_counts.items():
-            pair = pair_of(leaf)
-            if pair.rate == 1:
-                square += count / pair.sigma**2
-            elif pair.rate > 0:
-                if pair.sigma < _LEAST_NOISE:
-                    raise TooLittleNoise(
-                        f"accountant pld certifies sampled steps with std/shift of at least {_LEAST_NOISE:g}, got "
-                        f"{pair.sigma:g} in {leaf}: add noise, or take the looser bound of accountant rdp"
-                    )
-                self.counts[pair] += count
+            step = step_of(leaf)
+            if isinstance(step, Blend):
+                for _, part in step.parts:
+                    _refuse_little(part, leaf)
+                self.counts[step] += count
+            elif step.rate == 1:
+                square += count / step.sigma**2
+            elif step.rate > 0:
+                _refuse_little(step, leaf)
+                self.counts[step] += count
         self.steps = sum(self.counts.values())
         _validate.whole(most=_validate.MOST_STEPS, steps=self.steps)
         # without sampled steps, or with one and nothing else, a closed form answers
@@ -340,10 +395,26 @@ class Side:
     def upper(self, question: Question, precision: float) -> float:
         return self._bound(Upper, question, precision)
 
+    def uppers(self, epsilons: Array, precision: float) -> Array:
+        """Upper bounds of δ at many ε, from the loss distribution at their least, middle and largest.
+
+        Each is a bound at every ε; it is tight where δ is not far below that of its own place.
+        """
+        if self.closed:
+            return np.array([self._exact(DeltaAt(float(epsilon))) for epsilon in epsilons])
+        found = np.where(epsilons >= self.most, 0.0, 1.0)
+        inside = epsilons[epsilons < self.most]
+        if len(inside):
+            for place in dict.fromkeys((inside.min(), (inside.min() + inside.max()) / 2, inside.max())):
+                saddle, delta = self._place(DeltaAt(float(place)))
+                for bound in bounds(Upper, self.counts, saddle, delta, precision):
+                    found[epsilons < self.most] = np.minimum(found[epsilons < self.most], bound.deltas(inside))
+        return found
+
     def lower(self, question: Question, precision: float) -> float:
         return self._bound(Lower, question, precision)
 
-    def _bound(self, kind: type[Upper] | type[Lower], question: Question, precision: float) -> float:
+    def _bound(self, kind: type[Bound], question: Question, precision: float) -> float:
         if self.closed:
             return self._exact(question, upper=kind is Upper)
         if isinstance(question, DeltaAt) and question.epsilon >= self.most:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.special import ndtri
 
 from dpgrad.accounting import _search
 from dpgrad.accounting.pairs import Array, Kind, Pair
-from dpgrad.accounting.pld import cells
+from dpgrad.accounting.pld import cells, measures
+from dpgrad.accounting.pld.blends import Blend, Step
 from dpgrad.accounting.pld.contour import Saddle
 from dpgrad.accounting.pld.discretise import Span, accuracy, core, dotted, ends, losses, rounded
 from dpgrad.accounting.pld.lattice import (
@@ -36,6 +37,7 @@ from dpgrad.accounting.pld.lattice import (
 
 __all__ = [
     "PRECISION",
+    "Bound",
     "Lower",
     "Part",
     "Resolution",
@@ -60,13 +62,14 @@ _COARSER = 20.0  # how much more variance the lattices of a schedule add: its ce
 _BLOCKS = range(64, 160)
 _FEW = 16  # of many distinct steps, those that occur less often go to the coarsest lattice at once
 _THRESHOLDS = 2048
+_PLACES = 66  # at which a bound is read at once
 _IN_CELLS = 1024  # steps composed on the fine lattice of a schedule
 
 
 class Part(NamedTuple):
     """A step and its count: on which level it enters, and the outputs that finer lattices hold, if not all."""
 
-    pair: Pair
+    pair: Step
     times: int
     level: int
     core: Span | None
@@ -88,7 +91,7 @@ class Resolution:
 
 
 def resolution(
-    counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float, direct: int = 0
+    counts: Mapping[Step, int], saddle: Saddle, delta: float, precision: float, direct: int = 0
 ) -> Resolution:
     """Spacings at which rounding costs about ``precision`` of ε: added variance v costs (c+1)v/2.
 
@@ -117,14 +120,16 @@ def resolution(
     spacings = [min(math.sqrt(6 * share), 1 / tilt) for share in shares]
     spacings[-1] = max(spacings[-1], reach / longest)
     parts = []
-    for pair, count in sorted(alone.items(), key=lambda item: (item[0].kind, item[0].sigma, item[0].rate)):
+    for pair, count in sorted(alone.items(), key=lambda item: _order(item[0])):
         level = levels - _levels(count, block, few)
         span = None
         if level < levels - 1:
-            whole, span = _length(pair, ends(pair, tail)), core(pair, count, tilt, tail)
-            inner = _length(pair, span)
-            if direct or 2 * inner > whole or whole < _LONG * spacings[level]:
-                span, inner = None, whole
+            whole = inner = measures.length(pair, tail)
+            if isinstance(pair, Pair) and not direct and whole >= _LONG * spacings[level]:
+                span = core(pair, count, tilt, tail)
+                inner = _length(pair, span)
+                if 2 * inner > whole:
+                    span, inner = None, whole
             spacings[level] = max(spacings[level], inner / longest)
         parts.append(Part(pair, count, level, span))
     for level in reversed(range(levels - 1)):
@@ -138,16 +143,23 @@ def resolution(
     return Resolution(tilt, tuple(spacings), tail, block, tuple(parts), many, grid, error, how)
 
 
-def _apart(counts: Mapping[Pair, int]) -> tuple[dict[Pair, int], dict[Pair, int]]:
+def _order(step: Step) -> tuple[bool, str, float, float]:
+    if isinstance(step, Blend):
+        return True, repr(step), 0.0, 0.0
+    return False, step.kind, step.sigma, step.rate
+
+
+def _apart(counts: Mapping[Step, int]) -> tuple[dict[Step, int], dict[Pair, int]]:
     """Steps that are composed each by itself, and those of a long schedule, which are not."""
     if len(counts) <= _DISTINCT:
         return dict(counts), {}
     often = sorted((pair for pair in counts if counts[pair] >= _OFTEN), key=lambda pair: -counts[pair])
-    alone = {pair: counts[pair] for pair in [*often[:_DISTINCT], *(p for p in counts if p.rate == 1)]}
-    return alone, {pair: n for pair, n in counts.items() if pair not in alone}
+    single = (step for step in counts if isinstance(step, Blend) or step.rate == 1)
+    alone = {step: counts[step] for step in [*often[:_DISTINCT], *single]}
+    return alone, {step: n for step, n in counts.items() if isinstance(step, Pair) and step not in alone}
 
 
-def _items(alone: Mapping[Pair, int], many: Mapping[Pair, int], block: int, few: int, levels: int) -> list[int]:
+def _items(alone: Mapping[Step, int], many: Mapping[Pair, int], block: int, few: int, levels: int) -> list[int]:
     """How many measures are rounded to the lattice of each level."""
     found = [0] * levels
     for n in alone.values():
@@ -180,18 +192,22 @@ def _length(pair: Pair, span: Span) -> float:
     return high - low
 
 
-def _range(counts: Iterable[Pair], tail: float) -> float:
+def _range(steps: Iterable[Step], tail: float) -> float:
     """The longest range of losses of one step, or a little more; the largest rate need not have the least noise."""
+    blended = [measures.length(step, tail) for step in steps if isinstance(step, Blend)]
+    counts = [step for step in steps if isinstance(step, Pair)]
+    if not counts:
+        return max(blended)
     rate, sigma = np.array([(pair.rate, pair.sigma) for pair in counts]).T
     sides = np.array([2.0 if p.kind in (Kind.ANTIPODAL, Kind.LARGER) or p.rate == 1 else 1.0 for p in counts])
     exponent = np.maximum(-float(ndtri(tail)) + 0.5 / sigma, 1 + 1 / sigma) / sigma
     most = np.logaddexp(np.log1p(-np.minimum(rate, 1 - _EPS)), np.log(rate) + exponent)
     lengths = [_length(pair, ends(pair, tail)) for pair in counts if pair.group > 1]
-    return float(max((sides * most - np.log1p(-np.minimum(rate, 0.5))).max(), *lengths, 0.0))
+    return float(max((sides * most - np.log1p(-np.minimum(rate, 0.5))).max(), *lengths, *blended, 0.0))
 
 
-def _accuracy(alone: Mapping[Pair, int], many: Mapping[Pair, int], tilt: float, tail: float) -> float:
-    total = math.fsum(n * accuracy(pair, tilt, tail) for pair, n in alone.items())
+def _accuracy(alone: Mapping[Step, int], many: Mapping[Pair, int], tilt: float, tail: float) -> float:
+    total = math.fsum(n * measures.accuracy(step, tilt, tail) for step, n in alone.items())
     for kind in {pair.kind for pair in many}:
         members = [pair for pair in many if pair.kind is kind]
         # interpolation of noise reads Gaussians of a somewhat larger and smaller σ
@@ -219,8 +235,8 @@ def upper_measure(res: Resolution) -> Measure:
 
 def _dotted(part: Part, res: Resolution) -> _Discrete:
     pair, tilt, fine, coarse, tail = part.pair, res.tilt, res.spacings[part.level], res.spacings[-1], res.tail
-    if part.core is None:
-        return _Discrete(dotted(pair, tilt, fine, tail))
+    if part.core is None or isinstance(pair, Blend):
+        return _Discrete(measures.dotted(pair, tilt, fine, tail))
     step, near = (dotted(pair, tilt, h, tail, [part.core], whole=False) for h in (fine, coarse))
     far = dotted(pair, tilt, coarse, tail, _outside(part.core, pair, tail))
     return _Discrete(step, near, far, most_rare(near, far, part.times))
@@ -249,9 +265,9 @@ def lower_measures(res: Resolution) -> tuple[Measure, Measure]:
 
 def _rounded(part: Part, res: Resolution) -> tuple[_Discrete, _Discrete]:
     pair, tilt, fine, coarse, tail = part.pair, res.tilt, res.spacings[part.level], res.spacings[-1], res.tail
-    if part.core is None:
-        (step,) = rounded(pair, [pair], tilt, fine, tail)
-        return _Discrete(step.p), _Discrete(step.q)
+    if part.core is None or isinstance(pair, Blend):
+        whole = measures.rounded(pair, tilt, fine, tail)
+        return _Discrete(whole.p), _Discrete(whole.q)
     (step,), (near,) = (rounded(pair, [pair], tilt, h, tail, [part.core]) for h in (fine, coarse))
     (far,) = rounded(pair, [pair], tilt, coarse, tail, _outside(part.core, pair, tail))
     # P and Q are read with one function of the output, so with one limit
@@ -331,7 +347,7 @@ class Upper:
     """δ(ε) ≤ value, for every ε ≥ 0."""
 
     def __init__(
-        self, counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float, direct: int = 0
+        self, counts: Mapping[Step, int], saddle: Saddle, delta: float, precision: float, direct: int = 0
     ) -> None:
         res = resolution(counts, saddle, delta, precision, direct)
         measure = upper_measure(res)
@@ -345,25 +361,30 @@ class Upper:
         self.noise = self._most * sums.noise(delta)
 
     def delta(self, epsilon: float) -> float:
+        return float(self.deltas(np.array([epsilon]))[0])
+
+    def deltas(self, epsilons: Array) -> Array:
+        """The bound at many ε: one measure serves them all."""
         sums = self._sums
         # P's masses may be too small and Q's too large by the accuracy each: a factor, and losses too small by two
-        epsilon -= 2 * self._accuracy
-        j = int(np.searchsorted(sums.loss, epsilon, side="right"))
-        if j == 0 and not sums.whole and epsilon < sums.top:
-            return 1.0
-        inside = self._p[j] * (1 + 2 * sums.slack) - math.exp(min(epsilon - sums.reference, 600.0)) * self._q[j]
-        if not math.isfinite(inside):
-            return 1.0
-        total = math.exp(min(sums.log_scale, 700.0)) * max(inside, 0.0)
-        total += math.exp(min(self._measure.log_scale - self._c * epsilon, 700.0)) * self._most * sums.error
-        return float(min(total * math.exp(self._accuracy) + self._measure.infinite, 1.0))
+        epsilon = epsilons - 2 * self._accuracy
+        j = np.searchsorted(sums.loss, epsilon, side="right")
+        with np.errstate(over="ignore", invalid="ignore"):
+            inside = self._p[j] * (1 + 2 * sums.slack) - np.exp(np.minimum(epsilon - sums.reference, 600)) * self._q[j]
+            total = math.exp(min(sums.log_scale, 700.0)) * np.maximum(inside, 0.0)
+            total += np.exp(np.minimum(self._measure.log_scale - self._c * epsilon, 700.0)) * self._most * sums.error
+            found = np.minimum(total * math.exp(self._accuracy) + self._measure.infinite, 1.0)
+        unknown = ~np.isfinite(inside) | np.isnan(found)
+        if not sums.whole:
+            unknown |= (j == 0) & (epsilon < sums.top)
+        return np.where(unknown, 1.0, found)
 
 
 class Lower:
     """δ(ε) ≥ value, for every ε ≥ 0."""
 
     def __init__(
-        self, counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float, direct: int = 0
+        self, counts: Mapping[Step, int], saddle: Saddle, delta: float, precision: float, direct: int = 0
     ) -> None:
         res = resolution(counts, saddle, delta, precision, direct)
         measures = lower_measures(res)
@@ -398,14 +419,17 @@ class Lower:
         return np.asarray(-np.expm1(gap) * np.exp(np.minimum(p, 0.0)))
 
 
+Bound = TypeVar("Bound", Upper, Lower)
+
+
 def bounds(
-    kind: type[Upper] | type[Lower], counts: Mapping[Pair, int], saddle: Saddle, delta: float, precision: float
-) -> "list[Upper | Lower]":
+    kind: type[Bound], counts: Mapping[Step, int], saddle: Saddle, delta: float, precision: float
+) -> "list[Bound]":
     """Bounds at a place, of which the best may be taken.
 
     Where a few rare losses make δ, the FFT's round-off, a share of all tilted mass, can exceed δ: then also without it.
     """
-    found: list[Upper | Lower] = [kind(counts, saddle, delta, precision)]
+    found = [kind(counts, saddle, delta, precision)]
     if found[0].noise > 5 * precision * max(saddle.tilt * saddle.epsilon, 1e-3) and len(counts) <= _DISTINCT:
         for direct in _SHORT:
             try:
@@ -433,4 +457,18 @@ def epsilon_at(bound: "Upper | Lower", delta: float, near: float, upper: bool) -
         if low < a and b < high and beyond(a) and not beyond(b):
             low, high = a, b
             break
+    if isinstance(bound, Upper):
+        return _narrowed(bound, delta, low, high)
     return _search.halved(beyond, low, high, relative=1e-12, absolute=1e-15)[upper]
+
+
+def _narrowed(bound: Upper, delta: float, low: float, high: float) -> float:
+    """`_search.halved`, from above: the bound is read at many places at once."""
+    while high - low > 1e-12 * high + 1e-15:
+        places = np.linspace(low, high, _PLACES)
+        within = bound.deltas(places[1:-1]) <= delta
+        first = int(np.argmax(np.append(within, True))) + 1
+        before, (low, high) = (low, high), (float(places[first - 1]), float(places[first]))
+        if (low, high) == before:
+            break
+    return high

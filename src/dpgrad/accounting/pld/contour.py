@@ -18,6 +18,7 @@ import numpy as np
 
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
+from dpgrad.accounting.pld.blends import Blend, Step
 
 __all__ = ["Contour", "Saddle", "Total", "saddle_for_delta", "saddle_for_epsilon", "total"]
 
@@ -32,11 +33,11 @@ _DISTINCT = 40  # up to here every distinct step is integrated by itself
 class Total(NamedTuple):
     """A composition as a weighted sum of cumulant functions; interpolation weights may be fractions or negative."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Step, ...]
     weights: tuple[float, ...]
 
     def at(self, c: float, tail: float = 0.0) -> cumulants.Tilted:
-        parts = [cumulants.tilted(pair, c, tail) for pair in self.pairs]
+        parts = [_tilted(pair, c, tail) for pair in self.pairs]
         return cumulants.Tilted(
             *(
                 math.fsum(w * x for w, x in zip(self.weights, column, strict=True))
@@ -47,20 +48,33 @@ class Total(NamedTuple):
     def transform(self, c: float, w: Array, tail: float = 0.0) -> cumulants.Complex:
         total = np.zeros(len(w), np.complex128)
         for pair, weight in zip(self.pairs, self.weights, strict=True):
-            total += weight * cumulants.transform(pair, c, w, tail)
+            one = pair.transform(c, w, tail) if isinstance(pair, Blend) else cumulants.transform(pair, c, w, tail)
+            total += weight * one
         return total
 
 
-def total(counts: Mapping[Pair, int], nodes: int = 12) -> Total:
+def _tilted(step: Step, c: float, tail: float) -> cumulants.Tilted:
+    return step.tilted(c, tail) if isinstance(step, Blend) else cumulants.tilted(step, c, tail)
+
+
+def _length(step: Step, tilt: float, tail: float) -> float:
+    """The range of losses that a transform sees."""
+    if isinstance(step, Blend):
+        low, high = step.span(max(tail, 1e-300))
+        return high - low
+    return float(np.ptp(cumulants.law(step, tilt, tail=tail).loss))
+
+
+def total(counts: Mapping[Step, int], nodes: int = 12) -> Total:
     """The composition of ``counts``; many noise levels or rates are interpolated, at a cost independent of how many.
 
     K is analytic in log σ and log q: on segments of at most a factor 1.6, Chebyshev interpolation with twelve nodes is
     exact to about ten digits, with five to about four, and Σ_t K(z; σ_t) becomes Σ_j W_j K(z; σ_j) with W_j the sum of
     the Lagrange polynomials. Where rare losses carry K it turns too fast for that: `Contour.agrees` tells.
     """
-    plain: dict[Pair, float] = {}
+    plain: dict[Step, float] = {step: float(count) for step, count in counts.items() if isinstance(step, Blend)}
     groups: dict[tuple[Kind, int], list[tuple[Pair, int]]] = {}
-    for pair, count in counts.items():
+    for pair, count in ((step, count) for step, count in counts.items() if isinstance(step, Pair)):
         groups.setdefault((pair.kind, pair.group), []).append((pair, count))
     for (kind, together), members in groups.items():
         # a step repeated many times is better left alone: at the edge of a segment interpolation would amplify it
@@ -224,7 +238,7 @@ class Contour:
         self._spacing = 2 * math.pi / period
         w, terms = np.empty(0), np.empty(0, np.complex128)
         self.converged = False
-        turns = max(float(np.ptp(cumulants.law(pair, saddle.tilt, tail=tail).loss)) for pair in composed.pairs)
+        turns = max(_length(step, saddle.tilt, tail) for step in composed.pairs)
         while len(w) < _MOST_FREQUENCIES and not self.converged and turns * self._spacing * (len(w) + 64) < _MOST_TURNS:
             block = self._spacing * np.arange(len(w), len(w) + 64, dtype=float)
             new = self._integrand(composed, block)

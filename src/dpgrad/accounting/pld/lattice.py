@@ -162,7 +162,7 @@ def _spread(masses: Array) -> Array:
 def _waves(masses: Array, size: int) -> tuple[Complex, float]:
     """The transforms of some measures, and a bound on the error of every coefficient."""
     most = float(masses.sum(axis=1).max())
-    return np.array([fft.rfft(_wrapped(row, size)) for row in masses]), _FFT * math.log2(size) * most
+    return np.array([fft.rfft(_wrapped(row, size), size) for row in masses]), _FFT * math.log2(size) * most
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,9 @@ class Product:
 
 
 def _wrapped(row: Array, size: int) -> Array:
+    """The row, whose end goes on at its beginning where it is longer than ``size``."""
     if len(row) <= size:
-        return np.pad(row, (0, size - len(row)))
+        return row  # the transform adds zeros
     return np.asarray(np.pad(row, (0, -len(row) % size)).reshape(-1, size).sum(axis=0))
 
 
@@ -437,12 +438,13 @@ def _kept(mass: Array, faint: float) -> tuple[int, Array]:
 
 
 def _trimmed(mass: Array) -> tuple[int, int]:
-    """The part that holds all but `_TRIM` of the mass at either end."""
-    positive = np.maximum(mass, 0)
-    total = positive.sum()
-    start = int(np.searchsorted(np.cumsum(positive), _TRIM * total))
-    stop = len(mass) - int(np.searchsorted(np.cumsum(positive[::-1]), _TRIM * total))
-    return start, max(stop, start + 1)
+    """The part that holds all but at most `_TRIM` of the mass at either end, in whole blocks."""
+    width = max(1, len(mass) >> 12)
+    blocks = np.add.reduceat(np.maximum(mass, 0), np.arange(0, len(mass), width))
+    most = _TRIM * blocks.sum()
+    start = int(np.searchsorted(np.cumsum(blocks), most)) * width
+    stop = len(mass) - (int(np.searchsorted(np.cumsum(blocks[::-1]), most)) - 1) * width
+    return start, min(max(stop, start + 1), len(mass))
 
 
 def _window(factors: Sequence[Factor]) -> tuple[int, int]:

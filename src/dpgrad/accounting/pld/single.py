@@ -13,6 +13,7 @@ import numpy as np
 from dpgrad.accounting import _search, exact
 from dpgrad.accounting.pairs import Kind, Pair
 from dpgrad.accounting.pld import discretise
+from dpgrad.accounting.pld.blends import Atom, Blend, Part, Slope, Step, Whole
 
 __all__ = ["SLACK", "bound", "delta", "epsilon_at"]
 
@@ -22,12 +23,16 @@ _LEAST = 1e-300
 _BEYOND = 40.0  # standard deviations; N(0, 1) has 1e-350 of its mass beyond
 
 
-def delta(pair: Pair, epsilon: float) -> float:
+def delta(pair: Step, epsilon: float) -> float:
     """δ(ε) of one step at ε ≥ 0, to a relative error of `SLACK`.
 
     >>> f"{delta(Pair(Kind.REMOVE, 1e-5, 1.0), 0.01):.6g}"
     '9.2335e-17'
     """
+    if isinstance(pair, Blend):
+        return math.fsum(weight * _part(part, epsilon) for weight, part in pair.parts)
+    if pair.rate == 1:
+        return _gaussian(pair.sigma, epsilon)
     if pair.group > 1:
         return 0.0 if epsilon >= pair.most else _integral(pair, epsilon)
     match pair.kind:
@@ -42,6 +47,24 @@ def delta(pair: Pair, epsilon: float) -> float:
             return max(delta(Pair(kind, pair.rate, pair.sigma), epsilon) for kind in kinds)
         case Kind.ANTIPODAL:
             return _integral(pair, epsilon)
+
+
+def _part(part: Part, epsilon: float) -> float:
+    """δ(ε) of one part of a blend; every term is positive."""
+    match part:
+        case Atom(loss):
+            return -math.expm1(min(epsilon - loss, 0.0))
+        case Slope(reach):
+            # ∫ (1 − e^{ε−L}) e^{L/2} dL / 4 sinh(r/2) = 2e^{ε/2}·sinh²((r − ε)/4)/sinh(r/2)
+            left = max(reach - epsilon, 0.0) / 4
+            log = (epsilon - reach) / 2 + 2 * left + 2 * math.log1p(-math.exp(-2 * left)) if left else -math.inf
+            return math.exp(log) / -math.expm1(-reach)
+        case Whole():
+            losses, log_p = part.atoms(0.0)
+            above = losses > epsilon
+            return math.fsum(np.exp(log_p[above]) * -np.expm1(epsilon - losses[above]))
+        case _:
+            return delta(part, epsilon)
 
 
 def _amplified(rate: float, epsilon: float) -> float:
@@ -66,16 +89,17 @@ def _integral(pair: Pair, epsilon: float) -> float:
     return math.fsum(terms)
 
 
-def bound(pair: Pair, epsilon: float, upper: bool) -> float:
+def bound(pair: Step, epsilon: float, upper: bool) -> float:
     """δ(ε), from above or from below."""
     sign = 1 if upper else -1
-    moved = epsilon - sign * _ROUNDING * pair.group * (epsilon - math.log1p(-pair.rate))
+    size = 4 * (1 + epsilon) if isinstance(pair, Blend) else pair.group * (epsilon - math.log1p(-pair.rate))
+    moved = epsilon - sign * _ROUNDING * size
     found = min(delta(pair, max(moved, 0.0)) * (1 + sign * SLACK), 1.0)
     # a δ too small for a float is not zero, except where no loss is as large
     return max(found, _LEAST) if upper and epsilon < pair.most else found
 
 
-def epsilon_at(pair: Pair, target: float, upper: bool) -> float:
+def epsilon_at(pair: Step, target: float, upper: bool) -> float:
     """The least ε ≥ 0 at which δ(ε) ≤ ``target``, from above or from below."""
 
     def beyond(epsilon: float) -> bool:
