@@ -26,7 +26,7 @@ PUBLIC = {
     "Privacy": "dpgrad.training.options",
     "Recipe": "dpgrad.training.recipes",
     "RunFolder": "dpgrad.training.options",
-    "Relation": "dpgrad.accounting.events",
+    "Relation": "dpgrad.accounting.relation",
     "fit": "dpgrad.training.fit",
     "report": "dpgrad.reports.report",
 }

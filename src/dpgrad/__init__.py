@@ -31,9 +31,9 @@ if TYPE_CHECKING:
         tuning,
     )
     from dpgrad.accounting import calibrate, events, online
-    from dpgrad.accounting.events import Relation
     from dpgrad.accounting.guarantee import Guarantee
     from dpgrad.accounting.ledger import Ledger
+    from dpgrad.accounting.relation import Relation
     from dpgrad.errors import DpgradError
     from dpgrad.grads import scaling
     from dpgrad.mechanism import sampling, schedules
@@ -110,7 +110,7 @@ _HOMES = {
     "Ledger": "accounting.ledger",
     "PrivateGradient": "training.private",
     "Recipe": "training.recipes",
-    "Relation": "accounting.events",
+    "Relation": "accounting.relation",
     "checkpoint": "runs",
     "report": "reports.report",
     "scaling": "grads",

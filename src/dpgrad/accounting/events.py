@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from dpgrad import _validate
-from dpgrad.accounting._relation import Relation, declared
-from dpgrad.accounting._releases import DiscreteGaussian, Exponential, Laplace, RandomizedResponse
+from dpgrad.accounting.relation import Relation, declared
+from dpgrad.accounting.releases import DiscreteGaussian, Exponential, Laplace, RandomizedResponse
 from dpgrad.accounting.trials import Trials, trials_from_dict, trials_to_dict
 from dpgrad.errors import AccountingError, OptionError
 

@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 
 from dpgrad import _validate
-from dpgrad.accounting._relation import Relation, declared
+from dpgrad.accounting.relation import Relation, declared
 from dpgrad.errors import OptionError
 
 __all__ = ["DiscreteGaussian", "Exponential", "Laplace", "RandomizedResponse"]
