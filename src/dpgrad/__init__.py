@@ -15,6 +15,7 @@ from dpgrad._submodules import attribute
 if TYPE_CHECKING:
     from dpgrad import (
         accounting,
+        audit,
         cli,
         convex,
         data,
@@ -66,6 +67,7 @@ __all__ = [
     "RunFolder",
     "__version__",
     "accounting",
+    "audit",
     "augment",
     "calibrate",
     "checkpoint",

@@ -13,6 +13,7 @@ OptionError: noise_multiplier must be positive and finite, got -1
 
 __all__ = [
     "AccountingError",
+    "AuditError",
     "BudgetSpentError",
     "CannotCaptureError",
     "DataError",
@@ -60,6 +61,10 @@ class UnknownOptionError(OptionError, TypeError):
 
 class AccountingError(DpgradError):
     """The accountant has no valid price for these events under this relation. Use the one that the message names."""
+
+
+class AuditError(DpgradError):
+    """An audit refuted a claim (`Audit.assert_held`), or its run cannot be audited. The message says which and why."""
 
 
 class BudgetSpentError(DpgradError):

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from dpgrad import __version__
 from dpgrad._submodules import attribute
-from dpgrad.cli import budget, completion, curvature, data, predict, report, reproduce, train, tune
-from dpgrad.cli._options import Parser, Printed
+from dpgrad.cli import audit, budget, completion, curvature, data, predict, report, reproduce, train, tune
+from dpgrad.cli._options import Answer, Parser, Printed
 
 # a new command is a file with `add(commands)` and an entry here, in the order of the help
-COMMANDS = (budget, data, train, tune, predict, report, curvature, reproduce, completion)
+COMMANDS = (budget, data, train, tune, predict, report, audit, curvature, reproduce, completion)
 
 _LONGEST, _LONGEST_WORD = 1000, 200  # characters of a refusal, and of a word in it
 
@@ -93,7 +93,7 @@ def _refused(message: str, code: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status: 0, 2 if the input was refused, 130 if interrupted.
+    """Run the command; return the exit status: 0, 1 if refuted by an audit, 2 if the input was refused, 130 if stopped.
 
     >>> main(["--version"])
     dpgrad 0.2.0
@@ -106,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _parser()
         args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
-        return _write(parser.format_help() if args.command is None else args.answer(args))
+        answer = parser.format_help() if args.command is None else args.answer(args)
+        return _write(answer) or (answer.status if isinstance(answer, Answer) else 0)
     except Printed as answer:  # --help and --version
         return _write(str(answer))
     except KeyboardInterrupt as stop:

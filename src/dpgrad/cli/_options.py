@@ -34,6 +34,18 @@ class Printed(Exception):  # noqa: N818  # an answer, not an error
     """Text that argparse would print by itself, ignoring write errors and ending the process."""
 
 
+class Answer(str):
+    """An answer with an exit status of its own."""
+
+    status: int
+
+    def __new__(cls, text: str, status: int) -> "Answer":
+        """The text, to be written before the process ends with ``status``."""
+        made = super().__new__(cls, text)
+        made.status = status
+        return made
+
+
 class First(str):
     """The help of an option that `--help` shows even if the command has too many to show all of them."""
 

@@ -61,8 +61,8 @@ def _trained(args: argparse.Namespace, typed: argparse.Namespace, parser: "Parse
     """Train, on all ranks; the answer, on rank 0, and nothing on the others."""
     from dpgrad.training import jobs
 
-    dataset = _dataset(args)
-    training = _Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)), ranks)
+    dataset = dataset_of(args)
+    training = Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)), ranks)
     with jobs.threads(training.job):
         training.check()
         if args.plan:
@@ -89,7 +89,7 @@ def _trained(args: argparse.Namespace, typed: argparse.Namespace, parser: "Parse
             raise
 
 
-def _dataset(args: argparse.Namespace) -> "Dataset":
+def dataset_of(args: argparse.Namespace) -> "Dataset":
     """The dataset that was asked for; texts for a model of transformers are read by its own tokenizer."""
     return _data.load(args.data or "digits", args, args.preprocessing, _tokens(args))
 
@@ -105,7 +105,7 @@ def _tokens(args: argparse.Namespace) -> "Callable[[Sequence[str]], Any] | None"
     return Checkpoint.read(args.model.removeprefix(PREFIX), "text").tokens(lengths[0]) if lengths else None
 
 
-class _Training:
+class Training:
     """One call of the command: its settings, and the folder it writes."""
 
     def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str], ranks: "Ranks") -> None:

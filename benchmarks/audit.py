@@ -1,0 +1,317 @@
+"""Planted faults against the methods of `dpgrad.audit`, and how often the audits raise a false alarm on honest code.
+
+    python -m benchmarks.audit [--repetitions 1000] [--games 1500] [--only faults|alarms]
+
+Every planted fault (`benchmarks.planted`) is audited by the step audit, by the two-world game over single steps (white
+box: the score reads the noisy sum along the canary) and by one run with 1,000 canaries. For the false alarms each check
+is repeated on honest code, on slices of long runs: steps are independent under the claim, so slices are repetitions.
+Results go to results/audit.{json,md}.
+"""
+
+import argparse
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import environment, planted
+from dpgrad import audit
+from dpgrad.accounting.events import Relation
+from dpgrad.audit import betting, claims, exact, games, noise, price, sampled
+from dpgrad.audit.claims import Curve
+from dpgrad.audit.trials import PrivateSteps, Target, rows_of
+from dpgrad.errors import DpgradError
+from dpgrad.mechanism import sampling
+
+LEVELS = (0.05, 0.01, 0.001)
+RESULTS = environment.ROOT / "results"
+CANARIES = 1000
+SLICE, FEW = 24, 4  # steps of one repetition of the noise checks, alone and in differences
+BATCHES = 40
+TITLE = "Audits: planted faults, and false alarms"
+
+
+def target_of(subject: planted.Subject, seed: int = 0, steps: int | None = None) -> Target:
+    """The subject as `audit.step` sees it, with other steps."""
+    mechanism = subject.mechanism if steps is None else subject.mechanism.with_steps(steps)
+    run = PrivateSteps(None, subject.options)
+    return Target.of(subject.model, subject.loss, mechanism, subject.data, run, seed)
+
+
+# ---------------------------------------------------------------- planted faults
+def step_audit(case: planted.Case) -> dict[str, Any]:
+    """The whole step audit of a case."""
+    subject, began = case.subject(), time.process_time()
+    with case.fault():
+        try:
+            found = audit.step(
+                subject.model, subject.loss, subject.mechanism, subject.data, steps=case.steps, canaries=2,
+                **subject.options,
+            )  # fmt: skip
+        except DpgradError as error:
+            return {"refuted": None, "says": f"dpgrad refuses it: {error}"[:90]}
+    refuted = [check for check in found.checks if check.refuted]
+    says = "; ".join(f"{c.name}: {c.says if c.p is None else f'p = {c.p:.1g}'}" for c in refuted) or "not refuted"
+    return {
+        "refuted": found.refuted, "says": says, "measured_multiplier": found.measured_multiplier,
+        "claimed_multiplier": found.claimed_multiplier, "seconds": round(time.process_time() - began, 1),
+    }  # fmt: skip
+
+
+def step_game(case: planted.Case, runs: int) -> dict[str, Any]:
+    """The game over single steps with and without the gradient canary, scored along it."""
+    subject = case.subject()
+    target = target_of(subject, steps=2 * runs)
+    full = target.full
+    rows = rows_of(target.data, slice(0, 3))
+    base = target.columns(rows, 0.0, 0.0)
+    push = torch.zeros(3)
+    push[-1] = 1.0
+    way = np.concatenate([target.directions[name].double().numpy().ravel() for name in target.names])
+    scores = []
+    with case.fault():
+        try:
+            for world, data in enumerate((base, target.columns(rows, 0.0, push))):
+                found = target.released(data, 50 + world, range(runs), full, canaried=True)
+                scores.append((found.sums / target.stds(range(runs))) @ way)
+            claim = claims.claimed(full.with_steps(1).profile())
+        except DpgradError as error:
+            return {"refuted": None, "says": f"dpgrad refuses it: {error}"[:90]}
+    record = games.scores(scores[1], scores[0], claim.curve)
+    return {
+        "refuted": record.refuted, "p": record.checks[0].p, "lower_epsilon": record.lower_epsilon,
+        "claimed_epsilon": full.with_steps(1).profile().epsilon(planted.DELTA),
+    }  # fmt: skip
+
+
+def single(case: planted.Case) -> dict[str, Any]:
+    """One step on many canaries, each in by a coin: a lower bound on ε at 5 %."""
+    coins = np.random.default_rng(1).random(CANARIES) < 0.5
+    mechanism = replace(
+        case.subject().mechanism,
+        sampler=sampling.FullBatch(),
+        steps=40,
+        clip=1.0,
+        groups=(),
+        relation=Relation.ZERO_OUT,
+    )
+    data = torch.eye(CANARIES)[torch.from_numpy(np.flatnonzero(coins))]
+    probe = nn.Linear(CANARIES, 1, bias=False)
+    target = Target.of(probe, sampled.steep, mechanism, data, PrivateSteps(), 9)
+    with case.fault(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = target.released(data, 9, range(1), mechanism)
+        except DpgradError as error:
+            return {"says": f"dpgrad refuses it: {error}"[:90]}
+    record = audit.one_run(found.sums[0], coins, delta=planted.DELTA, guesses=200)
+    return {"lower_epsilon": record.lower_epsilon, "claimed_epsilon": mechanism.with_steps(1).profile().epsilon(1e-5)}
+
+
+def faults(runs: int) -> Iterator[dict[str, Any]]:
+    """Every fault by every method."""
+    cases = (planted.Case("none", planted.honest, planted.subject, "all", 100), *planted.CASES)
+    for case in cases:
+        row = {"fault": case.name, "step": step_audit(case), "game": step_game(case, runs), "one_run": single(case)}
+        print(case.name, row["step"]["says"][:80], row["game"].get("p"), flush=True)
+        yield row
+
+
+# ---------------------------------------------------------------- false alarms
+def noise_alarms(repetitions: int) -> dict[str, list[float]]:
+    """The checks of the noise on slices of three long runs."""
+    target = target_of(planted.subject(), 11, steps=SLICE * repetitions)
+    quiet = target.columns(rows_of(target.data, slice(0, 2)), 0.0, 0.0)
+    steps = range(SLICE * repetitions)
+    alone = target.released(quiet, 11, steps, target.full, canaried=True).sums / target.stds(steps)
+    few = range(FEW * repetitions)
+    real = rows_of(target.data, slice(0, 6))
+    one, other = (target.released(real, seed, few, target.full).sums for seed in (12, 13))
+    apart = (one - other) / (math.sqrt(2) * target.stds(few))
+    found: dict[str, list[float]] = {}
+    for n in range(repetitions):
+        seen = noise.Seen(
+            alone[n * SLICE : (n + 1) * SLICE], apart[n * FEW : (n + 1) * FEW], SLICE, target.slices(), True
+        )
+        for check in (
+            noise.size("noise size", seen.alone, seen.parts),
+            noise.size("noise on real rows", seen.differences, seen.parts),
+            noise.law(seen.alone),
+            noise.independence(seen),
+            noise.precision(seen.alone),
+        ):
+            found.setdefault(check.name, []).append(float(check.p or 0.0))
+    return found
+
+
+def sampling_alarms(repetitions: int) -> dict[str, list[float]]:
+    """Poisson's batches from gradients, on slices of one long run; those of the other samplers as they are drawn."""
+    target = target_of(planted.subject(), 21, steps=BATCHES * repetitions)
+    drawn = sampled.drawn(target, BATCHES * repetitions).counts
+    rates = np.full(BATCHES, 0.2)
+    found: dict[str, list[float]] = {
+        "sampling, Poisson": [
+            sampled.poisson(drawn[n * BATCHES : (n + 1) * BATCHES], rates, n)[0] for n in range(repetitions)
+        ]
+    }
+    fixed, mixed = sampling.FixedSize(40, 8), sampling.Shuffle(40, 8)
+    for name, sampler in (("sampling, fixed size", fixed), ("sampling, shuffle", mixed)):
+        for n in range(repetitions):
+            counts = np.zeros((BATCHES, 40), np.int64)
+            for step in range(BATCHES):
+                counts[step, sampler.draw(40, step, 5000 + n)] = 1
+            batches = sampled.Batches(counts, BATCHES)
+            p = sampled.fixed_size(counts, 8)[0] if sampler is fixed else sampled.shuffled(batches, mixed.span)[0]
+            found.setdefault(name, []).append(p)
+    return found
+
+
+def price_alarms(repetitions: int) -> dict[str, list[float]]:
+    """The price of honest claims, under three relations and samplings."""
+    found = []
+    mechanisms = (
+        planted.poisson(steps=4), planted.poisson(steps=4, relation=Relation.REPLACE_ONE),
+        planted.poisson(steps=4, sampler=sampling.FullBatch()),
+    )  # fmt: skip
+    read = [claims.claimed(mechanism) for mechanism in mechanisms]
+    subject = planted.subject()
+    for n in range(repetitions):
+        target = target_of(replace(subject, mechanism=mechanisms[n % 3]), 100 * n)
+        found.append(float(price.check(target, read[n % 3], 4000).p or 0.0))
+    return {"price": found}
+
+
+def game_alarms(repetitions: int) -> dict[str, list[float]]:
+    """The game and the e-process where the claim is exactly true: scores N(0, 1) and N(1, 1), claim μ = 1."""
+    curve, random = Curve.gaussian(1.0), np.random.default_rng(31)
+    found: dict[str, list[float]] = {"two-world game": [], "e-process": []}
+    for _ in range(repetitions):
+        inside, outside = random.normal(1, 1, 500), random.normal(0, 1, 500)
+        threshold, flip = games.chosen(inside[:150], outside[:150], curve)
+        found["two-world game"].append(
+            games.p_value(games.counted(inside[150:], outside[150:], threshold, flip), curve)
+        )
+        bettor = betting.Bettor(curve)
+        for seen in range(50, 501, 50):
+            bettor.look(inside[:seen], outside[:seen])
+        found["e-process"].append(bettor.p)
+    return found
+
+
+def sensitivity_alarms(repetitions: int) -> tuple[int, float]:
+    """Coupled pairs along a long walk of the weights: how many exceed the bound, and the largest."""
+    target = target_of(planted.subject(), 41, steps=repetitions)
+    steps, rows = range(repetitions), rows_of(target.data, slice(0, 7))
+    weights = torch.ones(7)
+    weights[-1] = 0.0
+    largest = []
+    push = torch.zeros(7)
+    push[-1] = 1.0
+    without = target.released(target.columns(rows, weights, 0.0), 41, steps, target.full, canaried=True)
+    for data in (target.columns(rows, 1.0, 0.0), target.columns(rows, weights, push)):
+        with_ = target.released(data, 41, steps, target.full, canaried=True)
+        largest.append(np.linalg.norm(with_.sums - without.sums, axis=1) - with_.rounding)
+    worst = np.maximum(*largest)
+    return int((worst > 1 + 1e-3).sum()), float(worst.max())
+
+
+def judged(name: str, ps: list[float]) -> dict[str, Any]:
+    """Rejections at each level, with Clopper and Pearson's interval and the test that there are too many."""
+    from scipy import stats
+
+    row: dict[str, Any] = {"check": name, "repetitions": len(ps)}
+    for level in LEVELS:
+        count = sum(p <= level for p in ps)
+        ends = stats.binomtest(count, len(ps)).proportion_ci(0.95, "exact")
+        row[str(level)] = {
+            "rejections": count, "interval": [ends.low, ends.high], "p_too_many": exact.above(count, len(ps), level),
+        }  # fmt: skip
+    return row
+
+
+def alarms(repetitions: int) -> Iterator[dict[str, Any]]:
+    """Every check that involves chance."""
+    for part in (game_alarms, price_alarms, sampling_alarms, noise_alarms):
+        for name, ps in part(repetitions).items():
+            print(name, sum(p <= 0.05 for p in ps), flush=True)
+            yield judged(name, ps)
+
+
+# ---------------------------------------------------------------- the page
+def shown(row: dict[str, Any]) -> list[str]:
+    """One row of the table of faults."""
+    step, game, one = row["step"], row["game"], row["one_run"]
+    verdict = {True: "REFUTED", False: "not refuted", None: ""}
+    of_game = game["says"] if game["refuted"] is None else f"{verdict[game['refuted']]}, p = {game['p']:.1g}"
+    bound = one.get("says") or f"ε ≥ {one['lower_epsilon']:.2f} of {one['claimed_epsilon']:.2f}"
+    says = f"REFUTED, {step['says']}" if step["refuted"] else step["says"]
+    return [row["fault"], says, of_game, bound]
+
+
+def rejected(cell: dict[str, Any]) -> str:
+    """One cell of the table of false alarms."""
+    low, high = cell["interval"]
+    return f"{cell['rejections']} [{low:.4f}, {high:.4f}], {cell['p_too_many']:.2g}"
+
+
+def page(data: dict[str, Any]) -> str:
+    """The results in words."""
+    parts = [environment.heading(data["environment"], TITLE)]
+    if data.get("faults"):
+        head = ["planted fault", "step audit, level 0.001", "game over single steps, white box", "one run, no verdict"]
+        caught = sum(bool(row["step"]["refuted"]) for row in data["faults"][1:])
+        parts += [
+            f"## Planted faults\n\nThe step audit refutes {caught} of {len(data['faults']) - 1}. The game has "
+            f"2 × {data['games']:,} single steps on full batches. One run has {CANARIES:,} canaries and 200 guesses, "
+            "at 5 %. Two real processes, a user's loop and Opacus are in tests/audit.",
+            environment.table([head, *map(shown, data["faults"])]),
+        ]
+    if data.get("alarms"):
+        head = ["check", "repetitions", *(f"rejected at {level:g} [95 % interval], P[as many]" for level in LEVELS)]
+        rows = [
+            [row["check"], f"{row['repetitions']:,}", *(rejected(row[str(level)]) for level in LEVELS)]
+            for row in data["alarms"]
+        ]
+        count, largest = data["sensitivity"]
+        parts += [
+            "## False alarms\n\nRejections of true claims. P[as many] is that of at least as many rejections at the "
+            "stated level: below 0.05 would speak against the level. Checks that join tests by Bonferroni's or "
+            "Markov's inequality stay below it.",
+            environment.table([head, *rows]),
+            f"Sensitivity involves no chance: {count} of {data['pairs']:,} coupled pairs exceed the bound, the largest "
+            f"contribution is {largest:.4f} of it.",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Run what is asked for and write the results; the other part stays as it was."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument("--games", type=int, default=1500)
+    parser.add_argument("--only", choices=("faults", "alarms"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    path = RESULTS / "audit.json"
+    data: dict[str, Any] = {}
+    if args.only != "alarms":
+        data |= {"games": args.games, "faults": list(faults(args.games))}
+    if args.only != "faults":
+        count, largest = sensitivity_alarms(args.repetitions)
+        data |= {"pairs": args.repetitions, "sensitivity": [count, largest], "alarms": list(alarms(args.repetitions))}
+    before = json.loads(path.read_text("utf-8")) if path.exists() and args.only else {}
+    data = {**before, **data, "environment": environment.describe("benchmarks.audit", [])}
+    path.write_text(environment.as_json(data), "utf-8")
+    (RESULTS / "audit.md").write_text(page(data), "utf-8")
+    print(f"wrote {path.relative_to(environment.ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

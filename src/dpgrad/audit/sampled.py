@@ -1,0 +1,220 @@
+"""Sampling: with hardly any noise and one coordinate for each row, a gradient shows which rows its batch held.
+
+Under the claim the indicators have a known law. Counts of them are binomial or hypergeometric, and every p-value is
+exact. The rates of a schedule are thinned to the least of them by coins of the audit's own.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpgrad.audit import exact
+from dpgrad.audit.record import Check, bonferroni
+from dpgrad.audit.trials import Stepper, Target, Trial, read
+from dpgrad.grads.sums import Batch
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.mechanism import Mechanism
+
+__all__ = ["Batches", "check", "drawn", "fixed_size", "poisson", "shuffled"]
+
+_NOISE = 1e-3
+_STEEP = 1e3
+_MOST_ROWS = 400
+_MOST_SEEDS = 8
+_MOST_LAGS = 64
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """How often each row was in each batch, (batches, rows); ``span`` batches are of one seed."""
+
+    counts: Counts
+    span: int
+
+
+def steep(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss of the probe: row i has a steep gradient along coordinate i alone."""
+    outputs: Tensor = model(batch)[:, 0]
+    return _STEEP * outputs
+
+
+def check(target: Target, wanted: int) -> Check | None:
+    """The check of the sampler; None where there is nothing to sample."""
+    sampler = target.mechanism.sampler
+    if isinstance(sampler, sampling.FullBatch):
+        return None
+    batches = drawn(target, wanted)
+    if (most := int(batches.counts.max(initial=0))) > 1:
+        return Check("sampling", None, f"a row was {most} times in one batch", violated=True)
+    if isinstance(sampler, sampling.Poisson):
+        rates = np.array([sampler.sampling_rate_at(t % batches.span) for t in range(len(batches.counts))])
+        p, says = poisson(batches.counts, rates, target.seed)
+    elif isinstance(sampler, sampling.FixedSize):
+        p, says = fixed_size(batches.counts, sampler.batch_size)
+    else:
+        p, says = shuffled(batches, sampler.span if isinstance(sampler, sampling.Shuffle) else 1)
+    return Check("sampling", p, says)
+
+
+def drawn(target: Target, wanted: int) -> Batches:
+    """The batches of about ``wanted`` steps on a probe."""
+    mechanism = target.mechanism
+    rows = _rows(mechanism)
+    shown = replace(mechanism, noise_multiplier=_NOISE, clip=1.0, noise=1.0, hold_noise=False, groups=(),
+                    batch_size=mechanism.divisor)  # fmt: skip
+    steps = range(min(wanted, mechanism.steps))
+    seeds = max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
+    probe = nn.Linear(rows, 1, bias=False)
+    run: Stepper = target.run if target.ours is None else target.ours.plain()
+    found = []
+    for number in range(seeds):
+        trial = Trial(probe, steep, shown, torch.eye(rows), target.seed + 300 + number, steps)
+        found.append(read(run(trial), ["weight"], len(steps), shown.divisor).sums)
+    return Batches(np.rint(np.concatenate(found)).astype(np.int64), len(steps))
+
+
+def _rows(mechanism: Mechanism) -> int:
+    sampler = mechanism.sampler
+    if isinstance(sampler, sampling.FixedSize | sampling.Shuffle):
+        return sampler.dataset_size
+    rates = [sampler.sampling_rate_at(t) for t in range(min(mechanism.steps, 50))]  # type: ignore[attr-defined]
+    least = min((rate for rate in rates if rate > 0), default=1.0)
+    return int(min(_MOST_ROWS, max(32, math.ceil(20 / least))))
+
+
+def poisson(counts: Counts, rates: exact.Array, seed: int) -> tuple[float, str]:
+    """The p-value of independent indicators with these rates per step.
+
+    Tested: the number of inclusions, batch sizes and rows' counts (how many are near their mean, and the extreme
+    ones), how many rows two steps share, and how many steps two rows share.
+    """
+    if counts[rates <= 0].any():
+        return 0.0, "rows were drawn at a sampling rate of 0"
+    counts, rates = counts[rates > 0], rates[rates > 0]
+    if not len(rates):
+        return 1.0, "no step draws any row"
+    rate = float(rates.min())
+    coins = np.random.default_rng(seed).random(counts.shape)
+    kept = (counts > 0) & (coins < (rate / rates)[:, None])
+    steps, rows = kept.shape
+    sizes, each = kept.sum(1), kept.sum(0)
+    tests = [
+        (exact.count(int(kept.sum()), kept.size, rate), f"mean batch {sizes.mean():.2f} of {rows * rate:.2f}"),
+        (_central(sizes, rows, rate), f"sizes of batches, with deviation {sizes.std():.2f}"),
+        (_central(each, steps, rate), "how often rows are drawn"),
+        (_extreme(sizes, rows, rate), "the largest or smallest batch"),
+        (_extreme(each, steps, rate), "the row drawn most or least often"),
+        _overlaps(kept, rate),
+        _most_alike(kept, rate),
+        _together(kept, rate),
+    ]
+    return bonferroni(tests)
+
+
+def _central(counts: Counts, trials: int, rate: float) -> float:
+    """How many binomial counts lie near their mean: as many as chance puts there."""
+    distance = np.abs(np.arange(trials + 1) - trials * rate)
+    masses = np.diff(np.concatenate([[0.0], [exact.below(k, trials, rate) for k in range(trials + 1)]]))
+    order = np.argsort(distance, kind="stable")
+    inside = order[: int(np.searchsorted(np.cumsum(masses[order]), 0.5)) + 1]
+    near = np.isin(counts, inside)
+    return exact.count(int(near.sum()), len(counts), min(1.0, float(masses[inside].sum())))
+
+
+def _extreme(counts: Counts, trials: int, rate: float) -> float:
+    least, most = int(counts.min()), int(counts.max())
+    tail = min(exact.below(least, trials, rate), exact.above(most, trials, rate))
+    return min(1.0, 2 * len(counts) * tail)
+
+
+def _overlaps(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
+    """Rows that batches some steps apart share; each batch is in one pair at most for every distance."""
+    steps, rows = kept.shape
+    found = []
+    for lag in range(1, min(steps // 2, _MOST_LAGS) + 1):
+        first = np.arange(steps - lag)
+        first = first[first % (2 * lag) < lag]
+        shared = int((kept[first] & kept[first + lag]).sum())
+        found.append((exact.count(shared, len(first) * rows, rate * rate), f"rows shared by batches {lag} steps apart"))
+    return bonferroni(found) if found else (1.0, "rows shared by batches")
+
+
+def _most_alike(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
+    """The two batches that share most rows, among all pairs."""
+    steps, rows = kept.shape
+    if steps < 2:
+        return 1.0, "two batches"
+    shared = kept.astype(np.float64) @ kept.T.astype(np.float64)
+    one, other = np.triu_indices(steps, 1)
+    most = int(shared[one, other].max())
+    return min(1.0, len(one) * exact.above(most, rows, rate * rate)), f"two batches share {most} rows"
+
+
+def _together(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
+    steps, rows = kept.shape
+    both = int((kept[:, 0 : rows - 1 : 2] & kept[:, 1:rows:2]).sum())
+    return exact.count(both, steps * (rows // 2), rate * rate), "neighbouring rows drawn together"
+
+
+def fixed_size(counts: Counts, size: int) -> tuple[float, str]:
+    """The p-value of batches of ``size`` rows drawn without replacement, anew at every step."""
+    steps, rows = counts.shape
+    if (counts.sum(1) != size).any():
+        return 0.0, f"batches of other sizes than {size}"
+    tests = [(_extreme(counts.sum(0), steps, size / rows), "the row drawn most or least often")]
+    found = []
+    for lag in range(1, min(steps // 2, _MOST_LAGS) + 1):
+        first = np.arange(steps - lag)
+        first = first[first % (2 * lag) < lag]
+        shared = int((counts[first] * counts[first + lag]).sum())
+        found.append((_tail(_shared_law(rows, size, len(first)), shared), f"rows shared by batches {lag} steps apart"))
+    return bonferroni([*tests, *([bonferroni(found)] if found else [])])
+
+
+def shuffled(batches: Batches, span: int) -> tuple[float, str]:
+    """The p-value of epochs in which every row comes once, in an order drawn anew for each."""
+    counts, per_seed = batches.counts, batches.span // span
+    rows = counts.shape[1]
+    epochs = [
+        counts[start + n * span : start + (n + 1) * span]
+        for start in range(0, len(counts), batches.span)
+        for n in range(per_seed)
+    ]
+    if not epochs:
+        return 1.0, "no whole epoch"
+    if any((epoch.sum(0) != 1).any() for epoch in epochs):
+        return 0.0, "a row is not in exactly one batch of an epoch"
+    tests = []
+    for place in range(span):
+        size = int(epochs[0][place].sum())
+        shared = [int((epochs[n][place] * epochs[n + 1][place]).sum()) for n in range(0, len(epochs) - 1, 2)]
+        if shared:
+            p = _tail(_shared_law(rows, size, len(shared)), sum(shared))
+            tests.append((p, f"rows that batch {place} of two epochs share"))
+    return bonferroni(tests) if tests else (1.0, "one epoch")
+
+
+@cache
+def _shared_law(rows: int, size: int, count: int) -> exact.Array:
+    """The law of how many rows ``count`` pairs of independent batches share: a sum of hypergeometric counts."""
+    from scipy import stats
+
+    found, power = np.ones(1), stats.hypergeom(rows, size, size).pmf(np.arange(size + 1))
+    while count:
+        if count & 1:
+            found = np.convolve(found, power)
+        count >>= 1
+        if count:
+            power = np.convolve(power, power)
+    return found
+
+
+def _tail(law: exact.Array, value: int) -> float:
+    return min(1.0, 2 * min(float(law[: value + 1].sum()), float(law[value:].sum())))

@@ -1,0 +1,320 @@
+"""What a step audit runs: private steps on some data under a seed, seen through ``.grad`` alone.
+
+`PrivateSteps` runs dpgrad's own. For any other code, give a function of a `Trial` that leaves its gradients.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpgrad.audit.exact import Array
+from dpgrad.errors import AuditError, DataError, OptionError
+from dpgrad.grads.scaling import ScaleRule
+from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.swap import unwrapped
+from dpgrad.mechanism import sampling
+from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.training.private import PrivateGradient
+
+__all__ = ["Canaried", "Gradients", "PrivateSteps", "Released", "Stepper", "Target", "Trial", "joined", "rows_of"]
+
+Gradients = Mapping[str, Tensor] | Sequence[Tensor]  # by name, or in the order of the model's trained parameters
+BIG = 1e4  # norm of the gradient of a canary, far beyond any clip bound in use
+_WALK = 0.1  # how far the weights are moved between steps, by a public rule
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a stepper is asked to run: the steps numbered ``steps`` of ``mechanism`` on ``data``, under ``seed``.
+
+    The mechanism's sampler says which rows each step takes: all of them where it is `sampling.FullBatch`. ``loss`` of
+    (model, batch) gives one value per row. The stepper returns the noisy mean gradients of these steps, as they stand
+    in ``.grad``. It must give the same for the same trial, and must leave the weights where they are (a learning rate
+    of 0) or move them by a rule that reads no data. Code that cannot begin in the middle starts at step 0 and returns
+    the last ``len(steps)`` gradients.
+
+    >>> from dpgrad import sampling
+    >>> trial = Trial(nn.Linear(1, 1), None, Mechanism(sampling.FullBatch(), 9, 1.0), None, seed=0, steps=range(3, 5))
+    >>> trial.full_batch, len(trial.steps)
+    (True, 2)
+    """
+
+    model: nn.Module
+    loss: Loss
+    mechanism: Mechanism
+    data: Any
+    seed: int
+    steps: range
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether every step takes all rows."""
+        return isinstance(self.mechanism.sampler, sampling.FullBatch)
+
+
+Stepper = Callable[[Trial], Iterable[Gradients]]
+
+
+@dataclass(frozen=True)
+class PrivateSteps:
+    """dpgrad's own steps: `PrivateGradient` with a rule and its other options.
+
+    The weights move between steps by a seeded random walk that reads no data, so that momentum over iterates is used.
+    """
+
+    rule: ScaleRule | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, trial: Trial) -> list[Gradients]:
+        with warnings.catch_warnings():  # which are for those who train
+            warnings.simplefilter("ignore", UserWarning)
+            return self._run(trial)
+
+    def _run(self, trial: Trial) -> list[Gradients]:
+        private = self.private(trial)
+        parameters = trainable(private.model)
+        kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        found: list[Gradients] = []
+        try:
+            for step in trial.steps:
+                private.step(trial.data)
+                found.append({name: _grad(parameter).clone() for name, parameter in parameters.items()})
+                _walk(parameters, step)
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(kept[name])
+        return found
+
+    def private(self, trial: Trial) -> PrivateGradient:
+        """The steps of a trial, none taken yet."""
+        return PrivateGradient(
+            trial.model, trial.loss, trial.mechanism, rule=self.rule, seed=trial.seed, start=trial.steps.start,
+            **self.options,
+        )  # fmt: skip
+
+    def plain(self) -> "PrivateSteps":
+        """The same steps on rows that are single vectors."""
+        kept = {name: value for name, value in self.options.items() if name in ("engine", "microbatch", "capture")}
+        return PrivateSteps(None, kept)
+
+    @property
+    def several_rows(self) -> bool:
+        """Whether an example of the data has several rows."""
+        return bool(self.options.get("several_rows"))
+
+    def canaried(self) -> "PrivateSteps":
+        """The same steps on data with the columns of `Canaried`."""
+        augment = self.options.get("augment")
+        if augment is None:
+            return self
+
+        def widened(batch: Batch, generator: torch.Generator) -> Batch:
+            inner, *columns = batch
+            made = augment(inner, generator)
+            copies = pytree.tree_leaves(made)[0].shape[1]
+            return made, *(column[:, None].expand(-1, copies) for column in columns)
+
+        return replace(self, options={**self.options, "augment": widened})
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        raise AuditError("a step left no .grad: a parameter that is trained got no gradient")
+    return parameter.grad.detach()
+
+
+def _walk(parameters: Mapping[str, nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(step + 1)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            moved = torch.randn(parameter.shape, generator=generator) * _WALK
+            parameter.add_(moved.to(parameter.device, parameter.dtype))
+
+
+class Canaried:
+    """A loss whose rows have two more columns: the weight of the user's own loss, and that of a gradient canary.
+
+    The batch is (inner, weight, push). A row's loss is the user's where its weight is positive, else 0, plus
+    ``push`` times a linear function of the parameters whose gradient is `BIG` times ``directions``.
+    """
+
+    def __init__(self, loss: Loss, directions: Mapping[str, Tensor]) -> None:
+        self.loss, self.directions = loss, dict(directions)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        inner, weight, push = batch
+        own = self.loss(model, inner)
+        named = dict(model.named_parameters())
+        along = sum((named[name] * way).sum() for name, way in self.directions.items())
+        found: Tensor = torch.where(weight > 0, own, torch.zeros_like(own)) + BIG * push.to(own.dtype) * along
+        return found
+
+
+@dataclass(frozen=True)
+class Released:
+    """The noisy sums of some steps, (steps, coordinates), and what of float32 may differ between two of them."""
+
+    sums: Array
+    single: bool  # whether every gradient was float32 or wider
+
+    @property
+    def rounding(self) -> float:
+        """A bound on what rounding adds to the norm of a difference of two steps."""
+        return float(np.abs(self.sums).max(initial=0.0)) * math.sqrt(self.sums.shape[1]) * 2.0**-22
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The code under audit: model, loss, mechanism, some rows, and who runs a step."""
+
+    model: nn.Module
+    loss: Loss
+    mechanism: Mechanism
+    data: Any
+    run: Stepper
+    seed: int
+    directions: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, mechanism: Mechanism, data: Any, run: Stepper, seed: int) -> "Target":
+        """A target whose model is a copy, without dropout: masks of other shapes would not be the same draws."""
+        model = copy.deepcopy(unwrapped(model))
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
+        return cls(model, loss, mechanism, _tensors(data), run, seed, _directions(model, mechanism))
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that are trained."""
+        return list(trainable(self.model))
+
+    @property
+    def full(self) -> Mechanism:
+        """The mechanism on full batches: the same clip bounds, noise and divisor."""
+        return replace(self.mechanism, sampler=sampling.FullBatch(), batch_size=self.mechanism.divisor)
+
+    @property
+    def rows(self) -> int:
+        """The number of examples."""
+        return len(pytree.tree_leaves(self.data)[0])
+
+    @property
+    def ours(self) -> PrivateSteps | None:
+        """dpgrad's own steps, where they are what is audited."""
+        return self.run if isinstance(self.run, PrivateSteps) else None
+
+    def group_of(self, name: str) -> Group | None:
+        """The group of a parameter."""
+        return self.mechanism.group_of(name) if self.mechanism.groups else None
+
+    def slices(self) -> dict[str, slice]:
+        """Where each parameter lies in a flat vector."""
+        found, start = {}, 0
+        for name, parameter in trainable(self.model).items():
+            found[name] = slice(start, start + parameter.numel())
+            start += parameter.numel()
+        return found
+
+    def places(self) -> dict[Group | None, Array]:
+        """The coordinates of each group."""
+        found: dict[Group | None, list[Array]] = {}
+        for name, part in self.slices().items():
+            found.setdefault(self.group_of(name), []).append(np.arange(part.start, part.stop, dtype=float))
+        return {group: np.concatenate(parts) for group, parts in found.items()}
+
+    def stds(self, steps: range) -> Array:
+        """The claimed standard deviation of the noise, (steps, coordinates)."""
+        parts = [
+            np.repeat(self.mechanism.stds(steps, self.group_of(name))[:, None], part.stop - part.start, 1)
+            for name, part in self.slices().items()
+        ]
+        return np.concatenate(parts, 1)
+
+    def columns(self, data: Any, weight: float | Tensor, push: float | Tensor) -> Any:
+        """Rows with the two columns of `Canaried`; an example of several rows has them for each."""
+        leaf = pytree.tree_leaves(data)[0]
+        wide = self.ours is not None and self.ours.several_rows
+        shape = leaf.shape[: 2 if wide else 1]
+
+        def column(value: float | Tensor) -> Tensor:
+            given = torch.as_tensor(value, dtype=torch.float32)
+            given = given.view(-1, *[1] * (len(shape) - 1)) if given.ndim else given
+            return given.expand(shape).clone()
+
+        return data, column(weight), column(push)
+
+    def released(self, data: Any, seed: int, steps: range, mechanism: Mechanism, *, canaried: bool = False) -> Released:
+        """What the steps release: the gradients times the declared divisor."""
+        loss = Canaried(self.loss, self.directions) if canaried else self.loss
+        run: Stepper = self.ours.canaried() if canaried and self.ours is not None else self.run
+        trial = Trial(self.model, loss, mechanism, data, seed, steps)
+        return read(run(trial), self.names, len(steps), mechanism.divisor)
+
+
+def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: float) -> Released:
+    """The gradients that a stepper returned as noisy sums; what cannot be read is refused."""
+    rows, single = [], True
+    for gradients in found:
+        given = dict(gradients) if isinstance(gradients, Mapping) else dict(zip(names, gradients, strict=False))
+        if missing := [name for name in names if name not in given]:
+            raise AuditError(f"run left no gradient of {missing[0]}: return one for each parameter that is trained")
+        single &= all(given[name].dtype in (torch.float32, torch.float64) for name in names)
+        rows.append(np.concatenate([given[name].detach().cpu().double().numpy().ravel() for name in names]) * divisor)
+    if len(rows) < steps:
+        raise AuditError(f"run must return the gradients of {steps:,} steps, got {len(rows):,}")
+    sums = np.stack(rows[-steps:])
+    if not np.isfinite(sums).all():
+        raise AuditError("run left gradients that are not finite: every private step releases finite numbers")
+    return Released(sums, single)
+
+
+def rows_of(data: Any, index: slice | Tensor) -> Any:
+    """Some rows of the data."""
+    return pytree.tree_map(lambda leaf: leaf[index], data)
+
+
+def joined(*parts: Any) -> Any:
+    """Rows one after another."""
+    flat = [pytree.tree_flatten(part) for part in parts]
+    leaves = [torch.cat(same) for same in zip(*(leaves for leaves, _ in flat), strict=True)]
+    return pytree.tree_unflatten(leaves, flat[0][1])
+
+
+def _tensors(data: Any) -> Any:
+    leaves, form = pytree.tree_flatten(data)
+    if not leaves or not all(isinstance(leaf, Tensor | np.ndarray) and leaf.ndim for leaf in leaves):
+        raise DataError(
+            "data of an audit must be tensors or arrays with a common first dimension, in tuples or dicts: "
+            "give some rows of it in that form"
+        )
+    made = [torch.as_tensor(leaf) for leaf in leaves]
+    if len({len(leaf) for leaf in made}) != 1 or len(made[0]) < 2:
+        raise DataError("data of an audit must have at least two rows, as many in every tensor")
+    return pytree.tree_unflatten(made, form)
+
+
+def _directions(model: nn.Module, mechanism: Mechanism) -> dict[str, Tensor]:
+    """A random direction, of norm 1 within each group: the worst example is at its bound in every group at once."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = trainable(model)
+    drawn = {name: torch.randn(p.shape, generator=generator, dtype=torch.float64) for name, p in parameters.items()}
+    if not drawn:
+        raise OptionError("model has no trainable parameter: set requires_grad on what is to be trained")
+    squares: dict[Group | None, float] = {}
+    groups = {name: mechanism.group_of(name) if mechanism.groups else None for name in drawn}
+    for name, way in drawn.items():
+        squares[groups[name]] = squares.get(groups[name], 0.0) + float(way.square().sum())
+    return {
+        name: (way / math.sqrt(squares[groups[name]])).to(parameters[name].device, parameters[name].dtype)
+        for name, way in drawn.items()
+    }
