@@ -20,6 +20,7 @@
 # make release-check builds twice and compares, installs the wheel, writes the SBOM, audits dependencies (OFFLINE=1)
 # make mutants-listed faults chosen by hand, each of which the tests must notice (about half an hour)
 # make mutants     small faults in the privacy-critical files that a test must notice (hours; FILES=..., SAMPLE=N, SEED=S)
+# make bench-audit planted faults against the audits, and their false alarms, results committed (some ten minutes)
 # make conformance certified intervals against the high-precision oracle, 300 settings (some minutes)
 
 PYTHON ?= python3
@@ -41,7 +42,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(ONE_THREAD) $(BIN)/python -m pytest -n $(WO
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex docs notebooks coverage coverage-gate api-names release-check mutants mutants-listed conformance soak stale clean
+.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex docs notebooks coverage coverage-gate api-names release-check mutants mutants-listed bench-audit conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -165,6 +166,9 @@ release-check: install $(VENV)/.release
 
 mutants-listed: install
 	$(BIN)/python -m benchmarks.mutants_listed
+
+bench-audit: install
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.audit
 
 conformance: install
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.conformance

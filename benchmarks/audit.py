@@ -1,6 +1,6 @@
 """Planted faults against the methods of `dpgrad.audit`, and how often the audits raise a false alarm on honest code.
 
-    python -m benchmarks.audit [--repetitions 1000] [--games 1500] [--only faults|alarms]
+    python -m benchmarks.audit [--repetitions 1000] [--games 800] [--only faults|alarms]
 
 Every planted fault (`benchmarks.planted`) is audited by the step audit, by the two-world game over single steps (white
 box: the score reads the noisy sum along the canary) and by one run with 1,000 canaries. For the false alarms each check
@@ -262,31 +262,36 @@ def rejected(cell: dict[str, Any]) -> str:
 
 
 def page(data: dict[str, Any]) -> str:
-    """The results in words."""
-    parts = [environment.heading(data["environment"], TITLE)]
-    if data.get("faults"):
+    """The results in words; each part says when, where and by which command it was made."""
+    parts = [f"# {TITLE}"]
+    if "faults" in data:
+        part = data["faults"]
         head = ["planted fault", "step audit, level 0.001", "game over single steps, white box", "one run, no verdict"]
-        caught = sum(bool(row["step"]["refuted"]) for row in data["faults"][1:])
+        caught = sum(bool(row["step"]["refuted"]) for row in part["rows"][1:])
         parts += [
-            f"## Planted faults\n\nThe step audit refutes {caught} of {len(data['faults']) - 1}. The game has "
-            f"2 × {data['games']:,} single steps on full batches. One run has {CANARIES:,} canaries and 200 guesses, "
-            "at 5 %. Two real processes, a user's loop and Opacus are in tests/audit.",
-            environment.table([head, *map(shown, data["faults"])]),
+            environment.heading(part["environment"], "Planted faults").replace("# ", "## ", 1),
+            f"The step audit refutes {caught} of {len(part['rows']) - 1}, by the checks that are named. The game has "
+            f"2 × {part['games']:,} single steps on full batches, with and without a canary. One run has {CANARIES:,} "
+            "canaries and 200 guesses, at 5 %; its bound is beside the claimed ε of one step, and it gives no verdict. "
+            "Two real processes, a user's own loop and scripts of Opacus are audited in tests/audit/test_own_code.py.",
+            environment.table([head, *map(shown, part["rows"])]),
         ]
-    if data.get("alarms"):
+    if "alarms" in data:
+        part = data["alarms"]
         head = ["check", "repetitions", *(f"rejected at {level:g} [95 % interval], P[as many]" for level in LEVELS)]
         rows = [
             [row["check"], f"{row['repetitions']:,}", *(rejected(row[str(level)]) for level in LEVELS)]
-            for row in data["alarms"]
+            for row in part["rows"]
         ]
-        count, largest = data["sensitivity"]
+        count, largest = part["sensitivity"]
         parts += [
-            "## False alarms\n\nRejections of true claims. P[as many] is that of at least as many rejections at the "
-            "stated level: below 0.05 would speak against the level. Checks that join tests by Bonferroni's or "
-            "Markov's inequality stay below it.",
+            environment.heading(part["environment"], "False alarms").replace("# ", "## ", 1),
+            "Rejections of true claims, with Clopper and Pearson's interval of the rate. P[as many] is the probability "
+            "of at least so many at the stated level (binomial test): small values would speak against the level. "
+            "Checks that join tests by the union bound or Markov's inequality stay below it.",
             environment.table([head, *rows]),
-            f"Sensitivity involves no chance: {count} of {data['pairs']:,} coupled pairs exceed the bound, the largest "
-            f"contribution is {largest:.4f} of it.",
+            f"Sensitivity involves no chance: {count} of {part['pairs']:,} coupled pairs exceed the bound, and the "
+            f"largest contribution is {largest:.4f} of it.",
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -295,20 +300,24 @@ def main() -> None:
     """Run what is asked for and write the results; the other part stays as it was."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--games", type=int, default=1500)
+    parser.add_argument("--games", type=int, default=800)
     parser.add_argument("--only", choices=("faults", "alarms"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    path = RESULTS / "audit.json"
-    data: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if args.only != "alarms":
-        data |= {"games": args.games, "faults": list(faults(args.games))}
+        ran = environment.describe("benchmarks.audit")
+        found["faults"] = {"environment": ran, "games": args.games, "rows": list(faults(args.games))}
     if args.only != "faults":
-        count, largest = sensitivity_alarms(args.repetitions)
-        data |= {"pairs": args.repetitions, "sensitivity": [count, largest], "alarms": list(alarms(args.repetitions))}
-    before = json.loads(path.read_text("utf-8")) if path.exists() and args.only else {}
-    data = {**before, **data, "environment": environment.describe("benchmarks.audit", [])}
-    path.write_text(environment.as_json(data), "utf-8")
+        ran = environment.describe("benchmarks.audit")
+        sensitivity = sensitivity_alarms(args.repetitions)
+        rows = list(alarms(args.repetitions))
+        found["alarms"] = {
+            "environment": ran, "pairs": args.repetitions, "sensitivity": list(sensitivity), "rows": rows,
+        }  # fmt: skip
+    path = RESULTS / "audit.json"
+    data = {**(json.loads(path.read_text("utf-8")) if path.exists() else {}), **found}
+    path.write_text(json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n", "utf-8")
     (RESULTS / "audit.md").write_text(page(data), "utf-8")
     print(f"wrote {path.relative_to(environment.ROOT)}")
 

@@ -504,3 +504,62 @@ def _length(parts: Any) -> int:
 
 def _row(data: Any, row: int) -> Any:
     return tuple(_row(part, row) for part in data) if isinstance(data, tuple) else data[row : row + 1]
+
+
+# ---------------------------------------------------------------- two processes
+def _rank(rank: int, meeting: str, pipe: Any) -> None:
+    """One of two processes: clip the rows of this rank, add half of the noise's variance, sum over ranks."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    while (asked := pipe.recv()) is not None:
+        trial, lost = asked
+        own = replace(trial, data=_every_second(trial.data, rank), seed=2 * trial.seed + rank)
+        factor = 0.0 if rank == lost else 2**-0.5
+        found = own_loop(own, noise_factor=factor)
+        for gradients in found:
+            for name in sorted(gradients):
+                dist.all_reduce(gradients[name])
+        pipe.send([{name: value.numpy() for name, value in one.items()} for one in found] if not rank else None)
+    dist.destroy_process_group()
+
+
+def _every_second(data: Any, rank: int) -> Any:
+    return tuple(_every_second(part, rank) for part in data) if isinstance(data, tuple) else data[rank::2]
+
+
+class TwoRanks:
+    """A user's own loop on two real processes; the noise of rank ``lost`` is not added."""
+
+    def __init__(self, folder: Any, lost: int | None = None, patience: float = 300.0) -> None:
+        import torch.multiprocessing as several
+
+        context = several.get_context("spawn")
+        self.lost, self._patience, self._pipes, self._ranks = lost, patience, [], []
+        for rank in range(2):
+            here, there = context.Pipe()
+            process = context.Process(target=_rank, args=(rank, str(folder / "meeting"), there), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._ranks.append(process)
+
+    def __call__(self, trial: Trial) -> list[dict[str, Tensor]]:
+        for pipe in self._pipes:
+            pipe.send((trial, self.lost))
+        found, _ = (self._answer(pipe) for pipe in self._pipes)
+        return [{name: torch.from_numpy(value) for name, value in one.items()} for one in found]
+
+    def _answer(self, pipe: Any) -> Any:
+        if not pipe.poll(self._patience):
+            raise TimeoutError("a rank did not answer")
+        return pipe.recv()
+
+    def close(self) -> None:
+        """End both processes."""
+        for pipe, process in zip(self._pipes, self._ranks, strict=True):
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            process.join(30)
+            if process.is_alive():
+                process.kill()

@@ -194,11 +194,18 @@ def unknown_option(folder: Path) -> None:
     dpgrad.recipes.psasc(lr=0.1)
 
 
+def refuted_audit(folder: Path) -> None:
+    from dpgrad import audit
+
+    audit.scores([9.0] * 100, [0.0] * 100, (0.1, 1e-5)).assert_held()
+
+
 MET = [
     (errors.OptionError, bad_option),
     (errors.UnknownOptionError, unknown_option),
     (errors.AccountingError, no_price),
     (errors.AccountingError, no_price_in_a_ledger),
+    (errors.AuditError, refuted_audit),
     (errors.BudgetSpentError, budget_too_small),
     (errors.BudgetSpentError, step_too_many),
     (errors.BudgetSpentError, follower_at_its_end),

@@ -36,6 +36,7 @@ __all__ = ["Claim", "Claimed", "Curve", "Family", "claimed"]
 _LEAST_DELTA = 1e-7  # at the largest ε of the grid; no audit sees events that are rarer
 _PRECISION = 1e-3  # of δ; the bound stays certified
 _POINTS = 24
+_DELTA = 1e-5  # of the guarantee of a mechanism, which has none of its own
 
 
 @runtime_checkable
@@ -119,6 +120,7 @@ class Claimed:
     words: str
     curve: Curve
     family: Family | None = None
+    guarantee: Guarantee | None = None
 
 
 def claimed(claim: Claim) -> Claimed:
@@ -136,12 +138,13 @@ def claimed(claim: Claim) -> Claimed:
     if isinstance(claim, Mechanism):
         family = Family(claim.event(), claim.relation, "pld")
         words = f"{claim.steps:,} steps, noise multiplier {claim.multiplier_at(0):.6g}, {claim.relation.value}"
-        return Claimed(words, Curve.of(claim.profile()), _known(family))
+        return Claimed(words, Curve.of(claim.profile()), _known(family), claim.guarantee(_DELTA))
     if isinstance(claim, Guarantee):
         if claim.group != 1:
-            return Claimed(str(claim), Curve.point(claim.epsilon, claim.delta))
+            return Claimed(str(claim), Curve.point(claim.epsilon, claim.delta), None, claim)
         family = Family(claim.event, claim.relation, claim.accountant)
-        return Claimed(str(claim), Curve.of(account(claim.event, claim.relation, claim.accountant)), _known(family))
+        curve = Curve.of(account(claim.event, claim.relation, claim.accountant))
+        return Claimed(str(claim), curve, _known(family), claim)
     if isinstance(claim, Curve):
         return Claimed(f"a curve of {len(claim.epsilons)} points", claim)
     if isinstance(claim, tuple) and len(claim) == 2:

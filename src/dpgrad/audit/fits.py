@@ -69,7 +69,7 @@ def estimator(
     return Audit(
         "estimator", part.claim, level, judged(list(part.checks), level), left, delta=delta,
         lower_epsilon=part.lower_epsilon, lower_epsilon_in_family=part.lower_epsilon_in_family, seed=seed,
-        trials=part.trials,
+        trials=part.trials, guarantee=promise,
     )  # fmt: skip
 
 

@@ -173,7 +173,7 @@ def judgement(
     return Audit(
         "game", told.words, level, checks, _NOT_TRIED, delta=delta, lower_epsilon=least_epsilon(counts, delta, share),
         lower_epsilon_in_family=least_in_family(counts, told, delta, share), seed=seed,
-        trials=len(inside) + len(outside),
+        trials=len(inside) + len(outside), guarantee=told.guarantee,
     )  # fmt: skip
 
 
@@ -219,7 +219,15 @@ def game(
             if bettor.p <= level / 2:
                 check = replace(_betting(bettor), level=level / 2)
                 return Audit(
-                    "game", told.words, level, (check,), _NOT_TRIED, delta=delta, seed=seed, trials=2 * (pair + 1)
+                    "game",
+                    told.words,
+                    level,
+                    (check,),
+                    _NOT_TRIED,
+                    delta=delta,
+                    seed=seed,
+                    trials=2 * (pair + 1),
+                    guarantee=told.guarantee,
                 )
     return judgement(inside, outside, told, delta, level, seed, [_betting(bettor)] if stop_early else [])
 

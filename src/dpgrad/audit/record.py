@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpgrad import _validate
+from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.errors import AuditError
 
 __all__ = ["Audit", "Check", "bonferroni", "judged"]
@@ -67,6 +68,7 @@ class Audit:
     seed: int = 0
     trials: int | None = None
     verdict: bool = True  # False for methods too weak to give one
+    guarantee: Guarantee | None = None  # what was claimed, where that is known
 
     @property
     def refuted(self) -> bool:

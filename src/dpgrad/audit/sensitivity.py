@@ -123,7 +123,8 @@ class _Search:
         target, company = self.target, self._company[True]
         row = rows_of(target.data, slice(0, 1))
         absent = company if self._may_be_absent else joined(company, target.columns(row, 0.0, 0.0))
-        return _Pair("gradient canary", absent, joined(company, target.columns(row, 0.0, 1.0)), canaried=True)
+        present = joined(company, target.columns(row, 1.0, 1.0))  # code that sees layers alone sees the row's own loss
+        return _Pair("gradient canary", absent, present, canaried=True)
 
     @property
     def _may_be_absent(self) -> bool:
@@ -165,11 +166,11 @@ class _Search:
         """One canary more among many that push the same way."""
         target = self.target
         row = rows_of(target.data, torch.zeros(_MANY + 1, dtype=torch.int64))
-        present = target.columns(row, 0.0, 1.0)
-        pushes = torch.ones(_MANY + 1)
-        pushes[-1] = 0.0
+        present = target.columns(row, 1.0, 1.0)
+        others = torch.ones(_MANY + 1)
+        others[-1] = 0.0
         one_less = pytree.tree_map(lambda leaf: leaf[:-1], present)
-        absent = one_less if self._may_be_absent else target.columns(row, 0.0, pushes)
+        absent = one_less if self._may_be_absent else target.columns(row, others, others)
         return _Pair(f"one of {_MANY + 1} equal canaries", absent, present, canaried=True)
 
     def contribution(self, pair: _Pair, steps: range, mechanism: Mechanism | None = None) -> float:
@@ -219,11 +220,10 @@ class _Search:
         rows = target.rows if sized else min(target.rows, _SAMPLED)
         rate = sampler.sampling_rate_at(0) if isinstance(sampler, sampling.Poisson) else 1 / sampler.steps_per_epoch
         count = min(steps, 60, max(3, math.ceil(7 / max(rate, 1e-3))))
-        push = torch.zeros(rows)
-        push[0] = 1.0
-        weights = torch.zeros(rows)
+        own = torch.zeros(rows)
+        own[0] = 1.0
         data = rows_of(target.data, slice(0, rows))
-        absent, present = target.columns(data, weights, 0.0), target.columns(data, weights, push)
+        absent, present = target.columns(data, 0.0, 0.0), target.columns(data, own, own)
         pair = _Pair("gradient canary in sampled batches", absent, present, canaried=True)
         self.contribution(pair, range(count), target.mechanism)
 

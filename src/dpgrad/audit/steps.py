@@ -122,6 +122,7 @@ class _Auditor:
         return Audit(
             "step", self.claim.words, self.level, judged(self.checks, self.level),
             (*self.not_tried, *_also_left_out(target), *_NOT_TRIED), claimed_multiplier, measured, seed=target.seed,
+            guarantee=self.claim.guarantee,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,6 +140,12 @@ def _walk(parameters: Mapping[str, nn.Parameter], step: int) -> None:
             parameter.add_(moved.to(parameter.device, parameter.dtype))
 
 
+def _inner(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters by the names they have in the model that others, such as Opacus and DDP, have wrapped."""
+    for name, parameter in model.named_parameters():
+        yield name.removeprefix("_module.").removeprefix("module."), parameter
+
+
 class Canaried:
     """A loss whose rows have two more columns: the weight of the user's own loss, and that of a gradient canary.
 
@@ -153,8 +159,7 @@ class Canaried:
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         inner, weight, push = batch
         own = self.loss(model, inner)
-        named = dict(model.named_parameters())
-        along = sum((named[name] * way).sum() for name, way in self.directions.items())
+        along = sum((p * self.directions[name]).sum() for name, p in _inner(model) if name in self.directions)
         found: Tensor = torch.where(weight > 0, own, torch.zeros_like(own)) + BIG * push.to(own.dtype) * along
         return found
 

@@ -28,8 +28,8 @@ from dpgrad.errors import AccountingError, DpgradError, ReportError
 from dpgrad.mechanism.mechanism import Mechanism
 
 __all__ = [
-    "ALLOWED", "SEEDED", "UNFINISHED", "UNKNOWN", "UNSAID", "Estimator", "Part", "Planned", "Released", "Trained",
-    "part", "plain_values", "priced",
+    "ALLOWED", "SEEDED", "UNFINISHED", "UNKNOWN", "UNSAID", "Audited", "Estimator", "Part", "Planned", "Released",
+    "Trained", "part", "plain_values", "priced",
 ]  # fmt: skip
 
 SEEDED = (
@@ -41,6 +41,7 @@ ALLOWED = "under this guarantee, which covers nothing else that the run leaves b
 RELEASED = "under this guarantee; keep the rows to yourself"
 UNKNOWN = "under this guarantee, unless its noise came from a seed, which this report does not know"
 UNPAID = "a step learned from these rows without noise: leave it out, or use one of dpgrad.convex in its place"
+AUDITED = "an audit is made from seeds: nothing that it ran is for release"
 PLANNED = "nothing has been released yet: this is the guarantee of a plan"
 UNSAID: dict[str, Any] = {"dtype": "float32", "source": None}  # of a model
 _NOT_FITTED = "an estimator has one after fit"
@@ -114,6 +115,20 @@ class Released(Protocol):
     def reproducible(self) -> bool: ...
 
 
+@runtime_checkable
+class Audited(Protocol):
+    """An audit: `dpgrad.audit.Audit`."""
+
+    @property
+    def words(self) -> str: ...
+    @property
+    def refuted(self) -> bool: ...
+    @property
+    def not_tried(self) -> tuple[str, ...]: ...
+    @property
+    def guarantee(self) -> Guarantee | None: ...
+
+
 @dataclass(frozen=True)
 class Part:
     """The fields of a report in which kinds of things differ; ``subject`` names the thing in a sentence."""
@@ -135,6 +150,8 @@ class Part:
 
 def part(thing: object, delta: float | None, data: Dataset | None, model: Mapping[str, Any] | None) -> Part:
     """The part of a report that depends on what kind of thing it is about; anything else is refused in one line."""
+    if isinstance(thing, Audited):
+        return _audit(thing)
     if isinstance(thing, Trained):
         return _run(thing, data, model)
     if isinstance(thing, Planned) and isinstance(thing.guarantee, Guarantee):
@@ -152,6 +169,16 @@ def part(thing: object, delta: float | None, data: Dataset | None, model: Mappin
     if inner := list(_steps(thing)):
         return _pipeline(thing, inner)
     raise ReportError(_refusal(thing))
+
+
+def _audit(audit: Audited) -> Part:
+    """The claim that was audited, and the words of the audit; nothing that would say more than they do."""
+    if audit.guarantee is None:
+        raise ReportError("this audit's claim is a curve or a pair, not a Guarantee: report the run with audit=...")
+    return Part(
+        "audit", "what was audited", audit.guarantee, ("audit", "an attempt to refute the claim", None),
+        (False, AUDITED), notes=[audit.words],
+    )  # fmt: skip
 
 
 def _refusal(thing: object) -> str:

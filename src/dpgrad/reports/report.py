@@ -109,6 +109,7 @@ def report(
     data: Dataset | None = None,
     model: Mapping[str, Any] | None = None,
     outside: Sequence[str] = (),
+    audit: kinds.Audited | None = None,
 ) -> Report:
     """The privacy report of anything that dpgrad made private.
 
@@ -116,7 +117,8 @@ def report(
     of one of its solvers, a projection of `dpgrad.pca`, a plan, a `Mechanism`, a `Ledger` or a `Guarantee`. ``delta``
     is required for those that have none of their own: a solver's result, a projection, a mechanism, a ledger. ``data``
     and ``model`` (name, shape, outputs) describe a run, in place of what it knows of them itself. ``outside`` adds to
-    what the guarantee does not cover.
+    what the guarantee does not cover. ``audit``, a record of `dpgrad.audit` about the same thing, adds its words to the
+    notes; an audit by itself has a report too.
 
     Guarantee: a report is a function of what was released and of public facts.
 
@@ -153,7 +155,7 @@ def report(
         "release": allowed,
         "public": list(part.public),
         "outside": [*part.outside, *outside],
-        "notes": list(part.notes),
+        "notes": [*part.notes, *([] if audit is None else [audit.words])],
         "curves": [],
         "event": events.to_dict(event) if distinct < _MOST_LEAVES else None,
         "distinct_steps": distinct,
