@@ -23,7 +23,7 @@ from dpgrad.mechanism import keys, mechanism, sampling
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import draw, noise
 from dpgrad.training import private
-from dpgrad.training.private import PrivateGradient
+from dpgrad.training.same_data import SameData
 from dpgrad.training.step import bodies, release
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
@@ -230,13 +230,13 @@ def realised_size() -> contextlib.AbstractContextManager[None]:
 
 def divisor_from_data() -> contextlib.AbstractContextManager[None]:
     """The sum is divided by the number of rows of the data, under add-remove."""
-    seen, real = {"rows": 1}, vars(PrivateGradient)["_same_rows"]
+    seen, real = {"rows": 1}, vars(SameData)["_same_rows"]
 
     def rows(own: Any, data: Any) -> int:
         seen["rows"] = real(own, data)
         return seen["rows"]
 
-    return _divided(seen, patched(PrivateGradient, _same_rows=rows))
+    return _divided(seen, patched(SameData, _same_rows=rows))
 
 
 # ---------------------------------------------------------------- sampling

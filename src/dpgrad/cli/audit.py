@@ -74,6 +74,7 @@ def _job(config: str | None) -> argparse.Namespace:
 def _audits(args: argparse.Namespace) -> "dict[str, Audit]":
     from dpgrad import audit
     from dpgrad.audit.steps import CHECKS
+    from dpgrad.distributed.ranks import Ranks
     from dpgrad.training import jobs
     from dpgrad.training.losses import loss_named
     from dpgrad.training.plan import planned
@@ -81,7 +82,7 @@ def _audits(args: argparse.Namespace) -> "dict[str, Audit]":
     given = _job(args.config)
     dataset = train.dataset_of(given)
     methods = list(dict.fromkeys(args.method or given.method or jobs.job(dataset).methods))
-    job = train.Training(given, dataset, methods)
+    job = train.Training(given, dataset, methods, Ranks.of())
     inputs, targets = job.rows.train
     found: dict[str, Audit] = {}
     plans: dict[str, Plan] = {}

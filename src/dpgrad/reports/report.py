@@ -136,8 +136,7 @@ def report(
     part = kinds.part(thing, delta, data, model)
     event, promise = part.guarantee.event, _guarantee(part.guarantee)
     distinct = compare.runs(event)
-    allowed = {"allowed": part.release[0], "reason": part.release[1]}
-    name, title, citation = part.method
+    allowed = dict(zip(("allowed", "reason"), part.release, strict=True))
     found = Report({
         "format": FORMAT,
         "kind": part.kind,
@@ -146,7 +145,7 @@ def report(
         "environment": environment(),
         **_RUN,
         "schema": None if part.schema is None else kinds.plain_values(part.schema),
-        "method": {"name": name, "title": title, "citation": citation},
+        "method": dict(zip(("name", "title", "citation"), part.method, strict=True)),
         "preprocessing": list(part.preprocessing),
         "guarantee": promise,
         "plain": plain.explained(promise, allowed, part.subject),
