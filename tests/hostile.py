@@ -18,6 +18,7 @@ GOOD = {
     "steps": "--sampling-rate 0.01 --epsilon 2 --noise-multiplier 2 --delta 1e-5 --accountant rdp --json",
     "data": "describe {rows} --target y.npy --json",
     "train": "--plan --method dpsgd --steps 5 --model linear --accountant rdp --json",
+    "tune": "--plan --configuration dpsgd,steps=2 --model linear --json",
     "predict": "{small} --input {rows} --json",
     "report": "{small} --out {out}.html --json",
     "curvature": "digits --rows 20 --loss softmax --json",

@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpgrad.accounting import ACCOUNTANTS, account
@@ -98,6 +98,7 @@ def test_special_cases() -> None:
 
 
 @pytest.mark.parametrize("law", TRIALS, ids=str)
+@settings(max_examples=25)
 @given(
     st.lists(st.floats(0.01, 1), min_size=2, max_size=6),
     st.lists(st.floats(-1.5, 1.5), min_size=6, max_size=6),

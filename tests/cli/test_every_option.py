@@ -20,6 +20,7 @@ from dpgrad.data import digits
 from dpgrad.reports import compare
 from dpgrad.reports.chart import Chart
 from dpgrad.training import prepare
+from dpgrad.tuning import planned
 from hostile import GOOD, Words, check
 
 PARSERS = {
@@ -62,6 +63,8 @@ _DIGITS = functools.cache(lambda preprocessing, load=digits.load: load(preproces
 _REMEMBERING = [
     (compare, "figure", functools.cache(compare.figure)),
     (cli, "_parser", functools.cache(cli._parser)),
+    (planned, "planned", functools.cache(planned.planned)),
+    (planned, "price", functools.cache(planned.price)),
     (digits, "load", lambda root=None, *, preprocessing="default", download=False: _DIGITS(preprocessing)),
 ]
 

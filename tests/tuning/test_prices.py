@@ -32,8 +32,7 @@ def test_prices_are_those_of_the_accountants() -> None:
     assert all(one.guarantee for one in found.values() if one is not named)
 
 
-@pytest.mark.parametrize("trials", ["logarithmic", "geometric", "poisson"])
-@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize(("trials", "relation"), [("logarithmic", "replace-one"), ("poisson", "zero-out")])
 def test_a_plan_is_within_its_budget_and_uses_it(trials: str, relation: str) -> None:
     found = plan(TWO, **SETTINGS, trials=trials, mean=6, privacy=Privacy(relation=relation))
     assert found.guarantee.epsilon <= 3.0

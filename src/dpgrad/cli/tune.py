@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,7 +202,6 @@ class _Tuning:
 
         folder = RunFolder(self.out, resume=bool(self.args.resume), release=self._release)
         ledger = None if self.args.ledger is None else Ledger(self.args.ledger)
-        print("dpgrad: how long this takes depends on a random number of trials, which is private", file=sys.stderr)
         return select(
             self.model(), self.rows.train, self.rows.loss, folder=folder, ledger=ledger, seed=self.args.seed,
             **self.options(),
