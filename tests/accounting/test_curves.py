@@ -236,6 +236,8 @@ def test_another_accountant_answers_where_pld_does_not() -> None:
     found = Guarantee(1e5, 1e-5, ADD, "rdp", event).tradeoff()
     assert found.accountant == "rdp"
     assert found.advantage == 1.0
+    rough, fine = (curves.Tradeoff((0.0, 1.0), (1.0, 1e-3), name) for name in ("rdp", "rdp"))
+    assert rough.advantage == fine.advantage == pytest.approx((math.e - 1 + 2e-3) / (math.e + 1))
 
 
 def test_mu_agrees_with_the_exact_accountant() -> None:

@@ -93,7 +93,8 @@ class Shifts(NamedTuple):
             down, falling = self._log_sum(-x, variance, with_none=True)
             excess = up - down - wanted
             low, high = np.where(excess < 0, x, low), np.where(excess < 0, high, x)
-            newton = x - excess / (rising + falling)
+            with np.errstate(divide="ignore", invalid="ignore"):  # a slope that underflows: the bracket is halved
+                newton = x - excess / (rising + falling)
             inside = (newton >= low) & (newton <= high)
             x, before = np.where(inside, newton, (low + high) / 2), x
             if not np.any(np.abs(x - before) > _CLOSE * (1 + np.abs(x))):

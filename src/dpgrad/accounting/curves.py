@@ -79,11 +79,14 @@ class Tradeoff:
 
     @property
     def advantage(self) -> float:
-        """The largest true-positive rate minus false-positive rate of any test: the total variation distance, δ(0).
+        """The largest true-positive rate minus false-positive rate of any test: the total variation distance.
 
-        It is also the membership-inference advantage 2·(probability of guessing right) − 1 from even odds.
+        It is also the membership-inference advantage 2·(probability of guessing right) − 1 from even odds. It is δ(0);
+        where δ at a larger ε says more, as with Rényi bounds, (e^ε − 1 + 2δ)/(e^ε + 1).
         """
-        return self.deltas[0]
+        epsilon, delta = np.array(self.epsilons), np.array(self.deltas)
+        other = np.tanh(epsilon / 2) + delta * (1 - np.tanh(epsilon / 2))
+        return min(self.deltas[0], float(other.min()) + _ROUNDING)
 
     def false_negatives(self, false_positives: float) -> float:
         """f(a): a lower bound on the false-negative rate of every test with this false-positive rate.

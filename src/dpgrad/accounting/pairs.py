@@ -205,7 +205,7 @@ def _inverse_mixture(rate: float, loss: Array) -> Array:
     """The y with log(1 − q + q·e^y) = loss; −∞ at and below log(1 − q)."""
     if rate == 1:
         return loss
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a tiny rate puts a loss at infinity
         small = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / rate, -1))
         large = loss - np.log(rate) + np.log1p(-(1 - rate) * _exp_neg(loss))
     return np.where(loss < 30, small, large)
