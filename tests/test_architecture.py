@@ -33,7 +33,7 @@ WITH_TORCH = {room for place, (room, _) in enumerate(_LISTED) if any(line for _,
 RUNTIME = {
     "dpgrad", "matplotlib", "numpy", "PIL", "rich", "scipy", "shtab", "sklearn", "threadpoolctl", "torch", "triton",
 }  # fmt: skip
-RUNTIME |= {"dask", "datasets", "pyarrow"}  # optional: imported where first used
+RUNTIME |= {"cryptography", "dask", "datasets", "pyarrow"}  # optional: imported where first used
 # Optional, and large: each is imported by the module of its name alone, which nothing else imports.
 PEERS = {"integrations.lightning": "lightning", "integrations.transformers": "transformers"}
 # Loaded only inside the function that needs it, so that a command that does not need it starts at once.
@@ -42,6 +42,7 @@ DEFERRED = (
     "rich",
     "shtab",
     "PIL",
+    "cryptography",
     "dask",
     "datasets",
     "pyarrow",

@@ -193,6 +193,7 @@ class TestFormat:
     def test_a_report_of_an_earlier_format(self, made: report.Report, tmp_path: Path, number: int) -> None:
         """Both were for runs alone; the first, of 0.1.0, had no way."""
         added = {"kind", "date", "environment", "schema", "preprocessing", "plain", "values", "releases", "notes"}
+        added |= {"noise"}
         missing = added | ({"way"} if number == 1 else set())
         old = {name: value for name, value in made.items() if name not in missing}
         old["format"] = f"dpgrad privacy report {number}"

@@ -13,6 +13,7 @@ from dpgrad import _validate
 from dpgrad._submodules import attribute
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Profile
+from dpgrad.accounting.inexact import InexactProfile, parted
 
 __all__ = ["ACCOUNTANTS", "account"]
 
@@ -34,8 +35,9 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE, accountant: 
     """Return the privacy profile of ``event`` under ``relation``, by the accountant of that name."""
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     module, function = ACCOUNTANTS[accountant]
-    profile: Profile = getattr(import_module(f"dpgrad.accounting.{module}"), function)(event, Relation(relation))
-    return profile
+    exact, distance = parted(event)
+    profile: Profile = getattr(import_module(f"dpgrad.accounting.{module}"), function)(exact, Relation(relation))
+    return InexactProfile(profile, event, distance) if distance else profile
 
 
 if not TYPE_CHECKING:  # a type checker would take any misspelt name for a module

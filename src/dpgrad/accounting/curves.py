@@ -45,6 +45,7 @@ from dpgrad.accounting.events import (
     leaves,
 )
 from dpgrad.accounting.guarantee import Profile, refuse_history
+from dpgrad.accounting.inexact import MOST_EPSILON, parted
 from dpgrad.accounting.pairs import Array, Kind
 from dpgrad.errors import AccountingError, DpgradError
 
@@ -168,7 +169,11 @@ def deltas(
     for one in given:
         _validate.non_negative(epsilon=one)
     wanted = np.array(given, float)
-    return _tried(lambda profile: _profile_deltas(profile, wanted, size), event, relation, size, accountant)[0]
+    exactly, distance = parted(event)
+    if distance:
+        wanted = np.minimum(wanted, MOST_EPSILON)
+    found, _ = _tried(lambda profile: _profile_deltas(profile, wanted, size), exactly, relation, size, accountant)
+    return np.minimum(found + distance, 1.0) if distance else found
 
 
 Found = TypeVar("Found")
@@ -223,7 +228,11 @@ def tradeoff(event: Event, relation: Relation, size: int = 1, accountant: str = 
         epsilons = _grid(profile, size)
         return epsilons, _profile_deltas(profile, epsilons, size)
 
-    (epsilons, values), by = _tried(ask, event, relation, size, accountant)
+    exactly, distance = parted(event)
+    (epsilons, values), by = _tried(ask, exactly, relation, size, accountant)
+    if distance:
+        proved = epsilons <= MOST_EPSILON
+        epsilons, values = epsilons[proved], values[proved] + distance
     values = np.minimum.accumulate(np.minimum(values, 1.0))  # δ falls: a bound holds at every larger ε too
     return Tradeoff(tuple(map(float, epsilons)), tuple(map(float, values)), by)
 

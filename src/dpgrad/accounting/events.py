@@ -17,7 +17,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, assert_never, get_args
 
 from dpgrad import _validate
 from dpgrad.accounting.relation import Relation, declared
@@ -35,6 +35,7 @@ __all__ = [
     "Exponential",
     "FixedSize",
     "Gaussian",
+    "Inexact",
     "Laplace",
     "Leaf",
     "Noised",
@@ -253,6 +254,27 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Inexact:
+    """``event``, whose noise follows another law than assumed with probability at most ``distance``.
+
+    That probability does not depend on the data. So δ(ε) is at most that of ``event`` plus ``distance``, which
+    `dpgrad.accounting.account` adds for every accountant (docs/proofs/secure_noise.md, section 1).
+
+    >>> Inexact(Gaussian(4.0), 1e-17).event
+    Gaussian(noise_multiplier=4.0)
+    """
+
+    event: Gaussian | Poisson | FixedSize | Shuffle | Pinned
+    distance: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, Gaussian | Poisson | FixedSize | Shuffle | Pinned):
+            raise AccountingError(f"only noise on a sum can be inexact, got {_validate.shown(self.event)}")
+        _validate.unit_interval(distance=self.distance)
+        object.__setattr__(self, "distance", float(self.distance))
+
+
+@dataclass(frozen=True)
 class Repeat:
     """``event`` applied ``count`` times with fresh randomness; each may depend on earlier outputs."""
 
@@ -283,7 +305,7 @@ Total = TypeVar("Total")
 Priced = TypeVar("Priced", bound=Hashable)
 Noised = Gaussian | Poisson | FixedSize | Shuffle | Pinned
 Others = Laplace | DiscreteGaussian | RandomizedResponse | Exponential | TruncatedPoisson
-Leaf = Noised | Approximate | Shifted | Selection | Others
+Leaf = Noised | Approximate | Shifted | Selection | Others | Inexact
 Event = Leaf | Repeat | Compose
 
 NOTHING = Compose(())
@@ -424,6 +446,7 @@ _FIELDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "discrete-gaussian": (DiscreteGaussian, ("sigma", "sensitivity")),
     "randomized-response": (RandomizedResponse, ("noise", "categories")),
     "exponential": (Exponential, ("epsilon", "relation")),
+    "inexact": (Inexact, ("distance", "event")),
     "repeat": (Repeat, ("count", "event")),
     "compose": (Compose, ("events",)),
 }
@@ -474,30 +497,39 @@ def from_json(text: str) -> Event:
 def describe(event: Event) -> Iterator[str]:
     """Describe each distinct leaf in one line of words."""
     for leaf, count in leaves(event).items():
-        match leaf:
-            case Gaussian(z):
-                yield f"{count:,} × full-batch Gaussian, noise multiplier {z:g}"
-            case Poisson(q, Gaussian(z)):
-                yield f"{count:,} × Poisson sampling at rate {q:g}, Gaussian with noise multiplier {z:g}"
-            case FixedSize(n, m, Gaussian(z)):
-                yield f"{count:,} × {m:,} of {n:,} rows without replacement, Gaussian with noise multiplier {z:g}"
-            case Shuffle(b, Gaussian(z)):
-                yield f"{count:,} × epoch of {b:,} shuffled batches, Gaussian with noise multiplier {z:g}"
-            case Approximate(epsilon, delta, relation):
-                yield f"{count:,} × release known to be ({epsilon:g}, {delta:g})-private under {relation}"
-            case Shifted(shift, Gaussian(z)):
-                yield f"{count:,} × objective perturbation, noise multiplier {z:g}, loss shifted by {shift:g}"
-            case Pinned(Gaussian(z), relation):
-                yield f"{count:,} × Gaussian under {relation}, noise multiplier {z:g}"
-            case Selection(events, trials):
-                yield f"{count:,} × the best of a random number of trials ({trials}) of {len(events):,} settings"
-            case TruncatedPoisson(q, _, b, Gaussian(z)):
-                yield f"{count:,} × Poisson sampling at rate {q:g}, at most {b:,} rows, noise multiplier {z:g}"
-            case Laplace(z):
-                yield f"{count:,} × Laplace noise of scale {z:g}"
-            case DiscreteGaussian(sigma, sensitivity):
-                yield f"{count:,} × discrete Gaussian noise, σ = {sigma:g}, sensitivity {sensitivity:,}"
-            case RandomizedResponse(noise, categories):
-                yield f"{count:,} × randomized response among {categories:,}, random with probability {noise:g}"
-            case Exponential(epsilon, relation):
-                yield f"{count:,} × exponential mechanism, ε = {epsilon:g} under {relation}"
+        if isinstance(leaf, Inexact):
+            yield f"{count:,} × {_words(leaf.event)}, drawn otherwise with probability {leaf.distance:.2g}"
+        else:
+            yield f"{count:,} × {_words(leaf)}"
+
+
+def _words(leaf: Noised | Approximate | Shifted | Selection | Others) -> str:
+    match leaf:
+        case Gaussian(z):
+            return f"full-batch Gaussian, noise multiplier {z:g}"
+        case Poisson(q, Gaussian(z)):
+            return f"Poisson sampling at rate {q:g}, Gaussian with noise multiplier {z:g}"
+        case FixedSize(n, m, Gaussian(z)):
+            return f"{m:,} of {n:,} rows without replacement, Gaussian with noise multiplier {z:g}"
+        case Shuffle(b, Gaussian(z)):
+            return f"epoch of {b:,} shuffled batches, Gaussian with noise multiplier {z:g}"
+        case Approximate(epsilon, delta, relation):
+            return f"release known to be ({epsilon:g}, {delta:g})-private under {relation}"
+        case Shifted(shift, Gaussian(z)):
+            return f"objective perturbation, noise multiplier {z:g}, loss shifted by {shift:g}"
+        case Pinned(Gaussian(z), relation):
+            return f"Gaussian under {relation}, noise multiplier {z:g}"
+        case Selection(events, trials):
+            return f"the best of a random number of trials ({trials}) of {len(events):,} settings"
+        case TruncatedPoisson(q, _, b, Gaussian(z)):
+            return f"Poisson sampling at rate {q:g}, at most {b:,} rows, noise multiplier {z:g}"
+        case Laplace(z):
+            return f"Laplace noise of scale {z:g}"
+        case DiscreteGaussian(sigma, sensitivity):
+            return f"discrete Gaussian noise, σ = {sigma:g}, sensitivity {sensitivity:,}"
+        case RandomizedResponse(noise, categories):
+            return f"randomized response among {categories:,}, random with probability {noise:g}"
+        case Exponential(epsilon, relation):
+            return f"exponential mechanism, ε = {epsilon:g} under {relation}"
+        case _:
+            assert_never(leaf)

@@ -17,6 +17,7 @@ import numpy as np
 from dpgrad.accounting import _search, account, exact, pld
 from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Leaf, Poisson, Relation, Repeat, leaves
 from dpgrad.accounting.guarantee import Profile
+from dpgrad.accounting.inexact import parted, proved
 from dpgrad.accounting.pairs import Array
 from dpgrad.errors import DpgradError
 
@@ -38,6 +39,11 @@ def epsilon(event: Event, relation: Relation, delta: float, size: int, accountan
     >>> found == account(Gaussian(2.0), Relation.ADD_REMOVE, "exact").epsilon(1e-5)  # a fifth of the noise
     True
     """
+    exactly, distance = parted(event)
+    if distance:  # the same for a group: the noise does not depend on the data
+        left = math.nextafter(delta - distance, 0.0)
+        found, by = epsilon(exactly, relation, left, size, accountant) if left > 0 else (math.inf, accountant)
+        return proved(found), by
     closed = accountant == exact.NAME
     try:
         return _by_pairs(event, relation, delta, size), exact.NAME if closed else pld.NAME

@@ -14,7 +14,9 @@ from dpgrad.accounting.events import (
     Exponential,
     FixedSize,
     Gaussian,
+    Inexact,
     Laplace,
+    Leaf,
     Pinned,
     Poisson,
     RandomizedResponse,
@@ -92,6 +94,12 @@ _SAMPLING: dict[type, str] = {
     RandomizedResponse: "randomized response",
     Exponential: "exponential mechanism",
 }
+
+
+def _exact(leaf: Leaf) -> Leaf:
+    return leaf.event if isinstance(leaf, Inexact) else leaf
+
+
 UNIT = "row"  # what is protected, unless something else is named
 
 
@@ -258,7 +266,7 @@ class Guarantee:
     @property
     def sampling(self) -> str:
         """How the rows were drawn, in words."""
-        kinds = dict.fromkeys(_SAMPLING[type(leaf)] for leaf in leaves(self.event))
+        kinds = dict.fromkeys(_SAMPLING[type(_exact(leaf))] for leaf in leaves(self.event))
         return " and ".join(kinds) or "nothing released"
 
     def __str__(self) -> str:
@@ -276,18 +284,20 @@ def refuse_history(profile: Profile) -> None:
 
 
 def not_covered(
-    relation: Relation, *, held_out: bool, diagnostics: bool, tried: bool, unit: str = UNIT
+    relation: Relation, *, held_out: bool, diagnostics: bool, tried: bool, unit: str = UNIT, secure: bool = False
 ) -> tuple[str, ...]:
     """List what the guarantee of a training run does not cover.
 
     ``held_out`` and ``diagnostics``: whether the run has any. ``tried``: whether training rows decided how gradients
-    are computed. ``unit``: what is protected.
+    are computed. ``unit``: what is protected. ``secure``: whether noise came from the secure source.
     """
     found = [
         "choices of method and settings that were made by looking at these data",
         "what was computed from these data before: bounds, means, categories, features",
-        "how long the run took, its errors, and attacks on floating-point noise",
+        "how long the run took, and its errors",
     ]
+    if not secure:
+        found.append("attacks on floating-point noise, and on its generators, which are not cryptographic")
     if relation == Relation.ADD_REMOVE:
         found.append(
             f"rounding: with one {unit} more, kernels may be chosen that round the gradients of the others otherwise"

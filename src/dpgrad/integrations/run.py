@@ -321,6 +321,7 @@ class PrivateRun:
             outside=not_covered(
                 plan.mechanism.relation, held_out=held_out, diagnostics=False,
                 tried=way is not None and way.name in ("lifted", "certified"), unit=plan.unit,
+                secure=bool(plan.mechanism.secure_values),
             ),
             seconds=self._seconds,
             way=way,

@@ -7,6 +7,7 @@ Key(secret)
 'reproducible, not for release'
 """
 
+import dataclasses
 import hashlib
 import operator
 import secrets
@@ -23,7 +24,10 @@ SIZE = 32  # bytes
 
 @dataclass(frozen=True, repr=False)
 class Key:
-    """32 secret bytes, and whether they come from a seed.
+    """32 secret bytes, whether they come from a seed, and which source they are the key of.
+
+    With ``secure``, batches and noise come from the ChaCha20 stream (`dpgrad.mechanism.secure`); else from generators
+    that are quick and not cryptographic.
 
     Guarantee: anyone who has the key of a run can redraw its batches and subtract its noise. It is never printed, and
     may be written only to a file that is not released. Use one key for one run on one dataset: two results with the
@@ -35,6 +39,7 @@ class Key:
 
     secret: bytes
     reproducible: bool
+    secure: bool = False
 
     def __post_init__(self) -> None:
         _check_secret(self.secret)
@@ -83,6 +88,14 @@ class Key:
     def label(self) -> str:
         """The public label of the key; every result from a seed must carry it."""
         return "reproducible, not for release" if self.reproducible else "secret"
+
+    def secured(self) -> "Key":
+        """Return the same key for the secure source.
+
+        >>> Key.from_seed(7).secured().secure
+        True
+        """
+        return dataclasses.replace(self, secure=True)
 
     def derive(self, purpose: str, *names: str, size: int = SIZE) -> bytes:
         """Derive ``size`` bytes for one use: keyed BLAKE2b (RFC 7693) of purpose and names, with lengths.

@@ -21,10 +21,10 @@ import numpy as np
 
 from dpgrad import _validate
 from dpgrad.accounting import account, calibrate
-from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Relation, Repeat, group_multiplier
+from dpgrad.accounting.events import NOTHING, Compose, Event, Inexact, Leaf, Relation, Repeat, group_multiplier
 from dpgrad.accounting.guarantee import Guarantee, Profile
 from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
-from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism import sampling, schedules, secure
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.sampling import Sampler
 from dpgrad.mechanism.schedules import Array, Schedule
@@ -34,6 +34,7 @@ __all__ = ["Group", "Mechanism"]
 _CHECKED_AT_ONCE = 100_000  # steps whose schedules are checked when a mechanism is made; the rest when priced or run
 _CHUNK = 1 << 20
 _MOST_DISTINCT = 2_000_000
+_MOST_VALUES = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Mechanism:
     With ``adaptive_clip`` the clip bound of each group starts at ``clip`` and follows a noisy quantile of the norms,
     which is part of the same release: the step keeps its noise multiplier, and the gradients get more noise.
 
+    ``secure_values`` is the number of values that are noised at each step where batches and noise come from the secure
+    source (`dpgrad.mechanism.secure`), and 0, the default, where they do not. Its distance is part of the event.
+
     Guarantee: `event` composes, over all steps t, the sampler's event at noise multiplier std_at(t)/clip_at(t), or at
     that of gradients and counts together. Clipping and noise read the same two values. A sampler whose event has no
     price under ``relation`` is refused.
@@ -93,6 +97,7 @@ class Mechanism:
     batch_size: float | None = None
     groups: tuple[Group, ...] = ()
     adaptive_clip: AdaptiveClip | None = None
+    secure_values: int = 0
 
     def __post_init__(self) -> None:
         _validate.step_count(steps=self.steps)
@@ -117,6 +122,8 @@ class Mechanism:
         if self.batch_size is not None:
             _validate.positive(batch_size=self.batch_size)
             self._set(batch_size=float(self.batch_size))
+        _validate.whole(most=_MOST_VALUES, secure_values=self.secure_values)
+        self._set(secure_values=int(self.secure_values))
         self._check_schedules()
         if self.adaptive_clip is not None:
             self._check_adaptive(self.adaptive_clip)
@@ -128,6 +135,11 @@ class Mechanism:
         if self.hold_noise or callable(self.clip):
             raise OptionError(
                 "adaptive_clip moves the clip bound, and so does a schedule: give clip as a number, without hold_noise"
+            )
+        if self.secure_values:
+            raise OptionError(
+                "adaptive_clip draws the noise of its counts from the ordinary source: leave out adaptive_clip, or "
+                "secure_values (noise secure)"
             )
         _ = self.divisor
         for step in (0, self.steps - 1):
@@ -155,6 +167,11 @@ class Mechanism:
         many = 1 if self._steady else min(self.steps, _CHECKED_AT_ONCE)
         next(self.sampler.plan(self._multipliers(many)))  # a generator: checks every step, builds the first
         self.sampler.event(self.multiplier_at(self.steps - 1), self.steps - 1)
+        if self.secure_values:
+            for steps in (range(many), range(self.steps - 1, self.steps)):
+                for group in self.groups or (None,):
+                    most = float((self.stds(steps, group) / self.clips(steps, group)).max())
+                    secure.grid(most, 1.0, self.secure_values)  # refuses one that is too coarse
 
     def _set(self, **fields: object) -> None:
         for name, value in fields.items():
@@ -324,12 +341,19 @@ class Mechanism:
         if step not in (first, start):
             return NOTHING
         least = self._multipliers(min(span, self.steps - first), first).min()
-        return self.sampler.event(float(least), first)
+        return self._drawn(self.sampler.event(float(least), first))
 
     @cached_property
     def _every_step(self) -> Event:
         """The event of each step, where all cost the same; asked for at every step of a run."""
-        return self.sampler.event(float(self._multipliers(1, 0)[0]), 0)
+        return self._drawn(self.sampler.event(float(self._multipliers(1, 0)[0]), 0))
+
+    def _drawn(self, leaf: Leaf) -> Leaf:
+        """The event of a span of steps with the distance of its noise."""
+        if not self.secure_values:
+            return leaf
+        distance = secure.inexact(self.secure_values, self.sampler.span)
+        return Inexact(leaf, distance)  # type: ignore[arg-type]  # a sampler's event is noise on a sum
 
     def event(self) -> Event:
         """Return the event of the whole run, with consecutive equal steps counted together.
@@ -345,13 +369,14 @@ class Mechanism:
         """The events of the run in order, and how often each is repeated; by chunks, so that memory stays small."""
         span = self.sampler.span
         if self._steady:
-            yield self.sampler.event(self.multiplier_at(0)), -(-self.steps // span)
+            yield self._drawn(self.sampler.event(self.multiplier_at(0))), -(-self.steps // span)
             return
         chunk = span * max(1, _CHUNK // span)
         distinct, held = 0, 0  # held: how often the last leaf of the chunk before, which may go on, was applied
         last: Leaf | None = None
         for start in range(0, self.steps, chunk):
-            runs = list(self.sampler.plan(self._multipliers(min(chunk, self.steps - start), start), start))
+            planned = self.sampler.plan(self._multipliers(min(chunk, self.steps - start), start), start)
+            runs = [(self._drawn(leaf), count) for leaf, count in planned]
             if last == runs[0][0]:
                 runs[0] = (last, held + runs[0][1])
             elif last is not None:
@@ -513,13 +538,14 @@ class Mechanism:
             "batch_size": self.batch_size,
             "groups": [dataclasses.asdict(group) for group in self.groups],
             **({} if self.adaptive_clip is None else {"adaptive_clip": dataclasses.asdict(self.adaptive_clip)}),
+            **({"secure_values": self.secure_values} if self.secure_values else {}),
         }
 
     @classmethod
     def from_dict(cls, data: object) -> "Mechanism":
         """Return the mechanism that `to_dict` wrote; refuse missing or unknown fields."""
         fields = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(data, Mapping) or {*data, "adaptive_clip"} != fields:
+        if not isinstance(data, Mapping) or {*data, "adaptive_clip", "secure_values"} != fields:
             raise OptionError(f"not a mechanism: {data!r:.80}; expected an object with fields {sorted(fields)}")
         groups = data["groups"]
         wanted = {field.name for field in dataclasses.fields(Group)}

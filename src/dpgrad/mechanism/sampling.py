@@ -11,9 +11,11 @@ True
 Poisson(sampling_rate=0.01, event=Gaussian(noise_multiplier=1.0))
 
 The generator is Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by 128
-bits of a hash of the run key: good statistics, not a cryptographic stream.
+bits of a hash of the run key: good statistics, not a cryptographic stream. A key that is `Key.secured` draws from the
+ChaCha20 stream in its place.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from dpgrad import _validate
 from dpgrad.accounting import events
 from dpgrad.accounting.events import Relation
 from dpgrad.errors import OptionError
-from dpgrad.mechanism import schedules
+from dpgrad.mechanism import chacha, schedules
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.schedules import Array, Schedule
 
@@ -121,14 +123,25 @@ def generator(key: AnyKey, step: int) -> np.random.Generator:
 def words(key: AnyKey, step: int, start: int, count: int) -> Words:
     """Return words ``start`` to ``start + count`` of the stream of ``step``: 64 uniform bits for each of these rows.
 
-    Setting the generator's counter gives any range directly.
+    Setting the generator's counter gives any range directly. The words of a secured key are those of ChaCha20.
 
     >>> words(5, step=3, start=0, count=9)[6:].tolist() == words(5, step=3, start=6, count=3).tolist()
     True
     """
     _validate.whole(most=MOST_ROWS, start=start, count=count)
+    if (own := Key.of(key)).secure:
+        _validate.whole(most=_validate.MOST_STEPS, step=step)
+        return _secure_words(own, start, count, str(step))
     block, skipped = divmod(start, 4)
     return _philox(key, step, block).random_raw(skipped + count)[skipped:]
+
+
+def _secure_words(key: Key, start: int, count: int, *names: str) -> Words:
+    """Words of the ChaCha20 stream of these names."""
+    block, skipped = divmod(start, chacha.BLOCK)
+    blocks = -(-(skipped + count) // chacha.BLOCK)
+    found = chacha.words(key.derive("secure sampling", *names), block, blocks)
+    return found.reshape(-1)[skipped : skipped + count]
 
 
 def threshold(rate: float) -> int:
@@ -239,7 +252,7 @@ class FixedSize:
 
     def draw(self, rows: int, step: int, key: AnyKey) -> Indices:
         _same_rows(rows, self.dataset_size)
-        return _chosen(generator(key, step), rows, self.batch_size)
+        return _chosen(Key.of(key), step, rows, self.batch_size)
 
     def event(self, noise_multiplier: float, step: int = 0) -> events.FixedSize:
         return events.FixedSize(self.dataset_size, self.batch_size, events.Gaussian(noise_multiplier))
@@ -338,17 +351,30 @@ def _same_rows(rows: int, dataset_size: int) -> None:
         raise OptionError(f"rows must equal the declared dataset_size = {dataset_size:,}, got {rows:,}")
 
 
-def _chosen(random: np.random.Generator, rows: int, count: int) -> Indices:
+def _chosen(key: Key, step: int, rows: int, count: int) -> Indices:
     """``count`` of ``rows``, uniformly without replacement, rising; quick where count is far below rows."""
+    _validate.whole(most=_validate.MOST_STEPS, step=step)
     if count == rows:
         return np.arange(rows, dtype=np.int64)
-    return np.sort(random.choice(rows, count, replace=False, shuffle=False))
+    if key.secure:
+        return np.sort(_secure_order(key, step, rows)[:count])
+    return np.sort(generator(key, step).choice(rows, count, replace=False, shuffle=False))
+
+
+def _secure_order(key: Key, step: int, rows: int) -> Indices:
+    """The rows in a uniformly random order: that of one word each, drawn again where two are equal."""
+    for tried in itertools.count():
+        words = _secure_words(key, 0, rows, str(step), "order", str(tried))
+        order = np.argsort(words)
+        if not (words[order[1:]] == words[order[:-1]]).any():
+            return order
+    raise AssertionError("unreachable")
 
 
 @lru_cache(maxsize=2)
 def _permutation(rows: int, epoch: int, key: Key) -> Indices:
     """The order of one epoch; kept while its batches are drawn. Never handed out: callers copy a piece."""
-    return generator(key, epoch).permutation(rows)
+    return _secure_order(key, epoch, rows) if key.secure else generator(key, epoch).permutation(rows)
 
 
 def _checked(multipliers: Array, start: int) -> Array:

@@ -15,12 +15,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpgrad import _triton, _validate
+from dpgrad.errors import OptionError
 from dpgrad.mechanism import sampling
-from dpgrad.mechanism.keys import AnyKey
+from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.sampling import Indices, Sampler
 from dpgrad.randomness import philox
 
@@ -87,7 +89,7 @@ def chosen(sampler: Sampler, rows: int, step: int, key: AnyKey, device: Device) 
     >>> chosen(sampling.FullBatch(), rows=3, step=0, key=7, device="cpu")
     tensor([0, 1, 2])
     """
-    if isinstance(sampler, sampling.Poisson) and torch.device(device).type == "cuda" and rows > _HOST_ROWS:
+    if isinstance(sampler, sampling.Poisson) and _on_device(device, rows, key):
         return included(key, step, rows, sampler.sampling_rate_at(step), device).nonzero()[:, 0]
     return _sent(torch.from_numpy(sampler.draw(rows, step, key)).long(), device)
 
@@ -116,11 +118,16 @@ def poisson(key: AnyKey, step: int, rows: int, rate: float, capacity: int, devic
     """
     _validate.whole(least=1, capacity=capacity)
     _validate.whole(rows=rows)
-    if torch.device(device).type != "cuda" or rows <= _HOST_ROWS:
+    if not _on_device(device, rows, key):
         return _padded(sampling.Poisson(rate).draw(rows, step, key), capacity, device)
     taking_part = included(key, step, rows, rate, device)
     count = int(taking_part.sum())  # the one place that waits for the device
     return compact(taking_part, capacity, -(-count // capacity))
+
+
+def _on_device(device: Device, rows: int, key: AnyKey) -> bool:
+    """Whether a CUDA device draws the rows itself; those of the secure source are drawn on the host."""
+    return torch.device(device).type == "cuda" and rows > _HOST_ROWS and not Key.of(key).secure
 
 
 def included(key: AnyKey, step: int | Tensor, rows: int, rate: float, device: Device) -> Tensor:
@@ -185,7 +192,7 @@ class Ahead:
 def _included_at(key: AnyKey, steps: range, rows: int, rates: list[float], device: Device) -> Tensor:
     """`included` at several steps, (steps, rows): by one kernel where there is one."""
     below = [sampling.threshold(rate) for rate in rates]
-    if not (_triton.available and torch.device(device).type == "cuda" and all(below)):
+    if not (_triton.available and torch.device(device).type == "cuda" and all(below)) or Key.of(key).secure:
         return torch.stack([included(key, step, rows, rate, device) for step, rate in zip(steps, rates, strict=True)])
     from dpgrad.randomness.kernels import below as words_below
 
@@ -243,7 +250,8 @@ def _sent(indices: Tensor, device: Device) -> Tensor:
 def words(key: AnyKey, step: int | Tensor, start: int, count: int, device: Device) -> Tensor:
     """`sampling.words` on ``device``, as int64 of the same 64 bits, without waiting for it.
 
-    ``step`` may be a 0-d int64 tensor on the device, as a captured graph needs it; its value is not checked.
+    ``step`` may be a 0-d int64 tensor on the device, as a captured graph needs it; its value is not checked. The words
+    of a secured key are drawn on the host, and a tensor is then refused.
 
     >>> words(key=7, step=3, start=5, count=2, device="cpu").numpy().view("u8").tolist() == sampling.words(
     ...     key=7, step=3, start=5, count=2
@@ -253,7 +261,12 @@ def words(key: AnyKey, step: int | Tensor, start: int, count: int, device: Devic
     _validate.whole(most=sampling.MOST_ROWS, start=start, count=count)
     if not isinstance(step, Tensor):
         _validate.whole(most=_validate.MOST_STEPS, step=step)
+        if Key.of(key).secure:
+            drawn = sampling.words(key, step, start, count).astype(np.uint64).view(np.int64)
+            return _sent(torch.from_numpy(drawn), device)
         step = torch.full((), step, device=device)
+    if Key.of(key).secure:
+        raise OptionError("step must be a number with a secured key: its words are drawn on the host")
     first, skipped = divmod(start, 4)
     blocks = -(-(skipped + count) // 4)
     counters = torch.arange(first + 1, first + 1 + blocks, device=device)  # numpy counts on before it makes a block

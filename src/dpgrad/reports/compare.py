@@ -12,6 +12,7 @@ from dpgrad.accounting.events import (
     Compose,
     Event,
     Gaussian,
+    Inexact,
     Leaf,
     Noised,
     Relation,
@@ -19,7 +20,8 @@ from dpgrad.accounting.events import (
     leaves,
 )
 from dpgrad.accounting.guarantee import down, up
-from dpgrad.accounting.pld import PldProfile
+from dpgrad.accounting.inexact import InexactProfile
+from dpgrad.accounting.pld import NAME, PldProfile
 from dpgrad.errors import AccountingError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
@@ -71,7 +73,7 @@ def figure(event: Event, relation: Relation, accountant: str, delta: float, chos
     """
     try:
         profile = account(event, relation, accountant)
-        if chosen and isinstance(profile, PldProfile):
+        if chosen and isinstance(profile, PldProfile | InexactProfile) and accountant == NAME:
             found = profile.interval(delta)
             return Figure(accountant, float(found.upper), True, float(found.lower), float(found.estimate), chosen)
         return Figure(accountant, float(profile.epsilon(delta)), profile.guarantee, chosen=chosen)
@@ -104,15 +106,22 @@ def coarse(event: Event, grid: int = 1000, most: int = MANY) -> Event:
         return event
     counts: Counter[Leaf] = Counter()
     for leaf, count in distinct.items():
+        if isinstance(leaf, Inexact):
+            counts[Inexact(_rounded(leaf.event, grid), leaf.distance)] += count
+            continue
         if not isinstance(leaf, Noised):
             counts[leaf] += count
             continue
-        z = leaf.noise_multiplier if isinstance(leaf, Gaussian) else leaf.event.noise_multiplier
-        counts[_with_noise(leaf, min(z, math.exp(math.floor(math.log(z) * grid) / grid)))] += count
+        counts[_rounded(leaf, grid)] += count
     return Compose(tuple(Repeat(leaf, count) for leaf, count in counts.items()))
 
 
-def _with_noise(leaf: Noised, noise_multiplier: float) -> Leaf:
+def _rounded(leaf: Noised, grid: int) -> Noised:
+    z = leaf.noise_multiplier if isinstance(leaf, Gaussian) else leaf.event.noise_multiplier
+    return _with_noise(leaf, min(z, math.exp(math.floor(math.log(z) * grid) / grid)))
+
+
+def _with_noise(leaf: Noised, noise_multiplier: float) -> Noised:
     if isinstance(leaf, Gaussian):
         return Gaussian(noise_multiplier)
     return dataclasses.replace(leaf, event=Gaussian(noise_multiplier))

@@ -16,6 +16,7 @@ from dpgrad.accounting.events import (
     Compose,
     Event,
     FixedSize,
+    Inexact,
     Poisson,
     Relation,
     TruncatedPoisson,
@@ -146,6 +147,7 @@ class Part:
     values: Mapping[str, Any] = field(default_factory=dict)
     releases: Sequence[Mapping[str, Any]] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
+    drawn: bool = False  # whether dpgrad draws the noise itself, or drew it
 
 
 def part(thing: object, delta: float | None, data: Dataset | None, model: Mapping[str, Any] | None) -> Part:
@@ -239,7 +241,7 @@ def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None)
         [*fitted.public, *read["public"]], [*read["outside"], *fitted.outside],
         [] if data is None else [f"{data.name}: {data.preprocessing}"], _schema(data),
         [*fitted.notes, *_bounds_used(fitted.clip_bounds), *(text for _, text in fitted.plan.cautions())],
-        _values(fitted.plan.mechanism), run=run,
+        _values(fitted.plan.mechanism), run=run, drawn=True,
     )  # fmt: skip
 
 
@@ -265,7 +267,7 @@ def _plan(plan: Planned) -> Part:
     return Part(
         "plan", "the result of this plan", plan.guarantee, (named.name, named.title, named.citation), (False, PLANNED),
         plan.public, notes=[text for _, text in plan.cautions()], values=_values(plan.mechanism),
-        run={"plan": plain_values(plan.to_dict())},
+        run={"plan": plain_values(plan.to_dict())}, drawn=True,
     )  # fmt: skip
 
 
@@ -274,7 +276,7 @@ def _mechanism(mechanism: Mechanism, delta: float) -> Part:
     found = priced(mechanism.event(), mechanism.relation, delta)
     return Part(
         "plan", "the result of this mechanism", found, ("mechanism", title, None), (False, PLANNED),
-        values=_values(mechanism),
+        values=_values(mechanism), drawn=True,
     )  # fmt: skip
 
 
@@ -297,7 +299,7 @@ def _release(thing: Released, delta: float) -> Part:
         "release", "this result", found, (type(thing).__name__, getattr(thing, "title", "a release"), None),
         (False, SEEDED) if thing.reproducible else (True, RELEASED),
         outside=["what was computed from the same rows before, and choices made by looking at them"],
-        values=_main(releases), releases=releases,
+        values=_main(releases), releases=releases, drawn=True,
     )  # fmt: skip
 
 
@@ -307,6 +309,7 @@ def _estimator(fitted: Estimator) -> Part:
     return Part(
         "estimator", "this model", told.guarantee, (type(fitted).__name__, told.title, None), _shareable([told]),
         told.public, told.outside, told.preprocessing, told.schema, told.notes, _main(releases), releases,
+        drawn=True,
     )  # fmt: skip
 
 
@@ -355,7 +358,7 @@ def _pipeline(thing: object, steps: list[tuple[str, Any]]) -> Part:
     return Part(
         "pipeline", "this pipeline", found, (type(thing).__name__, title, None),
         release, gathered["public"], [*unpaid, *gathered["outside"]],
-        gathered["preprocessing"], fitted[0][1].schema, gathered["notes"], _main(releases), releases,
+        gathered["preprocessing"], fitted[0][1].schema, gathered["notes"], _main(releases), releases, drawn=True,
     )  # fmt: skip
 
 
@@ -384,7 +387,8 @@ def _told_release(
 def _rate(event: Event) -> float | None:
     """The sampling rate of an event that has one."""
     sampled = (Poisson, FixedSize, TruncatedPoisson)
-    rates = {leaf.sampling_rate if isinstance(leaf, sampled) else 1.0 for leaf in leaves(event)}
+    drawn = {leaf.event if isinstance(leaf, Inexact) else leaf for leaf in leaves(event)}
+    rates = {leaf.sampling_rate if isinstance(leaf, sampled) else 1.0 for leaf in drawn}
     return rates.pop() if len(rates) == 1 else None
 
 

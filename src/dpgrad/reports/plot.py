@@ -11,6 +11,7 @@ import numpy as np
 from dpgrad.accounting import ACCOUNTANTS, account, pld
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import up
+from dpgrad.accounting.inexact import parted
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
@@ -75,7 +76,7 @@ def lines(run: Mechanism, delta: float, known: Mapping[str, Figure]) -> dict[str
 def _quick(event: Event, relation: Relation, accountant: str, delta: float) -> float:
     """ε to a thousandth; NaN where the accountant fails at this point alone."""
     try:
-        if accountant == pld.NAME:
+        if accountant == pld.NAME and not parted(event)[1]:
             return pld.account(event, relation, precision=1e-3).epsilon(delta)
         return account(event, relation, accountant).epsilon(delta)
     except (ValueError, ArithmeticError):

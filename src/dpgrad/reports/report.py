@@ -22,6 +22,7 @@ from typing import Any
 from dpgrad import __version__
 from dpgrad.accounting import events
 from dpgrad.accounting.guarantee import Guarantee, several
+from dpgrad.accounting.inexact import parted
 from dpgrad.data import Dataset
 from dpgrad.errors import ReportError
 from dpgrad.reports import compare, kinds, plain, strict_json
@@ -148,6 +149,7 @@ def report(
         "method": dict(zip(("name", "title", "citation"), part.method, strict=True)),
         "preprocessing": list(part.preprocessing),
         "guarantee": promise,
+        "noise": _noise(event, part.drawn),
         "plain": plain.explained(promise, allowed, part.subject),
         "values": {**dict.fromkeys(_VALUES), **part.values},
         "releases": [dict(one) for one in part.releases],
@@ -197,6 +199,16 @@ def _attacks(guarantee: Guarantee) -> dict[str, Any] | None:
         return guarantee.attacks()
     except ArithmeticError:
         return None
+
+
+def _noise(event: events.Event, drawn: bool) -> dict[str, Any] | None:
+    """Where the noise came from, as far as the event tells; None where dpgrad did not draw it, or drew none."""
+    leaves = events.leaves(event)
+    secure = [leaf for leaf in leaves if isinstance(leaf, events.Inexact)]
+    if not leaves or (not secure and not drawn):
+        return None
+    source = "ordinary" if not secure else "secure" if len(secure) == len(leaves) else "secure and ordinary"
+    return {"source": source, "distance": parted(event)[1]}
 
 
 def _finite(value: float) -> float | None:
@@ -249,7 +261,7 @@ def _added(report: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": "run", "date": None, "environment": None, "schema": None, "preprocessing": [], "plain": told,
         "values": {**dict.fromkeys(_VALUES), **{name: known.get(name) for name in ("noise_multiplier", "steps")}},
-        "releases": [], "notes": [],
+        "releases": [], "notes": [], "noise": None,
     }  # fmt: skip
 
 

@@ -52,6 +52,8 @@ def _made(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "chosen", f"by rule: {why}"
     if values := [f"{label} {known[name]:.6g}" for name, label in _VALUES.items() if known.get(name) is not None]:
         yield "values", ", ".join(values)
+    if report.get("noise") is not None:
+        yield "noise", _source(report["noise"])
     yield from (("released", _released(one)) for one in report.get("releases", ()))
     if report.get("way") is not None:
         yield "gradients", _said(report["way"])
@@ -68,6 +70,23 @@ def _made(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "held-out", f"{result['metric']} {shown(result['held_out'], result['metric'])}"
     if report.get("environment") is not None:
         yield "made with", _environment(report)
+
+
+_SOURCES = {
+    "ordinary": "ordinary source: floating-point numbers from generators that are not cryptographic",
+    "secure": "secure source: ChaCha20, and whole numbers on a grid",
+    "secure and ordinary": "secure source (ChaCha20, whole numbers on a grid) for some releases, ordinary for others",
+}
+
+
+def _source(noise: Mapping[str, Any]) -> str:
+    """Where the noise came from, in words.
+
+    >>> _source({"source": "secure", "distance": 2.0**-50})
+    'secure source: ChaCha20, and whole numbers on a grid; of δ, 8.8818e-16 is for the distance from a Gaussian'
+    """
+    paid = f"; of δ, {up(noise['distance'])} is for the distance from a Gaussian" if noise["distance"] else ""
+    return _SOURCES[noise["source"]] + paid
 
 
 def _released(one: Mapping[str, Any]) -> str:

@@ -332,6 +332,7 @@ def _fitted(task: Task, session: Session, last: int, began: float) -> Fitted:
             diagnostics=task.callbacks.diagnostics is not None,
             tried=way is not None and way.name in ("lifted", "certified"),
             unit=plan.unit,
+            secure=bool(plan.mechanism.secure_values),
         ),
         seconds=time.perf_counter() - began,
         diagnostics=session.recorder,

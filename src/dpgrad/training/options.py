@@ -20,6 +20,7 @@ from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
 from dpgrad.accounting.guarantee import UNIT
 from dpgrad.errors import OptionError
+from dpgrad.mechanism import chacha
 
 if TYPE_CHECKING:
     from dpgrad.data import Dataset
@@ -30,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 READINGS = ("less-noise", "more-steps")
+SOURCES = ORDINARY, SECURE = "ordinary", "secure"  # of noise and batches
 UNIT_RULES = ("hash", "first")
 ROWS_ON_RANK = ("all", "part")
 PERSON, ROWS_PER_UNIT = "person", 4
@@ -175,6 +177,10 @@ class Privacy:
     It is not added to ``ledger``; record it there once, where it is released. ``several_rows``: an example has K rows,
     (examples, K, ...), and is the unit of privacy.
 
+    ``noise`` is the source of noise and batches. The default is ``"ordinary"``: generators that are quick and not
+    cryptographic, and floating-point noise. ``"secure"`` draws both from a cryptographic stream and adds whole numbers,
+    and δ pays for the sampler's distance from a Gaussian (docs/secure_noise.md).
+
     ``units`` names the owner of each row, by whole numbers or texts: one person, with all of their rows, is then what
     is protected, and batch size, epochs and ``dataset_size`` count persons. ``rows_per_unit``, ``unit_rule`` and
     ``unit_name`` say how many rows of each are used, which, and what a person is called. They do not change ε: the mean
@@ -200,6 +206,11 @@ class Privacy:
     noise_multiplier: float | None = option(
         None, "The standard deviation of the noise divided by the clip bound; more noise hides more.",
         kind="positive", metavar="Z",
+    )  # fmt: skip
+    noise: str = option(
+        ORDINARY, "Where noise and batches come from: ordinary generators, or the secure source for release: ChaCha20 "
+        "and whole numbers, which do not leak through floating point; needs dpgrad[secure].",
+        kind="choice", choices=SOURCES,
     )  # fmt: skip
     reading: str | None = option(
         None, "What a shrinking clip bound buys (Yu et al., 2018).", kind="choice", choices=READINGS
@@ -259,6 +270,19 @@ class Privacy:
             return self
         most = None if data.schema is None else data.schema.rows_per_unit
         return dataclasses.replace(self, units=data.units, rows_per_unit=self.rows_per_unit or most)
+
+    def secure_values(self, parameters: int | None) -> int:
+        """How many values get secure noise at each step, of a model that trains ``parameters`` of them.
+
+        >>> Privacy().secure_values(10), Privacy(noise="secure").secure_values(10)
+        (0, 10)
+        """
+        if self.noise != SECURE:
+            return 0
+        chacha.refuse_missing()
+        if not parameters:
+            raise OptionError("noise secure adds to delta for each trained value: give parameters, or a model")
+        return parameters
 
     def refuse_without_units(self) -> None:
         """Refuse details of units where nothing names the units."""

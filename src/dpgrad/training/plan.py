@@ -24,7 +24,7 @@ from dpgrad.reports import compare
 from dpgrad.reports.report import Report, report
 from dpgrad.training import advice, auto
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
+from dpgrad.training.options import ORDINARY, ROWS_PER_UNIT, SECURE, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.rates import parse_rate, plain_rate
 from dpgrad.training.recipes import Recipe, optimizer_name, recipe
 
@@ -207,6 +207,7 @@ class Plan:
             "rows_per_unit": self.rows_per_unit,
             "unit_rule": self.unit_rule,
             "noise_multiplier": self.mechanism.noise_multiplier,
+            "noise": SECURE if self.mechanism.secure_values else ORDINARY,
             "learning_rate": plain_rate(self.learning_rate),
             "optimizer": self.optimizer,
             "averaging": self.recipe.averaging,
@@ -452,7 +453,7 @@ def planned(
     mechanism = Mechanism(
         sampler, count or 1, privacy.noise_multiplier or 1.0, method.clip_over(_clock(method, count)),
         hold_noise=method.clip_schedule is not None, relation=_relation(privacy.relation, declared),
-        batch_size=batch_size, groups=method.groups,
+        batch_size=batch_size, groups=method.groups, secure_values=privacy.secure_values(parameters),
     )  # fmt: skip
     other = privacy.other_event
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
@@ -533,9 +534,8 @@ def _batch_size(method: Recipe, budget: Budget, size: int, unit: str) -> float:
 def _steps(dataset_size: int, batch_size: float, epochs: float | None, steps: int | None) -> int | None:
     if epochs is None:
         return steps
-    count = int(
-        min(epochs * dataset_size / batch_size, 2 * _validate.MOST_STEPS)
-    )  # beyond which a mechanism refuses it
+    most = 2 * _validate.MOST_STEPS  # beyond which a mechanism refuses it
+    count = int(min(epochs * dataset_size / batch_size, most))
     if not count:
         raise OptionError(
             f"epochs = {epochs:g} of {dataset_size:,} rows in batches of {batch_size:g} make no step: train longer"

@@ -69,6 +69,7 @@ from dpgrad.training.augment import Augment, probed
 from dpgrad.training.same_data import SameData
 from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.pieces import FEWEST_STEPS, Pieces
+from dpgrad.training.step.release import of_source
 from dpgrad.training.step.sizes import Sizes
 from dpgrad.training.step.straight import Straight
 from dpgrad.training.step.taped import Taped
@@ -117,11 +118,12 @@ class PrivateGradient:
     computed. Clip bound, noise and charge are read from one frozen mechanism. The divisor is its declared constant,
     never the size of the batch drawn.
 
-    Not covered: other uses of the data by the model, the loss or the caller; timing; attacks on floating-point noise;
-    rounding beyond `dpgrad.grads.precision.norm_error` (add-remove neighbours, long sums over positions); that the
-    comparison of the engine with its definition before the first step passed; and errors and warnings. What your own
-    code raises on training rows is told without its words (`dpgrad.grads.unquoted`), but a message of torch may reveal
-    the batch size. Do not release it.
+    Not covered: other uses of the data by the model, the loss or the caller; timing; attacks on floating-point noise,
+    unless the mechanism has ``secure_values`` (docs/secure_noise.md); rounding beyond
+    `dpgrad.grads.precision.norm_error` (add-remove neighbours, long sums over positions); that the comparison of the
+    engine with its definition before the first step passed; and errors and warnings. What your own code raises on
+    training rows is told without its words (`dpgrad.grads.unquoted`), but a message of torch may reveal the batch size.
+    Do not release it.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class PrivateGradient:
                 self.ranks, model, own, mechanism, start, before, rule=rule, engine=engine, augment=augment,
                 inner_momentum=inner_momentum, several_rows=several_rows, rows_on_rank=rows_on_rank,
             )  # fmt: skip
+            key = of_source(key, model, mechanism, self.ranks)
             self.work = Work(
                 model, loss, mechanism, key, rule, inner_momentum, average, several_rows or augment is not None,
                 augment, collate, start, microbatch, observe, charge is not None, self.ranks,

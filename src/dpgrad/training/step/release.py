@@ -6,6 +6,7 @@ this rank in a buffer, which a captured body can do, and `show` exchanges them: 
 Guarantee: a sum is given noise before anything of it is written to ``.grad``, and the noise of a step is written once.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,14 +18,19 @@ from torch import Tensor, nn
 
 from dpgrad.distributed.exchange import ALIGNED, Exchange
 from dpgrad.distributed.ranks import Ranks
+from dpgrad.errors import OptionError
 from dpgrad.grads.sums import sum_dtype, trainable
+from dpgrad.mechanism import chacha, secure
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Array
-from dpgrad.randomness import device_noise, noise
+from dpgrad.randomness import device_noise, noise, secure_noise
 from dpgrad.training.step.quantile import Quantile
 
-__all__ = ["Exchanged", "Figures", "OnDevice", "OnHost", "Release", "release"]
+__all__ = [
+    "Exchanged", "Figures", "OnDevice", "OnHost", "Release", "SecureOnDevice", "SecureOnHost", "of_source",
+    "refuse_values", "release",
+]  # fmt: skip
 
 _AHEAD = 256  # steps
 
@@ -126,10 +132,13 @@ class OnDevice:
 
     def add(self, part: device_noise.Segment, total: Tensor) -> None:
         std = device_noise.spread(part, self.parameters, self._named)
-        self._noise.write(part, self._written[part], self._step, std, total, self._divisor)
+        self._write(part, total, std)
         for name in part.names:
             if self._grads[name] is not self._means[name]:
                 self._grads[name].copy_(self._means[name])
+
+    def _write(self, part: device_noise.Segment, total: Tensor, std: Tensor) -> None:
+        self._noise.write(part, self._written[part], self._step, std, total, self._divisor)
 
     def finish(self) -> None:
         """Nothing is left to write."""
@@ -242,6 +251,58 @@ def _singly(parameters: Mapping[str, nn.Parameter]) -> tuple[device_noise.Segmen
     return tuple(device_noise.Segment((name,), parameter.numel(), 0) for name, parameter in parameters.items())
 
 
+@dataclass
+class SecureOnHost(OnHost):
+    """`OnHost` with noise of the secure source."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._grids = _Grids(self.parameters, self.figures)
+
+    def finish(self) -> None:
+        totals, self._totals = self._totals, {}
+        grids = self._grids.at(self._step)
+        units = {name: grids[self.figures.place(name)] for name in totals}
+        self._noisy = secure_noise.noisy_means(totals, units, self.key, self._step, self.divisor)
+
+
+@dataclass
+class SecureOnDevice(OnDevice):
+    """`OnDevice` with noise of the secure source: drawn on the host before the step, and copied to where it is added.
+
+    The memories that hold standard deviations hold the grid.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._grids = _Grids(self.parameters, self.figures)
+        self._drawn = {part: torch.zeros(part.values, dtype=torch.float64, device=self.device) for part in self.parts}
+
+    def at(self, step: int) -> None:
+        for place, unit in enumerate(self._grids.at(step)):
+            self._stds[place].fill_(unit)
+        for part, held in self._drawn.items():
+            found = [secure_noise.drawn(self.key, step, name, self.parameters[name].numel()) for name in part.names]
+            held.copy_(torch.cat(found))
+
+    def _write(self, part: device_noise.Segment, total: Tensor, std: Tensor) -> None:
+        self._written[part].copy_(secure_noise.added(total, self._drawn[part], std).div_(self._divisor))
+
+
+class _Grids:
+    """The grid of each group at each step, for as many values as its parameters have."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], figures: "Figures") -> None:
+        self._figures = figures
+        self._values = [0] * figures.count
+        for name, parameter in parameters.items():
+            self._values[figures.place(name)] += parameter.numel()
+
+    def at(self, step: int) -> list[float]:
+        each = zip(self._figures.stds(step), self._figures.clips(step), self._values, strict=True)
+        return [secure.grid(std, clip, max(1, values)) for std, clip, values in each]
+
+
 class Figures:
     """Clip bound and standard deviation of the noise at each step by group, looked up for many steps at once."""
 
@@ -291,8 +352,33 @@ def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, 
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.grad = None  # an optimizer would go on with what it has
+    if mechanism.secure_values:
+        refuse_values(parameters, mechanism)
     if not ranks.alone:
         return Exchanged(parameters, figures, key, mechanism.divisor, ranks)
     if device.type == "cuda":
-        return OnDevice(parameters, figures, key, mechanism.divisor, device)
-    return OnHost(parameters, figures, key, mechanism.divisor)
+        drawn = SecureOnDevice if mechanism.secure_values else OnDevice
+        return drawn(parameters, figures, key, mechanism.divisor, device)
+    return (SecureOnHost if mechanism.secure_values else OnHost)(parameters, figures, key, mechanism.divisor)
+
+
+def of_source(key: Key, model: nn.Module, mechanism: Mechanism, ranks: Ranks) -> Key:
+    """The key for the source of noise that the mechanism accounts for."""
+    if mechanism.secure_values:
+        chacha.refuse_missing()
+        refuse_values(trainable(model), mechanism)
+        if not ranks.alone:
+            raise OptionError(
+                "noise secure is for one process so far: leave out secure_values (noise secure), or train on one rank"
+            )
+    return dataclasses.replace(key, secure=bool(mechanism.secure_values))
+
+
+def refuse_values(parameters: Mapping[str, Tensor], mechanism: Mechanism) -> None:
+    """Refuse a mechanism with secure noise that accounts for fewer values than are trained."""
+    values = sum(parameter.numel() for parameter in parameters.values())
+    if values > mechanism.secure_values:
+        raise OptionError(
+            f"secure_values must be at least {values:,}, the number of values that the model trains, got "
+            f"{mechanism.secure_values:,}: each adds to delta"
+        )

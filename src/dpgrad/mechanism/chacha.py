@@ -1,0 +1,56 @@
+"""The ChaCha20 key stream (RFC 8439) as 64-bit words, readable from any block: the secure source of random numbers.
+
+On a CPU the blocks are those of the package ``cryptography``; `dpgrad.randomness.secure_kernels` computes the same bits
+on a CUDA device.
+
+>>> one, again = (words(bytes(32), block=0, count=2)[1], words(bytes(32), block=1, count=1)[0])
+>>> bool((one == again).all())
+True
+"""
+
+from importlib.util import find_spec
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgrad.errors import OptionError
+
+__all__ = ["BLOCK", "Words", "refuse_missing", "words"]
+
+Words = NDArray[np.uint64]
+BLOCK = 8  # words of 64 bits in a block
+_BYTES = 8 * BLOCK
+_COUNTERS = 1 << 32  # blocks under one nonce
+_ZEROS = bytes(_BYTES << 14)  # encrypted at a time
+
+
+def refuse_missing() -> None:
+    """Refuse to go on without the package that computes the stream."""
+    if find_spec("cryptography") is None:
+        raise OptionError("noise secure needs the package cryptography: pip install 'dpgrad[secure]'")
+
+
+def words(key: bytes, block: int, count: int) -> Words:
+    """Blocks ``block`` to ``block + count`` of the stream of a 32-byte key, (count, 8) words, little-endian.
+
+    The block number is the 32-bit counter of RFC 8439; beyond 2^32 blocks it goes on in the nonce, which is otherwise
+    0. A key must therefore serve one stream only: derive it from the run's key with the stream's own name.
+
+    >>> hex(int(words(bytes(32), block=0, count=1)[0, 0]))
+    '0x903df1a0ade0b876'
+    """
+    refuse_missing()
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    out = np.empty(count * _BYTES, np.uint8)
+    done = 0
+    while done < count:
+        nonce, counter = divmod(block + done, _COUNTERS)
+        many = min(count - done, _COUNTERS - counter)
+        stream = Cipher(ChaCha20(key, counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")), None).encryptor()
+        for start in range(done * _BYTES, (done + many) * _BYTES, len(_ZEROS)):
+            stop = min(start + len(_ZEROS), (done + many) * _BYTES)
+            stream.update_into(_ZEROS[: stop - start], out.data[start:stop])
+        done += many
+    return out.view("<u8").reshape(count, BLOCK)

@@ -1,0 +1,182 @@
+"""Secure noise in a step: what is written follows from rounded sums and whole numbers alone, however it is computed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpgrad.mechanism import chacha, sampling, secure
+from dpgrad.mechanism.keys import Key
+from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.randomness import secure_noise
+from dpgrad.training.private import PrivateGradient
+from dpgrad.training.step.release import Figures, SecureOnDevice, SecureOnHost, release
+from replayed import on_cpu
+
+GROUPS = (Group("0.*", clip=0.5), Group("2.*", noise_multiplier=2.0))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def values(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def mechanism(model: nn.Module, **options: Any) -> Mechanism:
+    settings = {"noise_multiplier": 0.7, "clip": 0.3, "batch_size": 8, "secure_values": values(model)}
+    return Mechanism(sampling.Poisson(0.1), 6, **{**settings, **options})
+
+
+def losses(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().sum(1)
+
+
+def private(model: nn.Module, **options: Any) -> PrivateGradient:
+    named = {name: options.pop(name) for name in ("groups", "noise_multiplier", "secure_values") if name in options}
+    return PrivateGradient(model, losses, mechanism(model, **named), **{"seed": 3, **options})
+
+
+def rows() -> Tensor:
+    return torch.randn(80, 4, generator=torch.Generator().manual_seed(1)).double()
+
+
+def grads(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+class TestStep:
+    def test_gradients_are_rounded_sums_and_whole_noise(self) -> None:
+        """The clipped sum that the step shows, rounded here, plus the stream's numbers: ``.grad`` to the bit."""
+        model, seen = network(), []
+        step = private(model, groups=GROUPS, observe=seen.append)
+        for _ in range(2):
+            step.step(rows())
+        for observed in seen:
+            for place, (prefix, clip) in enumerate((("0.", 0.15), ("2.", 0.3))):
+                names = [name for name in observed.clipped_sum if name.startswith(prefix)]
+                std = clip * 0.7 * (1.0 if place == 0 else 2.0)
+                unit = secure.grid(std, clip, sum(observed.clipped_sum[name].numel() for name in names))
+                for name in names:
+                    total = observed.clipped_sum[name].numpy()
+                    noise = secure.draw(step.key, 0, total.size, "noise", name, str(observed.step))
+                    expected = (secure.rounded(total, unit) + noise.reshape(total.shape)) * unit / 8
+                    assert np.array_equal(observed.noisy[name].numpy(), expected)
+
+    def test_what_rounding_hides_leaves_no_trace(self) -> None:
+        """Sums that round to the same numbers give the same gradients; with ordinary noise they do not."""
+        unit, noise = 1e-9, secure_noise.drawn(Key.from_seed(7), 0, "a", 1000)
+        totals = torch.round(torch.randn(1000).double() / unit) * unit
+        moved = totals + 0.3 * unit * torch.rand(1000).double()
+        assert (totals != moved).any()
+        assert torch.equal(secure_noise.added(totals, noise, unit), secure_noise.added(moved, noise, unit))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_other_types(self, dtype: torch.dtype) -> None:
+        model = network().to(dtype)
+        step = private(model, engine="vmap")
+        step.step(rows().to(dtype))
+        assert grads(model).dtype == dtype
+        assert grads(model).isfinite().all()
+
+    def test_ledger_is_the_mechanisms_event(self) -> None:
+        model = network()
+        step = private(model)
+        for _ in range(6):
+            step.step(rows())
+        assert step.ledger == step.mechanism.event()
+        assert step.key.secure
+
+    def test_steps_are_replayed_to_the_bit(self) -> None:
+        key = Key.fresh()
+        model = network()
+        step = private(model, seed=None, key=key)
+        found = []
+        for _ in range(3):
+            step.step(rows())
+            found.append(grads(model).clone())
+        state = step.state()
+        step.step(rows())
+        again = network()
+        later = private(again, seed=None, key=key)
+        later.restore(state)
+        later.step(rows())
+        assert torch.equal(grads(again), grads(model))
+        assert not torch.equal(found[0], found[1])
+
+    def test_replayed_and_called_steps_are_equal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain, replayed = network(), network()
+        called = private(plain, capture=False, groups=GROUPS)
+        on_cpu(monkeypatch)
+        monkeypatch.setattr("dpgrad.training.step.release.SecureOnHost", on_a_device)
+        as_graphs = private(replayed, groups=GROUPS)
+        for _ in range(4):
+            called.step(rows())
+            as_graphs.step(rows())
+            torch.testing.assert_close(grads(replayed), grads(plain), rtol=0, atol=1e-9)
+
+    def test_an_empty_batch_is_noise_alone(self) -> None:
+        model = network()
+        step = PrivateGradient(
+            model, losses, Mechanism(sampling.Poisson(1e-9), 2, 1.0, batch_size=1, secure_values=values(model)), seed=1
+        )
+        with pytest.warns(UserWarning, match="of the 80 rows given are drawn"):
+            step.step(rows())
+        unit = secure.grid(1.0, 1.0, values(model))
+        expected = secure.draw(step.key, 0, 3, "noise", "2.bias", "0") * unit
+        assert np.array_equal(model[2].bias.grad.numpy(), expected)  # type: ignore[union-attr]
+
+
+def on_a_device(parameters: Any, figures: Any, key: Key, divisor: float) -> SecureOnDevice:
+    return SecureOnDevice(parameters, figures, key, divisor, torch.device("cpu"))
+
+
+class TestRelease:
+    def test_host_and_device_write_the_same(self) -> None:
+        one, other = network(), network()
+        run = mechanism(one, groups=GROUPS)
+        placed = {name: int(name.startswith("2.")) for name, _ in one.named_parameters()}
+        key = Key.from_seed(5).secured()
+        host = SecureOnHost(dict(one.named_parameters()), Figures(run, placed), key, run.divisor)
+        device = on_a_device(dict(other.named_parameters()), Figures(run, placed), key, run.divisor)
+        for step in (0, 4):
+            for made in (host, device):
+                generator = torch.Generator().manual_seed(step)
+                totals = {n: torch.randn(p.shape, generator=generator).double() for n, p in one.named_parameters()}
+                made.at(step)
+                for part in made.parts:
+                    made.add(part, part.joined(totals))
+                made.finish()
+                made.show()
+            assert torch.equal(grads(one), grads(other))
+
+    def test_the_source_follows_from_the_mechanism(self) -> None:
+        model = network()
+        run = mechanism(model)
+        assert isinstance(release(model, run, Figures(run, None), Key.from_seed(1)), SecureOnHost)
+        ordinary = mechanism(model, secure_values=0)
+        assert not PrivateGradient(model, losses, ordinary, key=Key.fresh().secured()).key.secure
+
+
+class TestRefusals:
+    def test_values_that_are_not_accounted_for(self) -> None:
+        with pytest.raises(ValueError, match="secure_values must be at least 43, the number of values that the model"):
+            private(network(), secure_values=42)
+
+    def test_parameters_that_are_trained_later(self) -> None:
+        model = network()
+        model[0].weight.requires_grad_(False)
+        step = private(model, secure_values=23)
+        step.step(rows())
+        model[0].weight.requires_grad_(True)
+        with pytest.raises(ValueError, match="secure_values must be at least 43"):
+            step.step(rows())
+
+    def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(chacha, "find_spec", lambda _: None)
+        with pytest.raises(ValueError, match=r"pip install 'dpgrad\[secure\]'"):
+            private(network())
