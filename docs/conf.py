@@ -43,7 +43,7 @@ autodoc_mock_imports = [
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
-nitpicky = False
+smartquotes = False  # `--json` is an option, not a dash
 
 html_theme = "furo"
 html_title = f"dpgrad {release}"

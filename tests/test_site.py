@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,8 @@ def loaded(path: Path) -> ModuleType:
 notebooks = loaded(DOCS / "notebooks" / "make.py")
 measured = loaded(DOCS / "_extensions" / "measured.py")
 commands = loaded(DOCS / "_extensions" / "commands.py")
+sys.modules |= {"commands": commands, "measured": measured}
+inserted = loaded(DOCS / "_extensions" / "inserted.py")
 
 
 def entries(page: Path) -> list[str]:
@@ -45,7 +48,7 @@ def entries(page: Path) -> list[str]:
     found = []
     for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
         for line in tree.splitlines():
-            if line and not line.startswith(":"):
+            if line and not line.startswith((":", "<!--")):
                 name = re.sub(r".*<(.*)>", r"\1", line.strip())
                 found.append((page.parent / name).as_posix())
     return [str(Path(one).resolve().relative_to(ROOT)) if "*" not in one else normal(one) for one in found]
@@ -60,9 +63,16 @@ def normal(pattern: str) -> str:
 
 def test_every_page_is_in_a_toctree() -> None:
     named = [entry for page in PAGES for entry in entries(page)] + ["docs/index"]
+    named += [f"docs/{name}" for name in inserted.others().splitlines()]
     names = [page.relative_to(ROOT).with_suffix("").as_posix() for page in PAGES]
     orphans = [name for name in names if not any(fnmatch.fnmatch(name, entry) for entry in named)]
     assert not orphans, f"pages that no toctree names: {orphans}; add them to docs/index.md"
+    missing = [entry for entry in named if "*" not in entry and not made(ROOT / f"{entry}.md")]
+    assert not missing, f"entries of toctrees that are no pages: {missing}"
+
+
+def made(page: Path) -> bool:
+    return page.exists() or MADE in page.parents
 
 
 @pytest.mark.parametrize("name", notebooks.PAGES)

@@ -32,21 +32,21 @@ def sections(parser: Parser) -> list[str]:
 
 def written(action: argparse.Action) -> str:
     """How an option is written, with its value."""
-    value = "" if action.nargs == 0 else argument(action)
-    if not action.option_strings:
-        return f"`{value}`"
+    values = [] if action.nargs == 0 else arguments(action)
     flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
-    return f"{flags} `{value}`".replace("|", "\\|") if value else flags
+    given = " or ".join(f"`{value}`" for value in values)
+    return f"{flags} {given}".strip().replace("|", "\\|")
 
 
-def argument(action: argparse.Action) -> str:
+def arguments(action: argparse.Action) -> list[str]:
+    """What may follow an option: one of several words, or a value."""
     if action.choices is not None and action.metavar is None:
-        return " ".join(map(str, action.choices))
+        return [str(choice) for choice in action.choices]
     if isinstance(action, argparse.BooleanOptionalAction):
-        return ""
+        return []
     name = action.metavar or action.dest.upper()
     shown = name if isinstance(name, str) else " ".join(name)
-    return f"{shown} ..." if action.nargs in ("+", "*") else shown
+    return [f"{shown} ..." if action.nargs in ("+", "*") else shown]
 
 
 def meaning(action: argparse.Action) -> str:

@@ -1,12 +1,22 @@
 """Parts of pages that are made from the code when the site is built: ``<!-- inserted: commands -->`` names one."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import commands
 import measured
 
-PARTS = {"commands": commands.text, "measured": measured.text}
+DOCS = Path(__file__).resolve().parents[1]
+
+
+def others() -> str:
+    """Entries of a toctree: the pages of docs that the home page does not name yet."""
+    named = set(re.findall(r"^(?:.*<)?([\w/]+)>?$", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE))
+    return "\n".join(sorted(page.stem for page in DOCS.glob("*.md") if page.stem not in {*named, "index"}))
+
+
+PARTS = {"commands": commands.text, "measured": measured.text, "others": others}
 
 
 def insert(app: Any, document: str, source: list[str]) -> None:

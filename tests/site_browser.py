@@ -1,0 +1,91 @@
+"""The built site in Chromium: ``python tests/site_browser.py [build/docs] [--pictures FOLDER]``, after ``make docs``.
+
+Home, a guide, a page of the API and a search, wide and on a phone of 390 pixels, light and dark: no page is wider than
+its window, every picture and style is there, and the search finds what it is asked for. Not a test of pytest, since the
+site takes minutes to build. With --pictures, what was seen is kept.
+"""
+
+import argparse
+import functools
+import http.server
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "home": "index.html",
+    "guide": "docs/own_loop.html",
+    "tables": "docs/benchmarks.html",
+    "opacus": "docs/from_opacus.html",
+    "commands": "docs/commands.html",
+    "api": "docs/api/modules/dpgrad.mechanism.mechanism.html",
+    "search": "search.html?q=noise_multiplier",
+}
+VIEWS = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder and says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def faults(page: Page, name: str, address: str) -> list[str]:
+    """What is wrong with a page as it is shown."""
+    failed: list[str] = []
+    page.on("response", lambda one: failed.append(f"{one.status} {one.url}") if one.status >= 400 else None)
+    page.on("request", lambda one: None if one.url.startswith(address) else failed.append(f"asks for {one.url}"))
+    page.on("pageerror", lambda error: failed.append(f"script: {error}"))
+    page.goto(f"{address}/{PAGES[name]}")
+    page.wait_for_load_state("networkidle")
+    if name == "home":
+        page.wait_for_url("**/docs/index.html")
+    if name == "search":
+        page.wait_for_selector("#search-results li", timeout=60_000)
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    if wide[0] > wide[1]:
+        failed.append(f"{wide[0]} pixels wide in a window of {wide[1]}")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("site", nargs="?", type=Path, default=ROOT / "build" / "docs")
+    parser.add_argument("--pictures", type=Path)
+    given = parser.parse_args()
+    chromium = subprocess.run(
+        ["sh", str(ROOT / "tests" / "browser.sh")], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    served = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(given.site.resolve()))
+    )
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    found: list[str] = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            for view, size in VIEWS.items():
+                for name, place in PAGES.items():
+                    if not (given.site / place.partition("?")[0]).exists():
+                        found.append(f"{place} is missing")
+                        continue
+                    page = browser.new_page(viewport=size, color_scheme=scheme)
+                    wrong = faults(page, name, f"http://127.0.0.1:{served.server_port}")
+                    found += [f"{name}, {view}, {scheme}: {one}" for one in wrong]
+                    if given.pictures:
+                        given.pictures.mkdir(parents=True, exist_ok=True)
+                        page.screenshot(path=given.pictures / f"{name}-{view}-{scheme}.png")
+                    page.close()
+        browser.close()
+    served.shutdown()
+    print(*(sorted(set(found)) or ["every page is shown as it should be"]), sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
