@@ -50,4 +50,18 @@ answer = json.loads(pathlib.Path("answer.json").read_text())
 assert 0.9468 < answer["epsilon"] < 0.948, f"epsilon must lie in (0.9468, 0.948), got {answer['epsilon']}"
 assert answer["guarantee"] is True, answer
 PY
+# Without extras: what needs no optional library must not ask for one.
+"$venv/bin/python" -I - <<'PY'
+import dpgrad
+from torch import nn
+
+digits = dpgrad.data.load("digits").flat()
+model = dpgrad.convex.DPLogisticRegression(epsilon=8, classes=range(10)).fit(digits.x_train, digits.y_train)
+assert model.score(digits.x_test, digits.y_test) > 0.5, "the estimator learned nothing"
+rows = digits.x_train, digits.y_train
+fitted = dpgrad.fit(nn.Linear(64, 10), rows, epsilon=8, delta=1e-5, steps=2, batch_size=100, method="dpsgd")
+assert 0 < fitted.guarantee.epsilon <= 8, fitted.guarantee
+fitted.save("release")
+PY
+"$venv/bin/dpgrad" report release --out report.html >report.txt
 echo "the wheel works: $version, epsilon as expected"

@@ -1,5 +1,6 @@
 """Sums over blocks of rows: bounded, of fixed order, and those of rows in memory."""
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from dpgrad.convex.chunked import ChunkedDesign, checked
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Logistic, Softmax, Squared
 from dpgrad.convex.opened import opened
-from dpgrad.convex.passes import total
+from dpgrad.convex.passes import computed, total
 from dpgrad.convex.solvers import auto, gd
 
 LOSSES = {"logistic": Logistic(), "softmax": Softmax(3), "squared": Squared(2.0)}
@@ -97,3 +98,9 @@ def test_rows_chosen_are_those_of_their_blocks() -> None:
 
 def _row_sum(block: Any, labels: Any) -> Any:
     return block.sum(axis=0)
+
+
+def test_without_tasks_dask_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is optional: scores of rows in memory must not need it."""
+    monkeypatch.setitem(sys.modules, "dask", None)
+    assert computed([]) == []

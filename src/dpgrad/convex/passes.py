@@ -104,6 +104,8 @@ class First:
 
 def computed(tasks: Sequence[Any]) -> list[Any]:
     """What the tasks return, by the scheduler that Dask is set to; the first refusal is raised."""
+    if not tasks:  # nothing is Dask's, which may not even be installed
+        return []
     import dask
 
     try:
