@@ -1,6 +1,6 @@
 """Faults chosen by hand, each of which would break a guarantee: do the tests notice every one?
 
-    python -m benchmarks.mutants_listed [--topic TOPIC] [--only N ...]
+    python -m benchmarks.mutants_listed [--topic TOPIC] [--only N ...] [--minutes M]
 
 The list is benchmarks/mutants_listed.toml. Each fault is put into a copy of the sources, and the tests named with it
 run up to the first failure; before, the same tests must pass without a fault. Results go to
@@ -57,20 +57,22 @@ def read() -> list[Listed]:
     return [Listed(**{**one, "tests": tuple(one["tests"])}) for one in found]
 
 
-def tried(todo: Sequence[Listed]) -> list[tuple[Listed, str, float]]:
-    """Each fault with its outcome and seconds; faults whose tests fail without a fault have the outcome *unusable*."""
-    found = []
+def tried(todo: Sequence[Listed], until: float) -> dict[str, str]:
+    """The outcome of each fault by name; *unusable* where its tests fail without a fault, too."""
+    found = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         bench = mutants.Bench(Path(folder))
-        files = sorted({file for one in todo for file in one.tests})
-        sound = {file for file in files if bench.outcome(todo[0].file, None, _LIMIT, [file]) == "survived"}
+        sound: dict[str, bool] = {}  # whether tests pass without a fault
         for one in todo:
-            began = time.monotonic()
-            usable = all(file in sound for file in one.tests)
+            if time.monotonic() > until:
+                break
+            for file in one.tests:
+                if file not in sound:
+                    sound[file] = bench.outcome(one.file, None, _LIMIT, [file]) == "survived"
+            usable = all(sound[file] for file in one.tests)
             source = one.source(bench.folder / "src" / "dpgrad")
-            outcome = bench.outcome(one.file, source, _LIMIT, one.tests) if usable else "unusable"
-            found.append((one, outcome, time.monotonic() - began))
-            print(f"{outcome:9} {one.topic:16} {one.name}", flush=True)
+            found[one.name] = bench.outcome(one.file, source, _LIMIT, one.tests) if usable else "unusable"
+            print(f"{found[one.name]:9} {one.topic:16} {one.name}", flush=True)
     return found
 
 
@@ -100,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topic", choices=TOPICS, help="only the faults of this topic")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only these of the list, from 1")
+    parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="begin no fault after so long")
     given = parser.parse_args()
     every = read()
     chosen = [
@@ -111,7 +114,7 @@ def main() -> int:
     path = mutants.RESULTS / "mutants_listed.json"
     known = json.loads(path.read_text("utf-8"))["outcomes"] if path.is_file() else {}
     outcomes = {name: outcome for name, outcome in known.items() if name in {one.name for one in every}}
-    outcomes |= {one.name: outcome for one, outcome, _ in tried(chosen)}
+    outcomes |= tried(chosen, time.monotonic() + 60 * given.minutes)
     from benchmarks import environment  # after the forks, which import dpgrad from the copy
 
     data = {"environment": environment.describe("benchmarks.mutants_listed"), "outcomes": outcomes}
