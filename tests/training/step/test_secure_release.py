@@ -1,5 +1,6 @@
 """Secure noise in a step: what is written follows from rounded sums and whole numbers alone, however it is computed."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpgrad.distributed.ranks import Ranks
 from dpgrad.mechanism import chacha, sampling, secure
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import secure_noise
 from dpgrad.training.private import PrivateGradient
-from dpgrad.training.step.release import Figures, SecureOnDevice, SecureOnHost, release
+from dpgrad.training.step.release import Figures, SecureOnDevice, SecureOnHost, of_source, release
 from replayed import on_cpu
 
 GROUPS = (Group("0.*", clip=0.5), Group("2.*", noise_multiplier=2.0))
@@ -157,7 +160,7 @@ class TestRelease:
     def test_the_source_follows_from_the_mechanism(self) -> None:
         model = network()
         run = mechanism(model)
-        assert isinstance(release(model, run, Figures(run, None), Key.from_seed(1)), SecureOnHost)
+        assert isinstance(release(model, run, Figures(run, None), Key.from_seed(1), Ranks.of(None)), SecureOnHost)
         ordinary = mechanism(model, secure_values=0)
         assert not PrivateGradient(model, losses, ordinary, key=Key.fresh().secured()).key.secure
 
@@ -175,6 +178,15 @@ class TestRefusals:
         model[0].weight.requires_grad_(True)
         with pytest.raises(ValueError, match="secure_values must be at least 43"):
             step.step(rows())
+
+    def test_several_ranks(self) -> None:
+        model, several = network(), SimpleNamespace(alone=False)
+        with pytest.raises(ValueError, match="noise secure is for one process so far"):
+            of_source(Key.fresh(), model, mechanism(model), several)  # type: ignore[arg-type]
+
+    def test_a_clip_bound_that_follows_a_noisy_quantile(self) -> None:
+        with pytest.raises(ValueError, match="adaptive_clip draws the noise of its counts from the ordinary source"):
+            mechanism(network(), adaptive_clip=AdaptiveClip())
 
     def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(chacha, "find_spec", lambda _: None)

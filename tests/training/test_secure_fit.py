@@ -1,0 +1,71 @@
+"""`fit` with ``noise="secure"``: what it costs and reports, and that a resumed run goes on to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpgrad
+from dpgrad.accounting.events import Inexact, Repeat
+from dpgrad.mechanism import secure
+from dpgrad.training.plan import make
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def fitted(noise: str = "secure", **options: Any) -> dpgrad.Fitted:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "method": "dpsgd", "delta": 1e-3, "steps": 6, "batch_size": 20, "seed": 3,
+        "privacy": dpgrad.Privacy(noise=noise, noise_multiplier=1.0, accountant="rdp"),
+    }  # fmt: skip
+    return dpgrad.fit(nn.Linear(3, 2), rows(), **{**settings, **options})
+
+
+def weights(done: dpgrad.Fitted) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in done.model.parameters()])
+
+
+def test_what_it_costs_and_reports() -> None:
+    done, ordinary = fitted(), fitted("ordinary")
+    assert isinstance(done.event, Repeat)
+    assert isinstance(done.event.event, Inexact)
+    assert done.event.event.distance == secure.inexact(8)
+    assert done.guarantee.epsilon == pytest.approx(ordinary.guarantee.epsilon, rel=1e-9)
+    assert done.report()["noise"] == {"source": "secure", "distance": pytest.approx(48 * secure.DISTANCE)}
+    assert ordinary.report()["noise"] == {"source": "ordinary", "distance": 0.0}
+    said = "attacks on floating-point noise, and on its generators, which are not cryptographic"
+    assert said in ordinary.outside
+    assert said not in done.outside
+    assert "secure source: ChaCha20" in done.report().text()
+    assert not torch.equal(weights(done), weights(ordinary))
+
+
+def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
+    fitted(folder=tmp_path / "run", callbacks=lambda seen: seen.step == 3)
+    done = fitted(folder=dpgrad.RunFolder(tmp_path / "run", resume=True))
+    assert torch.equal(weights(done), weights(fitted()))
+    assert done.event == done.plan.mechanism.event()
+
+
+def test_another_source_is_another_key(tmp_path: Path) -> None:
+    fitted(folder=tmp_path / "run", callbacks=lambda seen: seen.step == 3)
+    with pytest.raises(dpgrad.DpgradError, match="mechanism"):
+        fitted("ordinary", folder=dpgrad.RunFolder(tmp_path / "run", resume=True))
+
+
+def test_unknown_sources_are_refused() -> None:
+    with pytest.raises(ValueError, match="noise must be one of ordinary, secure"):
+        dpgrad.Privacy(noise="loud")
+
+
+def test_a_plan_needs_the_number_of_parameters() -> None:
+    options: dict[str, Any] = {"rows": 60, "steps": 6, "batch_size": 20, "delta": 1e-3, "noise_multiplier": 1.0}
+    assert make("dpsgd", parameters=8, noise="secure", **options).mechanism.secure_values == 8
+    with pytest.raises(ValueError, match="adds to delta for each trained value"):
+        make("dpsgd", noise="secure", **options)
