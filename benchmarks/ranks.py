@@ -27,7 +27,7 @@ from benchmarks import environment
 from benchmarks.steps.workloads import LOTS, WORKLOADS, Workload
 from dpgrad import Mechanism, PrivateGradient, sampling
 
-USUAL = {"cpu": ("mlp", "mnist-cnn", "resnet9"), "cuda": ("mnist-cnn", "resnet9", "wrn-16-4")}
+USUAL = {"cpu": ("mlp", "mnist-cnn", "stack-32"), "cuda": ("mnist-cnn", "resnet9", "wrn-16-4")}
 
 
 def stepper(work: Workload, device: str, group: Any = None) -> Callable[[int], float]:

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ranked
+import replayed
 from dpgrad import Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
 from dpgrad.distributed.exchange import Exchange
 from dpgrad.grads.history import InnerMomentum
@@ -93,6 +95,13 @@ def loops(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     return {name: trained(**given) for name, given in LOOPS.items()}
 
 
+def captured(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Steps that are replayed, as graphs would be, with the exchange after them."""
+    with pytest.MonkeyPatch.context() as patch:
+        replayed.on_cpu(patch)
+        return trained(plan(), capture=True)
+
+
 def empty_lots(rank: int, ranks: int, folder: Path) -> Tensor:
     """The noise of steps without rows, (steps, values)."""
     model, mechanism = nn.Linear(60, 50), plan(rate=1e-9, steps=25, noise=1.5)
@@ -139,6 +148,14 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         step = other.charged(data)
         other.charged(data) if rank == last else other.compute(data, step)
 
+    def other_batches() -> None:
+        class Shifted(sampling.Poisson):
+            def draw(self, rows: int, step: int, key: Any) -> Any:
+                return super().draw(rows, step + (rank == last), key)
+
+        mechanism = Mechanism(Shifted(0.1), steps=30, noise_multiplier=0.5, batch_size=40)
+        PrivateGradient(network(), loss, mechanism, seed=SEED).step(data)
+
     def another_run() -> None:
         one, two = (PrivateGradient(network(), loss, plan(), seed=seed) for seed in (1, 2))
         (two if rank == last else one).step(data)
@@ -154,6 +171,7 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         "average": lambda: PrivateGradient(
             network(), loss, Mechanism(sampling.FullBatch(), 3, 1.0, batch_size=9.0), average=0.5
         ),
+        "other batches": other_batches,
         "same part twice": lambda: PrivateGradient(network(), loss, plan(), rows_on_rank="part").step(data),
         "at the charge": at_the_charge,
         "another run": another_run,
@@ -284,8 +302,8 @@ def other_folders(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 JOBS: dict[str, Any] = {
     each.__name__: each
     for each in (
-        loops, empty_lots, failing, connected_later, fits, stopped_by_a_callback, stopped_by_a_signal, first_killed,
-        last_killed, full_disk, other_folders,
+        loops, captured, empty_lots, failing, connected_later, fits, stopped_by_a_callback, stopped_by_a_signal,
+        first_killed, last_killed, full_disk, other_folders,
     )
 }  # fmt: skip
 for left, began in (("first_killed", 2), ("last_killed", 3)):

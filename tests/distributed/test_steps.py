@@ -10,6 +10,7 @@ import torch
 
 import ranked
 import ranked_jobs as jobs
+from dpgrad.training.step.graphed import Graphed
 
 COUNTS = (2, 3)
 
@@ -17,7 +18,7 @@ COUNTS = (2, 3)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ranks")
-    names = ("loops", "empty_lots", "failing", "connected_later")
+    names = ("loops", "captured", "empty_lots", "failing", "connected_later")
     ranked.run_all(found, [(name, ranks) for name in names for ranks in COUNTS])
     return found
 
@@ -40,6 +41,13 @@ class TestSteps:
         # Sums of a step are added up in another order: float32 rounds at 6e-8 of values below 2, over at most 40 steps.
         assert float((every[0]["weights"] - wanted["weights"]).abs().max()) < 40 * 2 * 2.0**-23
         assert every[0]["form"] == wanted["form"]
+
+    def test_a_captured_step_is_followed_by_the_exchange(self, ranks: int, folder: Path, alone: dict[str, Any]) -> None:
+        every = ranked.results(folder, "captured", ranks)
+        assert all(each["form"] == Graphed.form for each in every)
+        assert all(torch.equal(each["weights"], every[0]["weights"]) for each in every)
+        # The pieces have other sizes than those of a CPU: rounding differs by as much as between two microbatches.
+        assert float((every[0]["weights"] - alone["pieces"]["weights"]).abs().max()) < 40 * 2 * 2.0**-23
 
     def test_noise_on_empty_lots_has_the_accounted_size(self, ranks: int, folder: Path) -> None:
         """25 steps of 3,050 values: the variance is within 5 of its standard errors, a false alarm in 1.7 million."""
@@ -70,6 +78,7 @@ class TestSteps:
             ("other clip", "RanksError: ranks 0 and {last} do not have the same mechanism", ""),
             ("other model", "RanksError: ranks 0 and {last} do not have the same model", ""),
             ("other engine", "RanksError: ranks 0 and 1 do not have the same engine", ""),
+            ("other batches", "RanksError: ranks 0 and {last} do not have the same batches", ""),
             ("average", "OptionError: average keeps values of single examples", ""),
             ("same part twice", "RanksError: two ranks hold the same rows", ""),
             ("another run", "RanksError: ranks are not at the same place .*run 2", ""),

@@ -21,19 +21,14 @@ from dpgrad.errors import OptionError, RanksError
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
+from dpgrad.randomness import draw
 from dpgrad.runs import replay
 from dpgrad.training import source
 
 __all__ = [
-    "data_word",
-    "mechanism_word",
-    "model_word",
-    "opened",
-    "refuse_features",
-    "same_model",
-    "settings",
+    "data_word", "mechanism_word", "model_word", "opened", "refuse_features", "same_lots", "same_model", "settings",
     "share_of",
-]
+]  # fmt: skip
 
 _COMPARED = 16  # rows of data whose contents cannot all be compared
 
@@ -103,6 +98,17 @@ def same_model(ranks: Ranks, model: nn.Module, microbatch: int | None) -> int | 
         with ranks.agreeing():
             raise RanksError("ranks do not have the same model: train the same parameters, in the same modes, on all")
     return min((most for _, most in every if most is not None), default=None)
+
+
+def same_lots(ranks: Ranks, mechanism: Mechanism, rows: int, key: Key, start: int) -> None:
+    """Refuse ranks that draw different rows at the first or the last step: a row might count twice, or never.
+
+    A sampler of the user's own may draw from more than (key, step).
+    """
+    if ranks.alone or start >= mechanism.steps:
+        return
+    drawn = [draw.chosen(mechanism.sampler, rows, step, key, "cpu") for step in (start, mechanism.steps - 1)]
+    ranks.refuse_different({"batches": replay.data_digest(key, drawn)})
 
 
 def data_word(data: Any, key: Key, rows: int) -> str:

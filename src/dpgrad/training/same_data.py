@@ -62,6 +62,7 @@ class SameData:
             remembered = source.Remembered.of(data, work.key)
             word = partial(agreed.data_word, data, work.key, held)
             work.share, self._rows = agreed.share_of(work.ranks, held, self._parts, word)
+            agreed.same_lots(work.ranks, work.mechanism, self._rows, work.key, work.start)
             self._data, self.held = remembered, held
         elif held != self.held or not self._data.holds(data):
             raise DataError(
