@@ -182,7 +182,8 @@ def gaussian_part(
     counters, skipped = divmod(before + start, 4)
     around = Segment((name,), skipped + stop - start, segment.first + counters)
     out = torch.empty(around.values, dtype=torch.promote_types(likes[name].dtype, torch.float32), device=device)
-    stream.write(around, out, torch.full((1,), step, device=device), _on_device(std, device))
+    if stop > start:
+        stream.write(around, out, torch.full((1,), step, device=device), _on_device(std, device))
     return out[skipped:]
 
 
