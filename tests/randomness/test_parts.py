@@ -24,7 +24,7 @@ def whole() -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
 edges = st.one_of(st.integers(0, 3 * BLOCK + 17), st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17]))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(ends=st.tuples(edges, edges))
 def test_a_slice_at_any_offset_on_the_cpu(
     ends: tuple[int, int], whole: "np.ndarray[tuple[int], np.dtype[np.float64]]"
@@ -40,7 +40,7 @@ LIKES = {name: torch.zeros(shape) for name, shape in SIZES.items()}
 STDS: dict[str, float | torch.Tensor] = {"weight": 1.0, "bias": 0.5, "scalar": 2.0, "large": 1.5}
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(name=st.sampled_from([*SIZES]), ends=st.tuples(st.floats(0, 1), st.floats(0, 1)), on_device=st.booleans())
 def test_a_slice_of_a_parameter(name: str, ends: tuple[float, float], on_device: bool) -> None:
     """``on_device`` in plain torch: the words and the places are those of the kernel."""
