@@ -91,8 +91,11 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 
 
+OF_THREE = ("pieces", "part", "adaptive clip", "mostly empty")  # loops that three ranks take too
+
+
 def loops(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
-    return {name: trained(**given) for name, given in LOOPS.items()}
+    return {name: trained(**given) for name, given in LOOPS.items() if ranks == 2 or name in OF_THREE}
 
 
 def captured(rank: int, ranks: int, folder: Path) -> dict[str, Any]:

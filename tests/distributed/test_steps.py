@@ -12,14 +12,14 @@ import ranked
 import ranked_jobs as jobs
 from dpgrad.training.step.graphed import Graphed
 
-COUNTS = (2, 3)
+RAN = [("loops", 2), ("loops", 3), ("captured", 2), ("empty_lots", 3), ("failing", 3), ("connected_later", 2)]
+TAKEN = [(name, 2) for name in jobs.LOOPS] + [(name, 3) for name in jobs.OF_THREE]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ranks")
-    names = ("loops", "captured", "empty_lots", "failing", "connected_later")
-    ranked.run_all(found, [(name, ranks) for name in names for ranks in COUNTS])
+    ranked.run_all(found, RAN)
     return found
 
 
@@ -28,9 +28,8 @@ def alone() -> dict[str, Any]:
     return {name: jobs.trained(**given) for name, given in jobs.LOOPS.items()}
 
 
-@pytest.mark.parametrize("ranks", COUNTS)
 class TestSteps:
-    @pytest.mark.parametrize("name", jobs.LOOPS)
+    @pytest.mark.parametrize(("name", "ranks"), TAKEN)
     def test_weights_are_those_of_one_process_and_the_same_bits_on_every_rank(
         self, name: str, ranks: int, folder: Path, alone: dict[str, Any]
     ) -> None:
@@ -42,16 +41,16 @@ class TestSteps:
         assert float((every[0]["weights"] - wanted["weights"]).abs().max()) < 40 * 2 * 2.0**-23
         assert every[0]["form"] == wanted["form"]
 
-    def test_a_captured_step_is_followed_by_the_exchange(self, ranks: int, folder: Path, alone: dict[str, Any]) -> None:
-        every = ranked.results(folder, "captured", ranks)
+    def test_a_captured_step_is_followed_by_the_exchange(self, folder: Path, alone: dict[str, Any]) -> None:
+        every = ranked.results(folder, "captured", 2)
         assert all(each["form"] == Graphed.form for each in every)
         assert all(torch.equal(each["weights"], every[0]["weights"]) for each in every)
         # The pieces have other sizes than those of a CPU: rounding differs by as much as between two microbatches.
         assert float((every[0]["weights"] - alone["pieces"]["weights"]).abs().max()) < 40 * 2 * 2.0**-23
 
-    def test_noise_on_empty_lots_has_the_accounted_size(self, ranks: int, folder: Path) -> None:
+    def test_noise_on_empty_lots_has_the_accounted_size(self, folder: Path) -> None:
         """25 steps of 3,050 values: the variance is within 5 of its standard errors, a false alarm in 1.7 million."""
-        every = ranked.results(folder, "empty_lots", ranks)
+        every = ranked.results(folder, "empty_lots", 3)
         assert all(torch.equal(each, every[0]) for each in every)
         values = every[0].double() * (1e-9 * jobs.ROWS) / 1.5
         assert abs(float(values.square().mean()) - 1) < 5 * math.sqrt(2 / values.numel())
@@ -59,13 +58,13 @@ class TestSteps:
         triples = values.flatten().unfold(0, 3, 1)
         assert len(triples.unique(dim=0)) == len(triples)
 
-    def test_noise_is_that_of_one_process(self, ranks: int, folder: Path) -> None:
-        found = ranked.results(folder, "empty_lots", ranks)[0]
+    def test_noise_is_that_of_one_process(self, folder: Path) -> None:
+        found = ranked.results(folder, "empty_lots", 3)[0]
         wanted = jobs.empty_lots(0, 1, folder)
         assert float(((found - wanted) / wanted.abs().max()).abs().max()) < 2.0**-22
 
-    def test_a_wrapped_model_is_refused(self, ranks: int, folder: Path) -> None:
-        for found in ranked.results(folder, "connected_later", ranks):
+    def test_a_wrapped_model_is_refused(self, folder: Path) -> None:
+        for found in ranked.results(folder, "connected_later", 2):
             assert "give the model unwrapped" in found
 
     @pytest.mark.parametrize(
@@ -85,18 +84,18 @@ class TestSteps:
             ("charged twice", "RunError: a charged step was not computed", "RanksError: rank {last} failed"),
         ],
     )
-    def test_every_rank_raises(self, name: str, own: str, others: str, ranks: int, folder: Path) -> None:
-        every = [found[name] for found in ranked.results(folder, "failing", ranks)]
+    def test_every_rank_raises(self, name: str, own: str, others: str, folder: Path) -> None:
+        every = [found[name] for found in ranked.results(folder, "failing", 3)]
         for rank, words in enumerate(every):
-            pattern = own if rank == ranks - 1 or not others else others
-            assert re.match(pattern.format(last=ranks - 1), words), (rank, words)
+            pattern = own if rank == 2 or not others else others
+            assert re.match(pattern.format(last=2), words), (rank, words)
 
-    def test_a_full_disk_on_rank_0_stops_all(self, ranks: int, folder: Path) -> None:
-        every = [found["at the charge"] for found in ranked.results(folder, "failing", ranks)]
+    def test_a_full_disk_on_rank_0_stops_all(self, folder: Path) -> None:
+        every = [found["at the charge"] for found in ranked.results(folder, "failing", 3)]
         assert every[0].startswith("OSError: [Errno 28]")
         assert all(words.startswith("RanksError: rank 0 failed") for words in every[1:])
 
-    def test_ranks_go_on_together_after_errors(self, ranks: int, folder: Path) -> None:
-        every = [found["afterwards"] for found in ranked.results(folder, "failing", ranks)]
+    def test_ranks_go_on_together_after_errors(self, folder: Path) -> None:
+        every = [found["afterwards"] for found in ranked.results(folder, "failing", 3)]
         assert len(set(every)) == 1
         assert math.isfinite(float(every[0]))
