@@ -139,8 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     said = (
         f"Medians over {args.rounds} rounds of {args.steps} steps, in which they take turns, of the ratio to the plain "
         "step of one process in the same round; one thread per process. At its best a step of two ranks takes 0.50. "
-        "The load in the line above counts what else ran: where it exceeds the cores, two ranks wait for a core, and "
-        "the figures are an upper bound."
+        "The load in the line above counts what else ran: where it exceeds the cores, ranks wait for a core, and the "
+        "figures say little about scaling."
     )
     table = environment.table([head, *lines])
     print(table)
