@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import ranked
 import replayed
-from dpgrad import Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
+from dpgrad import Computing, Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
 from dpgrad.distributed.exchange import Exchange
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.adaptive import AdaptiveClip
@@ -206,12 +206,14 @@ DATA = rows(300)
 FIT: dict[str, Any] = {"steps": 12, "batch_size": 30, "delta": 1e-4, "method": "psasc"}
 
 
-def fitted(folder: Path, rank: int, resume: bool = False, callbacks: Any = (), **given: Any) -> dict[str, Any]:
+def fitted(
+    folder: Path, rank: int, resume: bool = False, callbacks: Any = (), data: Any = DATA, **given: Any
+) -> dict[str, Any]:
     model = network(seed=rank)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = fit(
-            model, DATA, folder=RunFolder(folder / "run", resume=resume, checkpoint_every=5),
+            model, data, folder=RunFolder(folder / "run", resume=resume, checkpoint_every=5),
             privacy=Privacy(noise_multiplier=1.0), callbacks=callbacks, **{**FIT, **given},
         )  # fmt: skip
     new_key = [str(each.message) for each in caught if "new key" in str(each.message)]
@@ -225,6 +227,13 @@ def fitted(folder: Path, rank: int, resume: bool = False, callbacks: Any = (), *
 def fits(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     ledger = Ledger(folder / "spent.jsonl")
     return fitted(folder, rank, seed=7, ledger=ledger, held_out=rows(20))
+
+
+def fits_parts(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Every rank holds rows of its own, and the second of three none."""
+    cuts = [0, 120, 120, 300]
+    data = tuple(each[cuts[rank] : cuts[rank + 1]] for each in DATA)
+    return fitted(folder, rank, seed=7, data=data, computing=Computing(rows_on_rank="part"))
 
 
 def stopped_by_a_callback(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
@@ -305,8 +314,8 @@ def other_folders(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 JOBS: dict[str, Any] = {
     each.__name__: each
     for each in (
-        loops, captured, empty_lots, failing, connected_later, fits, stopped_by_a_callback, stopped_by_a_signal,
-        first_killed, last_killed, full_disk, other_folders,
+        loops, captured, empty_lots, failing, connected_later, fits, fits_parts, stopped_by_a_callback,
+        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders,
     )
 }  # fmt: skip
 for left, began in (("first_killed", 2), ("last_killed", 3)):

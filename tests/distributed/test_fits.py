@@ -19,7 +19,7 @@ COUNTS = (2, 3)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ranks")
     wanted = [("fits", 2), ("fits", 3), ("stopped_by_a_callback", 2), ("stopped_by_a_signal", 3), ("full_disk", 2)]
-    wanted += [("first_killed", 2), ("last_killed", 3), ("other_folders", 2)]
+    wanted += [("fits_parts", 3), ("first_killed", 2), ("last_killed", 3), ("other_folders", 2)]
     wanted += [("resumed_first_killed", 2), ("resumed_last_killed", 3), ("resumed_last_killed", 2)]
     ranked.run_all(found, wanted)
     return found
@@ -47,6 +47,15 @@ def test_a_run_has_one_folder_one_ledger_and_one_model(ranks: int, folder: Path)
 def test_both_numbers_of_ranks_train_the_same_model(folder: Path) -> None:
     two, three = (ranked.results(folder, "fits", ranks)[0]["weights"] for ranks in COUNTS)
     assert float((two - three).abs().max()) < 12 * 2.0**-22  # 12 steps, values below 2
+
+
+def test_ranks_that_hold_parts_train_the_same_model(folder: Path) -> None:
+    every: list[Any] = ranked.results(folder, "fits_parts", 3)
+    wanted = ranked.results(folder, "fits", 3)[0]["weights"]
+    for each in every:
+        assert torch.equal(each["weights"], every[0]["weights"])
+        assert each["whole"]
+    assert float((every[0]["weights"] - wanted).abs().max()) < 12 * 2.0**-22  # 12 steps, values below 2
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("stopped_by_a_callback", 2), ("stopped_by_a_signal", 3)])

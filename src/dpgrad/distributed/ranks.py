@@ -260,14 +260,6 @@ class Ranks:
                     if not self.first:
                         tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
 
-    def part(self, count: int) -> tuple[int, int]:
-        """Where this rank's part of ``count`` rows begins and ends: as many as any other's, give or take one.
-
-        >>> Ranks.of().part(7)
-        (0, 7)
-        """
-        return count * self.rank // self.size, count * (self.rank + 1) // self.size
-
 
 def _control(group: Any) -> Any:
     """A gloo group for the meetings of the ranks of ``group``, made once."""

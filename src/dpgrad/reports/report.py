@@ -126,8 +126,7 @@ def report(
     >>> from dpgrad.accounting.events import Gaussian, Relation
     >>> ledger = kinds.Ledger()
     >>> ledger.add(Gaussian(4.0), Relation.ADD_REMOVE, "a model")
-    >>> found = report(ledger, delta=1e-5)
-    >>> found["guarantee"]["statement"]
+    >>> report(ledger, delta=1e-5)["guarantee"]["statement"]
     'ε = 0.92635 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, exact accountant)'
     """
     if isinstance(thing, Report):

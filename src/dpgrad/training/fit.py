@@ -352,6 +352,8 @@ def _described(task: Task) -> dict[str, Any] | None:
     held = task.rows.tensors if type(task.rows) is TensorDataset else task.rows
     if not isinstance(task.loss, NamedLoss) or task.privacy.several_rows or not isinstance(held, tuple | list):
         return None
+    if not source.rows(task.rows):  # a rank that holds none
+        return None
     inputs = source.gathered(held[0], torch.arange(1), task.device)
     if not isinstance(inputs, Tensor) or inputs.ndim < 2 or 0 in inputs.shape:
         return None
