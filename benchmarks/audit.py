@@ -284,12 +284,16 @@ def page(data: dict[str, Any]) -> str:
             for row in part["rows"]
         ]
         count, largest = part["sensitivity"]
+        chances = [row[str(level)]["p_too_many"] for row in part["rows"] for level in LEVELS]
+        least = min(chances)
         parts += [
             environment.heading(part["environment"], "False alarms").replace("# ", "## ", 1),
             "Rejections of true claims, with Clopper and Pearson's interval of the rate. P[as many] is the probability "
             "of at least so many at the stated level (binomial test): small values would speak against the level. "
             "Checks that join tests by the union bound or Markov's inequality stay below it.",
             environment.table([head, *rows]),
+            f"The least of the {len(chances)} probabilities is {least:.2g}; true levels give one so small with "
+            f"probability at most {min(1.0, len(chances) * least):.2g}.",
             f"Sensitivity involves no chance: {count} of {part['pairs']:,} coupled pairs exceed the bound, and the "
             f"largest contribution is {largest:.4f} of it.",
         ]

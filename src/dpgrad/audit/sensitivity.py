@@ -70,7 +70,7 @@ class _Search:
     def __init__(self, target: Target) -> None:
         self.target, self.largest, self.where = target, 0.0, "none"
         self.not_tried: list[str] = []
-        self._released: dict[tuple[int, range], Any] = {}
+        self._released: dict[tuple[int, range, bool], Any] = {}
         self._ascents: dict[int, Any] = {}
         rows = rows_of(target.data, slice(0, _COMPANY))
         self._company = {False: rows, True: target.columns(rows, 1.0, 0.0)}
@@ -81,7 +81,7 @@ class _Search:
         first = _two_from(0, steps)
         self.same_twice(first)
         for part in (
-            lambda: self.contribution(self.pushed(), first),
+            lambda: self.contribution(self.pushed(), first, few=False),
             self.sampled,
             lambda: self.contribution(self.crowd(), first),
             lambda: self.later(steps),
@@ -112,7 +112,7 @@ class _Search:
     def same_twice(self, steps: range) -> None:
         """Refuse code that a seed does not determine: nothing can be compared then."""
         target, data = self.target, self._company[False]
-        one, other = (target.released(data, target.seed, steps, target.full) for _ in range(2))
+        one, other = (target.released(data, target.seed, steps, target.full, few=True) for _ in range(2))
         if not np.allclose(one.sums, other.sums, rtol=0, atol=max(one.rounding, 1e-12)):
             raise AuditError(
                 "run gave different gradients for the same trial: draw all randomness from trial.seed, and leave the "
@@ -173,17 +173,17 @@ class _Search:
         absent = one_less if self._may_be_absent else target.columns(row, others, others)
         return _Pair(f"one of {_MANY + 1} equal canaries", absent, present, canaried=True)
 
-    def contribution(self, pair: _Pair, steps: range, mechanism: Mechanism | None = None) -> float:
+    def contribution(self, pair: _Pair, steps: range, mechanism: Mechanism | None = None, few: bool = True) -> float:
         """How far apart two neighbours are, over the bound; the largest is kept."""
         target = self.target
         how = mechanism or target.full
-        key = id(pair.one), steps
+        key = id(pair.one), steps, few
         one = self._released.get(key)
         if one is None:
-            one = target.released(pair.one, target.seed, steps, how, canaried=pair.canaried)
+            one = target.released(pair.one, target.seed, steps, how, canaried=pair.canaried, few=few)
             if any(pair.one is company for company in self._company.values()):  # which lives as long as this search
                 self._released[key] = one
-        other = target.released(pair.other, target.seed, steps, how, canaried=pair.canaried)
+        other = target.released(pair.other, target.seed, steps, how, canaried=pair.canaried, few=few)
         moved, rounding = other.sums - one.sums, max(one.rounding, other.rounding)
         largest = 0.0
         for group, places in target.places().items():
@@ -225,7 +225,7 @@ class _Search:
         data = rows_of(target.data, slice(0, rows))
         absent, present = target.columns(data, 0.0, 0.0), target.columns(data, own, own)
         pair = _Pair("gradient canary in sampled batches", absent, present, canaried=True)
-        self.contribution(pair, range(count), target.mechanism)
+        self.contribution(pair, range(count), target.mechanism, few=False)
 
 
 def _two_from(step: int, steps: int) -> range:

@@ -258,10 +258,15 @@ class Target:
 
         return data, column(weight), column(push)
 
-    def released(self, data: Any, seed: int, steps: range, mechanism: Mechanism, *, canaried: bool = False) -> Released:
-        """What the steps release: the gradients times the declared divisor."""
+    def released(
+        self, data: Any, seed: int, steps: range, mechanism: Mechanism, *, canaried: bool = False, few: bool = False
+    ) -> Released:
+        """What the steps release: the gradients times the declared divisor. ``few``: nothing is captured or traced."""
         loss = Canaried(self.loss, self.directions) if canaried else self.loss
-        run: Stepper = self.ours.canaried() if canaried and self.ours is not None else self.run
+        run = self.run
+        if self.ours is not None:
+            ours = self.ours.canaried() if canaried else self.ours
+            run = replace(ours, options={"capture": False, **ours.options}) if few else ours
         trial = Trial(self.model, loss, mechanism, data, seed, steps)
         return read(run(trial), self.names, len(steps), mechanism.divisor)
 
