@@ -52,7 +52,6 @@ TOGETHER: dict[str, Callable[[], planted.Subject]] = {
         sampler=sampling.FixedSize(40, 8), relation=REPLACE, options={"augment": twice}
     ),
     "shuffle, zero-out, several rows": of_several_rows,
-    "full batch, average": lambda: planted.subject(sampler=sampling.FullBatch(), options={"average": 0.5}),
 }
 SUBJECTS: dict[str, Callable[[], planted.Subject]] = {
     "Poisson": planted.subject,
@@ -70,6 +69,7 @@ SUBJECTS: dict[str, Callable[[], planted.Subject]] = {
     "noise schedule": lambda: planted.subject(noise=schedules.piecewise([10], [1.0, 2.0])),
     "inner momentum": lambda: planted.subject(options=planted.MOMENTUM),
     "inner momentum, past": lambda: planted.subject(options={"inner_momentum": InnerMomentum(0.9, 2, "past")}),
+    "full batch, average": lambda: planted.subject(sampler=sampling.FullBatch(), options={"average": 0.5}),
     "several rows": planted.several_subject,
     "augmentation": lambda: planted.subject(options={"augment": twice}),
     "tied weights": planted.tied_subject,
@@ -106,7 +106,12 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rule", [*RULES, lambda norms, clip: 5 * clip / norms], ids=repr)
+OWN = pytest.param(lambda norms, clip: 5 * clip / norms, id="a rule of one's own")
+
+
+@pytest.mark.parametrize(
+    "rule", [OWN, *(pytest.param(rule, marks=pytest.mark.exhaustive, id=repr(rule)) for rule in RULES)]
+)
 def test_no_rule_contributes_more_than_clip(rule: Any) -> None:
     subject = planted.subject(clip=0.1)
     found = audit.step(
