@@ -138,11 +138,7 @@ def report(
     distinct = compare.runs(event)
     allowed = dict(zip(("allowed", "reason"), part.release, strict=True))
     found = Report({
-        "format": FORMAT,
-        "kind": part.kind,
-        "dpgrad": __version__,
-        "date": today(),
-        "environment": environment(),
+        **_head(part.kind),
         **_RUN,
         "schema": None if part.schema is None else kinds.plain_values(part.schema),
         "method": dict(zip(("name", "title", "citation"), part.method, strict=True)),
@@ -162,6 +158,11 @@ def report(
     })  # fmt: skip
     check(found)
     return found
+
+
+def _head(kind: str) -> dict[str, Any]:
+    """What every report begins with."""
+    return {"format": FORMAT, "kind": kind, "dpgrad": __version__, "date": today(), "environment": environment()}
 
 
 def privacy(
