@@ -34,6 +34,12 @@ def logistic(random: np.random.Generator, rows: int) -> Rows:
     return X, (random.random(rows) < expit(X @ COEFFICIENTS + INTERCEPT)).astype(int)
 
 
+def two_columns(random: np.random.Generator, rows: int) -> Rows:
+    """Rows in a square, and classes by a logistic model."""
+    X = random.uniform(-1, 1, (rows, 2))
+    return X, (random.random(rows) < expit(X @ COEFFICIENTS[:2] + INTERCEPT)).astype(int)
+
+
 def linear(random: np.random.Generator, rows: int) -> Rows:
     """Rows in a cube, and targets with errors of standard deviation 0.3."""
     X = random.uniform(-1, 1, (rows, 3))
@@ -58,7 +64,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """Every solver that has intervals, at two budgets."""
+    """Every solver that has intervals, at two budgets, and rows that are just enough or too few."""
     found = []
     for epsilon, rows in ((1.0, 10_000), (4.0, 4_000)):
         both: dict[str, Any] = {"data_norm": NORM, "inference_share": SHARE, "epsilon": epsilon}
@@ -77,6 +83,11 @@ def settings() -> list[Setting]:
                 solver=solver, target_bounds=(-3.0, 3.0), **both
             )
             found.append(Setting(f"linear, {solver}", regression, linear, rows, epsilon))
+    for rows in (1_200, 1_500, 2_000):  # where noise on the curvature decides which fits have intervals
+        near = lambda: DPLogisticRegression(  # noqa: E731
+            classes=[0, 1], solver="objective", data_norm=1.5, inference_share=SHARE, epsilon=1.0
+        )
+        found.append(Setting("logistic of two columns, objective", near, two_columns, rows, 1.0))
     poisson = lambda: DPPoissonRegressor(  # noqa: E731
         alpha=0.0, target_bounds=(0, 12), data_norm=NORM, inference_share=SHARE, epsilon=4.0
     )
@@ -85,7 +96,7 @@ def settings() -> list[Setting]:
 
 def covered(setting: Setting, fits: int) -> dict[str, Any]:
     """The share of intervals that hold the truth, and the standard errors beside the scatter of the estimates."""
-    truth, inside, errors, estimates, refused = np.append(COEFFICIENTS, INTERCEPT), [], [], [], 0
+    inside, errors, estimates, refused = [], [], [], 0
     for number in range(fits):
         X, y = setting.drawn(np.random.default_rng([17, number]), setting.rows)
         model = setting.estimator().set_params(random_state=number)
@@ -97,6 +108,7 @@ def covered(setting: Setting, fits: int) -> dict[str, Any]:
         except OptionError:
             refused += 1
             continue
+        truth = np.append(COEFFICIENTS[: X.shape[1]], INTERCEPT)
         low = np.append(found.coef_low.ravel(), found.intercept_low)
         high = np.append(found.coef_high.ravel(), found.intercept_high)
         inside.append((low <= truth) & (truth <= high))
@@ -124,8 +136,9 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             f"| {one['stated'][0]:.4f}, {one['scatter'][0]:.4f} |"
         )
     said = (
-        f"Nominal coverage is {100 * LEVEL:g} %. `inference_share={SHARE:g}`, three columns in [-1, 1], an intercept, "
-        "and new rows, targets and noise for every fit. Refused fits say that noise hides what an interval depends on."
+        f"Nominal coverage is {100 * LEVEL:g} %. `inference_share={SHARE:g}`, columns in [-1, 1], three "
+        "unless stated, an intercept, and new rows, targets and noise for every fit. Refused fits say that noise hides "
+        "what an interval depends on."
     )
     return [said, "\n".join(lines)]
 

@@ -32,8 +32,17 @@ def _number(name: str, value: object) -> float:
     return number
 
 
+_LISTED = 20  # entries of a list that may be an option; a longer one may be a column of private values
+
+
 def shown(value: object) -> str:
-    """The value as it is written, cut short: a message is one line."""
+    """The value as it is written, cut short: a message is one line. Of a table of values its kind alone: it is data.
+
+    >>> shown([1, "a"]), shown([0, 1] * 20)
+    ("[1, 'a']", 'a list of many values')
+    """
+    if getattr(value, "shape", ()) != () or (isinstance(value, list | tuple) and len(value) > _LISTED):
+        return f"{'an' if type(value).__name__[:1].lower() in 'aeiou' else 'a'} {type(value).__name__} of many values"
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write very long whole numbers
@@ -195,9 +204,13 @@ def keywords(
     return decorated
 
 
+# The package, and those that call it for a user: a warning names the line of the user's own.
+_CALLERS = (__name__.partition(".")[0], "sklearn", "joblib", "torch", "transformers", "lightning", "contextlib")
+
+
 def warn(words: str, category: type[Warning] = UserWarning) -> None:
-    """Warn as of the caller's line: that of the first frame outside the package."""
-    level, package = 2, __name__.partition(".")[0]
-    while str(sys._getframe(level - 1).f_globals.get("__name__")).partition(".")[0] == package:
-        level += 1
+    """Warn as of the caller's line: that of the first frame outside the package and the libraries that call it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _CALLERS:
+        level, frame = level + 1, frame.f_back
     warnings.warn(words, category, stacklevel=level)

@@ -40,6 +40,16 @@ def confirmed(text: str) -> str:
     return text.replace("public = false", "public = true")
 
 
+def test_another_separator_beside_decimal_commas_has_a_remedy(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a;y\n1,5;yes\n2,5;no\n", "utf-8")
+    assert cli.main(["data", "describe", str(path), "--separator", ","]) == 2
+    assert (
+        "(; beside decimal commas), name it: separator under [file] of the schema, or --separator"
+        in capsys.readouterr().err
+    )
+
+
 class TestDescribe:
     def test_a_table(self, people: Path, capsys: Capture) -> None:
         out, err = described(capsys, str(people))

@@ -105,16 +105,16 @@ class TestSpreads:
             points = points - 0.4 * velocity
             mean += averaged[step] * points
         spread = Descended((0.4,) * steps, 0.5, averaged, np.array([penalty, 0.0]), std, left=0.5)
-        linear = np.column_stack([spread.estimated(unit, total, 1.0, rows)[0] for unit in np.eye(2)])
+        linear = np.column_stack([spread.estimate(unit, total, rows) for unit in np.eye(2)])
         each = (linear @ mean).T
-        _, covariance = spread.estimated(mean[:, 0], total, 1.0, rows)
+        covariance = spread.covariance(mean[:, 0], total, 1.0, rows)
         np.testing.assert_allclose(each.mean(axis=0), optimum, atol=5 * np.sqrt(np.diag(covariance) / many).max())
         np.testing.assert_allclose(np.cov(each.T), covariance, rtol=0.1, atol=2e-4)
 
     def test_sampling_of_rows_adds_to_the_noise(self) -> None:
         spread = Descended((0.5,) * 50, 0.0, (*(0.0,) * 49, 1.0), 0.0, 0.0, sampled=0.01)
         plain = Descended((0.5,) * 50, 0.0, (*(0.0,) * 49, 1.0), 0.0, 0.0)
-        more, less = (one.estimated(np.ones(1), np.array([[50.0]]), 1.0, 100)[1] for one in (spread, plain))
+        more, less = (one.covariance(np.ones(1), np.array([[50.0]]), 1.0, 100) for one in (spread, plain))
         # e ← (1 − ηλ)e − η·noise of variance 0.01·λ: η²·0.01·λ/(1 − (1 − ηλ)²), λ = 1/2, η = 1/2
         assert (more - less).item() == pytest.approx(0.25 * 0.005 / (1 - 0.75**2), rel=1e-5)
 
@@ -124,9 +124,9 @@ class TestSpreads:
         gradients = RANDOM.multivariate_normal(np.zeros(2), total + 9 * np.eye(2), 4000)
         found = np.linalg.solve(total + 5 * np.eye(2), (total @ optimum - gradients).T)
         found += RANDOM.normal(0, 0.01, found.shape)
-        linear = np.column_stack([spread.estimated(unit, total, 1.0, 100)[0] for unit in np.eye(2)])
+        linear = np.column_stack([spread.estimate(unit, total, 100) for unit in np.eye(2)])
         each = (linear @ found).T
-        covariance = spread.estimated(found[:, 0], total, 1.0, 100)[1]
+        covariance = spread.covariance(found[:, 0], total, 1.0, 100)
         np.testing.assert_allclose(each.mean(axis=0), optimum, atol=5 * np.sqrt(np.diag(covariance) / 4000).max())
         np.testing.assert_allclose(np.cov(each.T), covariance, rtol=0.15, atol=2e-3)
 
@@ -140,7 +140,8 @@ class TestSpreads:
             noisy = moment + (square + square.T) / 2
             target = moment @ optimum + error + RANDOM.normal(0, 3.0, 2)
             spread = Moments(noisy, np.full(2, 7.0), np.zeros(2), 4.0, 3.0)
-            found.append(spread.estimated(np.linalg.solve(noisy + 7 * np.eye(2), target), noisy, 0.04, 1000))
+            weights = np.linalg.solve(noisy + 7 * np.eye(2), target)
+            found.append((spread.estimate(weights, noisy, 1000), spread.covariance(weights, noisy, 0.04, 1000)))
         estimates = np.array([estimate for estimate, _ in found])
         stated = np.mean([covariance for _, covariance in found], axis=0)
         np.testing.assert_allclose(estimates.mean(axis=0), optimum, atol=6 * np.sqrt(np.diag(stated) / many).max())
@@ -148,4 +149,4 @@ class TestSpreads:
 
     def test_a_descent_that_did_not_arrive_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"no intervals: the descent has 61% of its way left.*raise max_iter"):
-            Descended((0.1,) * 10, 0.0, (*(0.0,) * 9, 1.0), 0.0, 0.0).estimated(np.ones(1), np.eye(1) * 49, 1.0, 100)
+            Descended((0.1,) * 10, 0.0, (*(0.0,) * 9, 1.0), 0.0, 0.0).estimate(np.ones(1), np.eye(1) * 49, 100)

@@ -216,18 +216,30 @@ class TestRunning:
 class TestWritten:
     def test_tables_hold_the_papers_value_and_ours_with_its_error(self, tmp_path: Path) -> None:
         done = running.reproduce(TOY, PLACE, tmp_path, seeds=3)
+        done = replace(done, place=replace(PLACE, size="full"))  # of which claims are judged
         page, text = tables.page(done, drawn=True), tables.csv_text(done)
         assert "| two          | 96.50 | 96.00 ± 0.58   | –       | 3      |" in page
         assert "- **held**: two is above one" in page
         assert "- **did not hold**: one is above two" in page
         assert "- **cannot be told**: three is above two" in page
-        assert "`dpgrad reproduce toy --quick --seeds 3`" in page
-        assert "![Table 1](toy.tiny.svg)" in page
+        assert "`dpgrad reproduce toy`" in page
+        assert "![Table 1](toy.svg)" in page
         rows = list(csv.DictReader(io.StringIO(text)))
         assert [float(row["accuracy"]) for row in rows] == [91.0, 96.0]
         assert float(rows[1]["accuracy standard error"]) == pytest.approx(3**-0.5)
         assert json.loads(rows[0]["setting"]) == {"mean": 90.0, "sizes": [1, 2]}
         assert r"one, a\_b \& c" in tables.latex(tables.rows(done))
+
+    def test_a_small_size_is_not_judged_but_for_what_is_certain(self, tmp_path: Path) -> None:
+        done = running.reproduce(TOY, PLACE, tmp_path, seeds=3)
+        sure = tuple(replace(claim, certain=claim.text == "two is above one") for claim in TOY.claims)
+        small = replace(done, experiment=replace(TOY, claims=sure))
+        page = tables.page(small, drawn=True)
+        assert "- **held**: two is above one" in page
+        assert "- **not judged at this size**: one is above two" in page
+        assert "did not hold" not in page + tables.summary(small)
+        assert "`dpgrad reproduce toy --quick --seeds 3`" in page
+        assert "![Table 1](toy.tiny.svg)" in page
 
     def test_a_partial_table_says_so(self, tmp_path: Path) -> None:
         done = running.reproduce(TOY, PLACE, tmp_path, seeds=2)

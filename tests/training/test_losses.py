@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,8 +90,8 @@ def test_whole_numbers_of_any_width_are_labels() -> None:
 def test_labels_out_of_range_are_refused_without_being_repeated(label: int) -> None:
     """Also −100, which torch would pass over in silence."""
     message = (
-        "targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class, and subtract "
-        "1 from labels that begin at 1"
+        "targets must be class indices from 0 to 2: the model has 3 outputs; give it one for each class; subtract 1 "
+        "from labels that begin at 1, and of labels −1 and 1 take (labels + 1) // 2"
     )
     for refused in (
         lambda: cross_entropy(normal(2, 3), torch.tensor([0, label])),
@@ -117,6 +118,21 @@ def test_labels_out_of_range_are_refused_without_being_repeated(label: int) -> N
 def test_shapes_that_do_not_meet_are_refused(loss: Any, outputs: Tensor, targets: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loss(outputs, targets)
+
+
+def test_bce_refuses_labels_it_has_no_meaning_for() -> None:
+    """−1 in place of 0 would push every score of that label without bound."""
+    with pytest.raises(ValueError, match=r"^targets of bce must lie from 0 to 1: of labels −1 and 1 take .*/ 2$"):
+        refuse_targets(NamedLoss("bce"), normal(2, 1), torch.tensor([[-1.0], [1.0]]))
+    refuse_targets(NamedLoss("bce"), normal(2, 1), torch.tensor([[0.5], [1.0]]))
+
+
+@pytest.mark.parametrize("targets", [torch.tensor([7, 7]), np.array([7, 7]), [7, 7], (torch.tensor(7),)])
+def test_targets_in_the_place_of_the_loss(targets: Any) -> None:
+    """As fit(X, y) of scikit-learn takes them; the message repeats none."""
+    with pytest.raises(ValueError, match=r"targets: give rows and targets as one pair, fit\(model, \(X, y\)") as raised:
+        loss_named(targets)
+    assert "7" not in str(raised.value)
 
 
 class TestNames:

@@ -2,13 +2,15 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from dpgrad.training import prepare, recipes
+from dpgrad.training import curves, prepare, recipes
 from dpgrad.training.losses import NamedLoss
 from dpgrad.training.plan import make
 
@@ -79,3 +81,30 @@ def test_expected_time_reads_shapes_and_leaves_the_model_alone() -> None:
     found = prepare.expected_seconds(model, spoilt, NamedLoss("cross-entropy"), plan)
     assert 0 < found < 60
     assert torch.equal(weights(model), before)
+
+
+def test_expected_time_counts_the_prices_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ε so far is priced twenty times; at a large ε that takes longer than the steps."""
+    plan = make("dpsgd", rows=60, batch_size=15, steps=40, noise_multiplier=1.0, delta=1e-3)
+    clock = [0.0]
+    priced = curves.account
+
+    def slow(*args: Any) -> Any:
+        clock[0] += 3.0
+        return priced(*args)
+
+    monkeypatch.setattr(prepare.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(curves, "account", slow)
+    found = prepare.expected_seconds(nn.Linear(4, 3), rows(), NamedLoss("cross-entropy"), plan)
+    spent, before = curves.Spent(plan), clock[0]
+    for step in range(1, 41):
+        spent(step)
+    assert found == clock[0] - before > 50
+
+
+def test_labels_of_all_rows_are_checked_for_bce() -> None:
+    inputs, targets = rows()
+    signed = torch.where(targets == 0, -1.0, 1.0)
+    with pytest.raises(ValueError, match="targets of bce must lie from 0 to 1"):
+        prepare.classes_of(nn.Linear(4, 1), NamedLoss("bce"), (inputs, signed), default_collate)
+    prepare.classes_of(nn.Linear(4, 1), NamedLoss("bce"), (inputs, (signed + 1) / 2), default_collate)

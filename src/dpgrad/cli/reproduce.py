@@ -187,4 +187,7 @@ def _listed(args: argparse.Namespace) -> str:
     for one in shown.values():
         data_said = ", ".join(f"{each} (missing)" if each in absent[one.name] else each for each in one.needs)
         lines.append([one.name, one.paper, one.item, f"{len(one.arms('full'))} × {one.seeds}", data_said or "–"])
-    return markdown.table(lines) + "\n"
+    together = [
+        f"{name}: drawn by {', '.join(parts)}" for name, parts in catalogue.aliases().items() if {*parts} <= {*shown}
+    ]
+    return "\n".join([markdown.table(lines), *together]) + "\n"

@@ -8,9 +8,11 @@ has a law that is public. A solver's `Spread` says what both do to its coefficie
 argument and its limits.
 
 >>> spread = Perturbed(ridge=1.0, l2=0.0, std=2.0, output_std=0.0)
->>> estimate, covariance = spread.estimated(np.array([3.0]), np.array([[100.0]]), dispersion=1.0, rows=400)
->>> round(float(estimate[0]), 2), round(float(covariance[0, 0]), 4)  # S⁻¹·(S + 2²)·S⁻¹
-(3.03, 0.0104)
+>>> weights, total = np.array([3.0]), np.array([[100.0]])
+>>> spread.estimate(weights, total, rows=400).round(2).tolist()
+[3.03]
+>>> spread.covariance(weights, total, dispersion=1.0, rows=400).round(4).tolist()  # S⁻¹·(S + 2²)·S⁻¹
+[[0.0104]]
 """
 
 import math
@@ -32,7 +34,7 @@ from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
-    "CLEAR", "LEFT", "SCORE", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments",
+    "CLEAR", "LEFT", "LOWERED", "SCORE", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments",
     "Perturbed", "Spread", "curvature", "responses", "squared_errors",
 ]  # fmt: skip
 
@@ -40,6 +42,7 @@ LEFT = 0.1  # the part of the way that a descent may have left, in any direction
 STRAIGHT = 0.5  # the same for a parabola, of which any part that is left is known
 SCORE = 0.5  # the standard error of a score up to which a curved loss is taken to be a parabola
 CLEAR = 4.0  # how many times its noise the smallest eigenvalue of S must be
+LOWERED = 2.0  # how many times its noise S is lowered by for the covariance: what passed CLEAR may owe it to that noise
 STEP = 1 << 30  # the counter of this noise, beyond the steps of every descent
 _CHUNK = 64  # columns of S that are summed at once
 _SLACK = 1e-6  # what rounding may add to one row's part in a sum, as in `Design`
@@ -145,11 +148,11 @@ def squared_errors(errors: Array, bound: float) -> float:
 class Spread(Protocol):
     """How a solver's coefficients scatter around the optimum."""
 
-    def estimated(self, weights: Array, total: Array, dispersion: float, rows: int) -> tuple[Array, Array]:
-        """The estimate, freed of what the solver is known to shrink, and its covariance matrix.
+    def estimate(self, weights: Array, total: Array, rows: int) -> Array:
+        """The coefficients, freed of what the solver is known to shrink; ``total`` is the released S, ``rows`` n."""
 
-        ``total`` is the released S, ``dispersion`` φ, and ``rows`` n.
-        """
+    def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
+        """The covariance matrix of the estimate, ``dispersion`` φ: the larger, the smaller ``total`` is."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +168,22 @@ class Perturbed:
     std: float
     output_std: float
 
-    def estimated(self, weights: Array, total: Array, dispersion: float, rows: int) -> tuple[Array, Array]:
-        """See `Spread`: A·w = S·w* − Σgᵢ − b with A = S + ridge, solved for w*."""
+    def _undone(self, total: Array) -> Array:
         unit = np.eye(len(total))
-        undone = np.linalg.solve(total + self.l2 * unit, total + self.ridge * unit)
+        found: Array = np.linalg.solve(total + self.l2 * unit, total + self.ridge * unit)
+        return found
+
+    def estimate(self, weights: Array, total: Array, rows: int) -> Array:
+        """See `Spread`: A·w = S·w* − Σgᵢ − b with A = S + ridge, solved for w*."""
+        return self._undone(total) @ weights
+
+    def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
+        """See `Spread`: that of S⁻¹·(Σgᵢ + b), and of the noise on the minimiser where the ridge is undone."""
+        unit, undone = np.eye(len(total)), self._undone(total)
         inverse = np.linalg.inv(total + self.l2 * unit)
         noise = dispersion * total + self.std**2 * unit
-        return undone @ weights, inverse @ noise @ inverse.T + self.output_std**2 * undone @ undone.T
+        found: Array = inverse @ noise @ inverse.T + self.output_std**2 * undone @ undone.T
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,22 +204,31 @@ class Descended:
     sampled: float = 0.0
     left: float = LEFT
 
-    def estimated(self, weights: Array, total: Array, dispersion: float, rows: int) -> tuple[Array, Array]:
-        """See `Spread`: in the directions of S the descent is a linear filter of its start and its noise."""
+    def _along(self, total: Array, rows: int) -> tuple[Array, Array, NDArray[np.float64], Array]:
+        """The eigenvalues and directions of S/n with the penalty, and the `responses` along them."""
         penalty = np.broadcast_to(np.ravel(self.l2), (len(total),))
         values, vectors = np.linalg.eigh(total / rows + np.diag(penalty))
-        each, rest = responses(values, self.rates, self.momentum, self.averaged)
+        return values, vectors, *responses(values, self.rates, self.momentum, self.averaged)
+
+    def estimate(self, weights: Array, total: Array, rows: int) -> Array:
+        """See `Spread`: in the directions of S the descent is a linear filter of its start and its noise."""
+        _, vectors, _, rest = self._along(total, rows)
         if (most := float(np.abs(rest).max())) > self.left:
             raise OptionError(
                 f"no intervals: the descent has {most:.0%} of its way left in one direction, above {self.left:.0%}; "
                 "raise max_iter, epsilon or the number of rows, or tighten data_norm"
             )
+        return vectors @ ((vectors.T @ weights) / (1 - rest))
+
+    def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
+        """See `Spread`: sampling of the rows, and what the filter leaves of the noise."""
+        values, vectors, each, rest = self._along(total, rows)
         variance = dispersion * vectors.T @ (total / rows) @ vectors  # of one row's gradient, along the directions
         noise = each @ each.T * (self.std**2 * np.eye(len(total)) + self.sampled * variance)
         gain = 1 - rest
         found = variance / rows / np.outer(values, values)
         found += (noise + self.output_std**2 * np.eye(len(total))) / np.outer(gain, gain)
-        return vectors @ ((vectors.T @ weights) / gain), vectors @ found @ vectors.T
+        return vectors @ found @ vectors.T
 
 
 def responses(
@@ -245,14 +266,19 @@ class Moments:
     moment_std: float
     product_std: float
 
-    def estimated(self, weights: Array, total: Array, dispersion: float, rows: int) -> tuple[Array, Array]:
-        """See `Spread`: (M + ridge)·w = M·w* + Σ eᵢ·xᵢ + noise, where the noise on M meets w*."""
-        kept = self.moment + np.diag(self.l2)
-        found: Array = np.linalg.inv(kept) @ (self.moment + np.diag(self.ridge)) @ weights
-        unit, inverse = np.eye(len(kept)), np.linalg.inv(kept)
-        met = self.moment_std**2 / 2 * (float(found @ found) * unit + np.outer(found, found))
-        noise = dispersion * self.moment + self.product_std**2 * unit + met
-        return found, inverse @ noise @ inverse.T
+    def estimate(self, weights: Array, total: Array, rows: int) -> Array:
+        """See `Spread`: (M + ridge)·w = M·w* + Σ eᵢ·xᵢ + noise, solved for w*."""
+        found: Array = np.linalg.solve(total + np.diag(self.l2), (total + np.diag(self.ridge)) @ weights)
+        return found
+
+    def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
+        """See `Spread`: the noise on M meets w*."""
+        estimate = self.estimate(weights, total, rows)
+        unit, inverse = np.eye(len(total)), np.linalg.inv(total + np.diag(self.l2))
+        met = self.moment_std**2 / 2 * (float(estimate @ estimate) * unit + np.outer(estimate, estimate))
+        noise = dispersion * total + self.product_std**2 * unit + met
+        found: Array = inverse @ noise @ inverse.T
+        return found
 
 
 @dataclass(frozen=True, eq=False)

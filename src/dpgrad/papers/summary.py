@@ -59,8 +59,8 @@ def cell(out: Path, experiment: str, arm: str) -> str:
     >>> cell(Path("absent"), "best-mnist", "our best")
     'not run yet'
     """
-    found = catalogue.experiments()[experiment]
-    if not running.trials_path(found, "full", out).exists():
+    found = catalogue.experiments().get(experiment)
+    if found is None or not running.trials_path(found, "full", out).exists():
         return _NOT_RUN
     done = running.reproduce(found, Place(), out, run=False)
     outcomes = done.outcomes

@@ -23,11 +23,13 @@ __all__ = [
     "page",
     "rows",
     "summary",
+    "verdict",
     "write",
 ]
 
 ENDINGS = (".md", ".csv", ".tex")
 _HELD = {True: "held", False: "did not hold", None: "cannot be told"}
+_NOT_JUDGED = "not judged at this size"
 _HEADINGS: dict[Kind, str] = {
     "paper": "Claims of the paper",
     "ours": "Our aims and checks",
@@ -46,12 +48,16 @@ _LATEX = {
 def number(value: float, error: float = math.nan) -> str:
     """A number with as many digits as its error leaves; four where none is known, and two decimals from 10 on.
 
-    >>> number(97.3512, 0.043), number(97.3512), number(0.000363), number(float("nan"))
-    ('97.35 ± 0.04', '97.35', '0.000363', '–')
+    A whole number above 100 without an error is a count, and has no decimals.
+
+    >>> number(97.3512, 0.043), number(97.3512), number(45220.0), number(0.000363), number(float("nan"))
+    ('97.35 ± 0.04', '97.35', '45,220', '0.000363', '–')
     """
     if math.isnan(value):
         return _NONE
     if math.isnan(error) or error == 0:
+        if 100 < abs(value) < 1e15 and value == int(value):
+            return f"{value:,.0f}"
         return f"{value:.2f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
     if abs(value) >= 10 and error >= 0.005:
         return f"{value:.2f} ± {error:.2f}"
@@ -78,9 +84,15 @@ def _words(name: str) -> str:
 
 
 def claims(done: Done, kind: Kind | None = None) -> list[tuple[str, bool | None]]:
-    """Each claim, or each of one kind, and whether it held."""
+    """Each claim, or each of one kind, and whether it held; of a small size, only those that hold at any size."""
     wanted = (claim for claim in done.experiment.claims if kind in (None, claim.kind))
-    return [(claim.text, claim.holds(done.outcomes)) for claim in wanted]
+    full = done.place.size == "full"
+    return [(claim.text, claim.holds(done.outcomes) if full or claim.certain else None) for claim in wanted]
+
+
+def verdict(done: Done, held: bool | None) -> str:
+    """What is said of a claim."""
+    return _NOT_JUDGED if held is None and done.place.size != "full" else _HELD[held]
 
 
 def csv_text(done: Done) -> str:
@@ -127,7 +139,7 @@ def summary(done: Done) -> str:
     lines = [f"{experiment.name}: {experiment.paper}, {experiment.item}{size}", "", markdown.table(rows(done))]
     for kind, heading in _HEADINGS.items():
         if found := claims(done, kind):
-            lines += ["", f"{heading}:", *(f"{_HELD[held]}: {text}" for text, held in found)]
+            lines += ["", f"{heading}:", *(f"{verdict(done, held)}: {text}" for text, held in found)]
     if not done.complete:
         lines += ["", f"partial: {len(done.lines)} of {len(done.arms) * done.seeds} trials are there"]
     return "\n".join(lines)
@@ -159,7 +171,9 @@ def page(done: Done, drawn: bool) -> str:
     ]
     for kind, heading in _HEADINGS.items():
         if found := claims(done, kind):
-            parts.append("\n".join([f"{heading}:", "", *(f"- **{_HELD[held]}**: {text}" for text, held in found)]))
+            parts.append(
+                "\n".join([f"{heading}:", "", *(f"- **{verdict(done, held)}**: {text}" for text, held in found)])
+            )
     if drawn:
         parts.append(f"![{experiment.item}]({_name(done)}.svg)")
     settings = [["", "setting", "how it was chosen"]]

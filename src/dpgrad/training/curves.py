@@ -104,6 +104,11 @@ class Spent:
         self._priced = sorted({min(end + part, plan.steps) for end in ends for part in (0, -(-stage // 2))})
         self._known = {plan.steps: plan.guarantee.epsilon}
 
+    @property
+    def prices(self) -> int:
+        """How many steps of the run are priced for calls alone; that of the plan is known."""
+        return sum(0 < step < self._plan.steps for step in self._priced)
+
     def __call__(self, step: int) -> float:
         """A bound on the ε of the first ``step`` steps, at little cost."""
         return self._known.get(step) or self.at(self._priced[bisect_left(self._priced, step)])

@@ -113,8 +113,11 @@ def _shape(tensor: Tensor) -> str:
 def _wrong_class(classes: int) -> str:
     return (
         f"targets must be class indices from 0 to {classes - 1}: the model has {classes} outputs; give it one for each "
-        "class, and subtract 1 from labels that begin at 1"
+        "class; subtract 1 from labels that begin at 1, and of labels −1 and 1 take (labels + 1) // 2"
     )
+
+
+_WRONG_SHARE = "targets of bce must lie from 0 to 1: of labels −1 and 1 take (labels + 1) / 2"
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,11 @@ def loss_named(loss: str | Loss) -> Loss:
         raise OptionError(_of_outputs(loss))
     if callable(loss):
         return loss
+    if getattr(loss, "shape", ()) != () or isinstance(loss, list | tuple):
+        raise OptionError(
+            "loss must be a function of (model, batch) or a name, got what looks like targets: give rows and "
+            "targets as one pair, fit(model, (X, y), epsilon=..., delta=...)"
+        )
     _validate.one_of(LOSSES, "a function of (model, batch)", loss=loss)
     return NamedLoss(loss)
 
@@ -290,7 +298,7 @@ def metric_named(metric: str | PerRow | None, loss: Loss) -> Metric:
 
 
 def refuse_targets(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse class labels that the model has no output for, before the first step; the message repeats none of them.
+    """Refuse labels that the model has no output for, or bce no meaning, before the first step; none is repeated.
 
     ``outputs`` are those of some rows, ``targets`` those of all.
 
@@ -298,6 +306,10 @@ def refuse_targets(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
     Traceback (most recent call last):
     dpgrad.errors.DataError: targets must be class indices from 0 to 2: the model has 3 outputs; give it one ...
     """
+    if loss == NamedLoss("bce") and targets.numel():
+        low, high = torch.aminmax(targets)
+        if float(low) < 0 or float(high) > 1:
+            raise DataError(_WRONG_SHARE)
     if loss != NamedLoss("cross-entropy") or not targets.numel() or targets.is_floating_point():
         return
     low, high = torch.aminmax(targets)

@@ -18,7 +18,7 @@ from dpgrad.grads.memory import available
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.unquoted import unquoted
 from dpgrad.training import forms, source
-from dpgrad.training.curves import judging
+from dpgrad.training.curves import Spent, judging
 from dpgrad.training.losses import NamedLoss, outputs_and_targets, refuse_targets, targets_of
 from dpgrad.training.plan import Plan
 from dpgrad.training.private import PrivateGradient
@@ -95,7 +95,7 @@ _FUSED = ("adam", "adamw")
 
 
 def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate) -> int | None:
-    """The number of classes of a classifier, after checking the labels of all rows; None for other losses.
+    """The number of classes of a classifier, after checking the labels of all rows; None for others.
 
     Labels in a tensor or an array are checked here, those of a Dataset during training.
 
@@ -103,7 +103,7 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
     >>> classes_of(nn.Linear(2, 3), NamedLoss("cross-entropy"), rows, default_collate)
     3
     """
-    if loss != NamedLoss("cross-entropy"):
+    if loss not in (NamedLoss("cross-entropy"), NamedLoss("bce")):
         return None
     device = device_of(model)
     batch = source.gathered(data, torch.arange(1), device, collate)
@@ -113,7 +113,7 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
     if not isinstance(data, Dataset):
         for few in source.blocks(targets_of(data), 1 << 20):
             refuse_targets(loss, outputs, few)
-    return int(outputs.shape[1])
+    return int(outputs.shape[1]) if loss == NamedLoss("cross-entropy") else None
 
 
 def expected_seconds(
@@ -129,7 +129,8 @@ def expected_seconds(
 ) -> float:
     """Estimate the time of a plan's steps from a few steps on random numbers in the shape of the first row.
 
-    It leaves out loading the examples of a Dataset, evaluation, and what precedes the first step.
+    The ε so far, which a run prices at some of its steps and which takes long at large ε, is timed once. Loading the
+    examples of a Dataset, evaluation, and what precedes the first step are left out.
 
     Guarantee: of the data only the shape and the type of one example are read. A copy of the model is trained.
 
@@ -162,4 +163,6 @@ def expected_seconds(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - began)
-    return float(np.median(taken[1:])) * plan.steps
+    spent, began = Spent(plan), time.perf_counter()
+    spent(max(1, plan.steps // 2))
+    return float(np.median(taken[1:])) * plan.steps + (time.perf_counter() - began) * spent.prices

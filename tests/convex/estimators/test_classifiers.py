@@ -5,6 +5,7 @@ import pickle
 import re
 import tracemalloc
 import warnings
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -338,6 +339,18 @@ class TestPrivacy:
             warnings.simplefilter("error")
             named = fitted()
         assert not any("labels" in fact for fact in named.privacy_.outside)
+
+    def test_warnings_name_the_line_of_the_caller(self) -> None:
+        """Through a pipeline of scikit-learn too."""
+        X, y = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 2
+        for model in (
+            DPLogisticRegression(max_iter=2),
+            make_pipeline(RowNormalizer(), DPLogisticRegression(max_iter=2)),
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model.fit(X, y)
+            assert {Path(one.filename).name for one in caught} == {Path(__file__).name}
 
     def test_named_classes_silence_every_warning_about_the_labels(self) -> None:
         """scikit-learn warns where labels are many for so few rows: by y, which is private."""

@@ -1,6 +1,5 @@
 """Private linear classifiers for scikit-learn."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -114,10 +113,8 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         delta = delta_for(self.delta, X.shape[0])
         if self.classes is None:  # where they are named `_encoded` refuses all else, and scikit-learn warns by y
             check_classification_targets(y.different() if isinstance(y, chunked.Labels) else y)
-            warnings.warn(
-                "classes were read from y, which the guarantee does not cover: name them, classes=[...]",
-                PrivacyWarning,
-                stacklevel=3,
+            _validate.warn(
+                "classes were read from y, which the guarantee does not cover: name them, classes=[...]", PrivacyWarning
             )
         labels, targets = _encoded(y, self.classes)
         share = extras.share_checked(inference_share=self.inference_share)
@@ -137,7 +134,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         self.cut_, self.inference_ = found.cut, outcome.inference
         self.privacy_ = self._told(X, labels, split, outcome, before, key)
         if found.unsettled:
-            warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=3)
+            _validate.warn(found.unsettled, ConvergenceWarning)
         return self
 
     def _weighed(

@@ -25,6 +25,7 @@ from dpgrad.convex.estimators import solvers
 from dpgrad.convex.estimators.solvers import Found, Task
 from dpgrad.convex.inference import (
     CLEAR,
+    LOWERED,
     SCORE,
     Curvature,
     Errors,
@@ -196,13 +197,15 @@ class Measured:
                 f"noise, {self.std:.4g}; more rows{self._wanted(smallest)}, a larger epsilon or inference_share, or a "
                 "tighter data_norm are needed"
             )
-        estimate, covariance = self.spread.estimated(self.weights, self.total, self.dispersion, self.rows)
+        estimate = self.spread.estimate(self.weights, self.total, self.rows)
+        covariance = self._covariance(self.total)
         if (score := self.reach * math.sqrt(float(np.linalg.eigvalsh(covariance)[-1]))) > SCORE:
             raise OptionError(
                 f"no intervals: the standard error of a score is up to {score:.2g}, above {SCORE:g}, where the loss is "
                 "no parabola; more rows, a larger epsilon, a tighter data_norm or another solver are needed"
             )
-        errors = np.sqrt(np.maximum(np.diag(covariance), 0))
+        sure = self.total - LOWERED * self.std * np.eye(len(self.total))  # what passed may owe it to the noise
+        errors = np.sqrt(np.maximum(np.diag(self._covariance(sure)), 0))
         if not self.constant:
             return Intervals(level, self.scale * estimate, self.scale * errors, np.zeros(1), np.zeros(1))
         last = self.scale * self.constant
@@ -211,10 +214,19 @@ class Measured:
             self.offset + last * estimate[-1:], last * errors[-1:],
         )  # fmt: skip
 
+    def _covariance(self, total: Array) -> Array:
+        return self.spread.covariance(self.weights, total, self.dispersion, self.rows)
+
     def _wanted(self, smallest: float) -> str:
-        """How many rows of the same kind would do, from what was released; nothing where noise alone was."""
-        wanted = self.rows * CLEAR * self.std / smallest if smallest > self.std else math.inf
-        return f" (about {float(f'{wanted:.1g}'):,.0f} of this kind)" if math.isfinite(wanted) else ""
+        """How many rows of the same kind would do, from what was released; its noise leaves a range of them.
+
+        The curvature is within two deviations of what was released, and must exceed ``CLEAR`` of them by two more.
+        """
+        least = self.rows * CLEAR * self.std / (max(smallest, 0.0) + 2 * self.std)
+        most = self.rows * (CLEAR + 2) * self.std / (smallest - 2 * self.std) if smallest > 2.5 * self.std else math.inf
+        least, most = (float(f"{max(number, self.rows):.2g}") for number in (least, most))
+        known = f"{least:,.0f} to {most:,.0f}" if math.isfinite(most) else f"at least {least:,.0f}"
+        return f" ({known} of this kind)"
 
 
 class Inferred:
@@ -291,7 +303,7 @@ def solved(
         refuse_unknown_spread(solver, task, options)
         curved, errors = _plans(task, split, moment)
         if curved is not None:
-            _refuse_few(rows.shape[0], rows.shape[1] + task.fit_intercept, curved)
+            _refuse_few(rows.shape[0], rows.shape[1] + task.fit_intercept, task, split)
         shares = (split.inference * (1 - _errors_part(task, moment)), split.inference * _errors_part(task, moment))
         made = [(plan, share) for plan, share in zip((curved, errors), shares, strict=True) if plan is not None]
         extra = tuple(plan.event for plan, _ in made)
@@ -303,9 +315,14 @@ def solved(
     return Outcome(found, together(found.event, *extra), (*scaled, *releases), inference)
 
 
-def _refuse_few(count: int, features: int, plan: Curvature) -> None:
+def _refuse_few(count: int, features: int, task: Task, split: Split) -> None:
     """Refuse intervals that no data of this public size can give: the trace of S is at most ``most`` a row."""
-    needed = math.ceil(CLEAR * plan.std * features / plan.most)
+    needed, enough = count, 0
+    while enough < needed:  # δ = 1/n² falls as rows are added, and then more of them are needed
+        own = replace(split, delta=1 / needed**2) if split.delta == 1 / count**2 else split
+        plan, _ = _plans(task, own, moment=False)
+        assert plan is not None
+        enough, needed = needed, max(needed, math.ceil(CLEAR * plan.std * features / plan.most))
     if count < needed:
         raise OptionError(
             f"inference_share is refused: intervals need at least {needed:,} rows at this budget, and most data more; "

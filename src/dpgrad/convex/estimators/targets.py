@@ -1,13 +1,13 @@
 """What the fits of all regressors begin and end with: arguments and targets checked, and what was released told."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
+from dpgrad import _validate
 from dpgrad.accounting.events import Relation
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix
@@ -77,4 +77,4 @@ def ended(estimator: Any, fitted: Given, outcome: Outcome, key: Key, title: str)
         () if found.unsettled is None else (found.unsettled,),
     )
     if found.unsettled:
-        warnings.warn(found.unsettled, ConvergenceWarning, stacklevel=4)
+        _validate.warn(found.unsettled, ConvergenceWarning)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpgrad import _validate
 from dpgrad.errors import CannotCaptureError
 from dpgrad.grads.ways import Attributed
 from dpgrad.training.step.bodies import Form
@@ -77,10 +78,9 @@ class Graphed(Pieces):
         self._open_device()
         self._renewed += 1
         if self._renewed == _MOST_RENEWED:
-            warnings.warn(
+            _validate.warn(
                 "steps are no longer captured as CUDA graphs: model, loss or rule hold a number that changes again and "
-                "again: keep it in a tensor that is written into",
-                stacklevel=4,
+                "again: keep it in a tensor that is written into"
             )
 
     def _made(self, form: Form) -> Graph:

@@ -5,7 +5,6 @@ as it can be seen (`Watch`): where it changed, it is made anew. Tensors inside l
 model, the loss or the rule hold must be written into, not exchanged.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from dpgrad import _validate
 from dpgrad.errors import CannotCaptureError
 from dpgrad.training.augment import Shifts
 from dpgrad.training.step import taped
@@ -129,7 +129,7 @@ class Pieces(ABC):
                 self._graphs[form] = self._made(form)
             except CannotCaptureError as error:
                 if not self._said:
-                    warnings.warn(f"pieces of some sizes are not captured: {error}", stacklevel=4)
+                    _validate.warn(f"pieces of some sizes are not captured: {error}")
                 self._said = True
                 self._graphs[form] = Called(partial(self._bodies.accumulate, form))
         self._graphs[form].replay()
