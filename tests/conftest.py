@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # No deadline: shared machines stall. The examples are the same in every run and on every machine; to look for others,
 # HYPOTHESIS_PROFILE=explore.
@@ -113,3 +116,11 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}: set DPGRAD_DATA to the folder that holds the datasets")
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[Browser]":
+    """Chromium, one for all pages."""
+    from browsing import launched
+
+    yield from launched()

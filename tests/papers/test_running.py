@@ -31,37 +31,8 @@ from dpgrad.papers import (
     tables,
     tasks,
 )
-from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place
-
-PLACE = Place(size="tiny")
-
-
-def trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
-    return {"accuracy": arm.setting["mean"] + seed, "curve": [1.0, 2.0 + seed], "nothing": float("nan")}
-
-
-def arms(size: str) -> tuple[Arm, ...]:
-    return (Arm("one, a_b & c", {"mean": 90.0, "sizes": (1, 2)}), Arm("two", {"mean": 95.0}))
-
-
-TOY = Experiment(
-    "toy",
-    "Nobody 2026",
-    "Table 1",
-    "Counts.",
-    (),
-    arms,
-    trial,
-    "accuracy",
-    {"two": 96.5},
-    (
-        Claim("two is above one", lambda found: found.above("two", "one, a_b & c", "accuracy")),
-        Claim("one is above two", lambda found: found.above("one, a_b & c", "two", "accuracy")),
-        Claim("three is above two", lambda found: found.above("three", "two", "accuracy")),
-    ),
-    seeds=3,
-    also=("nothing",),
-)
+from dpgrad.papers.experiment import Arm, Claim, Outcomes, Place
+from toy_experiment import PLACE, TOY, arms, trial
 
 
 class Counting:
@@ -195,11 +166,11 @@ class TestRunning:
     def test_a_killed_run_goes_on(self, tmp_path: Path) -> None:
         """SIGKILL in the middle: what was finished is kept, whole."""
         script = (
-            "import sys, time\nsys.path[:0] = [sys.argv[2]]\nimport test_running as t\nfrom pathlib import Path\n"
+            "import sys, time\nsys.path[:0] = sys.argv[2:]\nimport test_running as t\nfrom pathlib import Path\n"
             "def slow(*a):\n    time.sleep(0.2)\n    return t.trial(*a)\n"
             "t.running.reproduce(t.replace(t.TOY, trial=slow), t.PLACE, Path(sys.argv[1]), seeds=50)\n"
         )
-        command = [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)]
+        command = [sys.executable, "-c", script, str(tmp_path), *map(str, Path(__file__).parents[:2])]
         path = tmp_path / "toy.tiny.jsonl"
         with subprocess.Popen(command) as process:
             while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 3):
@@ -304,7 +275,15 @@ class TestCommand:
         assert "| two          | 96.50 | 96.00 ± 0.58   |" in out
         assert "held: two is above one" in out
         assert err.splitlines()[-1] == "toy: 6 of 6  two, seed 2  accuracy 97  0:00 left"
-        assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".csv", ".tex", ".svg", ".png", ".jsonl"}
+        assert {path.suffix for path in tmp_path.iterdir()} == {
+            ".md",
+            ".csv",
+            ".tex",
+            ".svg",
+            ".png",
+            ".jsonl",
+            ".html",
+        }
         code, out, err = self.run(capsys, "toy", "--out", str(tmp_path), "--json")
         (found,) = json.loads(out)["experiments"]
         assert err == ""  # no trial was run

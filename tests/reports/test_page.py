@@ -61,7 +61,7 @@ def test_it_stands_alone(made: report.Report) -> None:
 
 def test_every_run_is_in_it(made: report.Report) -> None:
     found = read(page({"first": made, "second": made}, Beside("accuracy", 0.98), "all together ε = 3"))
-    assert found.tags.count("svg") == 6  # four charts of all runs, and the trade-off of each
+    assert found.tags.count("svg") == 7  # five charts of all runs, and the trade-off of each
     for words in ("first", "second", "non-private", "98.0 %", "outside every guarantee", "all together ε = 3",
                   "accuracy on held-out rows", "clip bound", "learning rate", "held-out rows"):  # fmt: skip
         assert words in found.shown

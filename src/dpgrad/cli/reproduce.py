@@ -25,9 +25,9 @@ def add(commands: "Commands") -> None:
         "reproduce",
         "run a table or figure of the papers, and compare it with what was printed",
         "Runs every arm of an experiment with several seeds, and writes the table (Markdown, CSV, LaTeX), the figure "
-        "(SVG, PNG) and every trial (JSON lines) to a folder. Prints the paper's value beside ours with its standard "
-        "error, and says for every claim whether it held. A run that was stopped goes on: finished trials are kept. "
-        "The trials come from seeds: none of these models is for release.",
+        "(SVG, PNG), every trial (JSON lines) and one self-contained HTML page to a folder. Prints the paper's value "
+        "beside ours with its standard error, and says for every claim whether it held. A run that was stopped "
+        "goes on: finished trials are kept. The trials come from seeds: none of these models is for release.",
         _answer,
     )
     add = parser.add_argument
@@ -71,13 +71,26 @@ def _answer(args: argparse.Namespace) -> str:
     try:
         with running.processes(args.processes) as pool:
             answers = [_run(one, place, args, pool) for one in chosen]
+        written = _page([done for _, _, done in answers], place, Path(args.out))
         if place.size == "full":
             overview.write(Path(args.out))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("finished trials are kept, and the same command goes on") from None
     if args.json:
-        return json.dumps({"experiments": [one for _, one in answers], "skipped": skipped}, allow_nan=False) + "\n"
-    return "\n\n".join([text for text, _ in answers] + [f"skipped {name}: missing data" for name in skipped]) + "\n"
+        told = {"experiments": [one for _, one, _ in answers], "skipped": skipped, "page": str(written)}
+        return json.dumps(told, allow_nan=False) + "\n"
+    said = [text for text, _, _ in answers] + [f"skipped {name}: missing data" for name in skipped]
+    return "\n\n".join([*said, f"page: {written}"]) + "\n"
+
+
+def _page(found: "list[Done]", place: "Place", out: Path) -> Path:
+    """Write the page of all that was named, after one experiment by its name."""
+    from dpgrad.papers import page, running
+
+    if len(found) > 1:
+        return page.write(found, out / page.SEVERAL)
+    stem = running.stem(found[0].experiment, place.size, out)
+    return page.write(found, stem.with_name(f"{stem.name}.html"))
 
 
 def _finished(args: argparse.Namespace) -> "tuple[list[Experiment], dict[str, str]]":
@@ -125,8 +138,8 @@ def _refuse_device(device: str) -> None:
 
 def _run(
     experiment: "Experiment", place: "Place", args: argparse.Namespace, pool: "ProcessPoolExecutor | None"
-) -> tuple[str, dict[str, Any]]:
-    """Run one experiment and write its files; the text and the JSON of the answer."""
+) -> "tuple[str, dict[str, Any], Done]":
+    """Run one experiment and write its files; the text and the JSON of the answer, and the trials."""
     from dpgrad.papers import figures, running, tables
 
     out = Path(args.out)
@@ -137,7 +150,7 @@ def _run(
     files = [*tables.write(done, stem, bool(drawn)), *drawn]
     note = "" if drawn else "\nno figure: install matplotlib and run the command again with --finished"
     text = f"{tables.summary(done)}\n\nwritten: {', '.join(map(str, files))}{note}"
-    return text, _fields(done, [str(path) for path in files])
+    return text, _fields(done, [str(path) for path in files]), done
 
 
 def _fields(done: "Done", files: list[str]) -> dict[str, Any]:

@@ -15,13 +15,16 @@ from dpgrad.reports import markdown
 
 __all__ = [
     "ENDINGS",
+    "HEADINGS",
     "claims",
     "command",
     "csv_text",
     "latex",
+    "made",
     "number",
     "page",
     "rows",
+    "setting",
     "summary",
     "verdict",
     "write",
@@ -30,7 +33,7 @@ __all__ = [
 ENDINGS = (".md", ".csv", ".tex")
 _HELD = {True: "held", False: "did not hold", None: "cannot be told"}
 _NOT_JUDGED = "not judged at this size"
-_HEADINGS: dict[Kind, str] = {
+HEADINGS: dict[Kind, str] = {
     "paper": "Claims of the paper",
     "ours": "Our aims and checks",
     "construction": "True by construction (a check of the code)",
@@ -105,11 +108,11 @@ def csv_text(done: Done) -> str:
     writer.writerow(["arm", "paper", *heads, "trials", "setting"])
     for arm in done.arms:
         figures = [each(arm.name, name) for name in names for each in (outcomes.mean, outcomes.error)]
-        setting = json.dumps(dict(arm.setting), ensure_ascii=False)
+        plain = json.dumps(dict(arm.setting), ensure_ascii=False)
         cells = [experiment.printed.get(arm.name, math.nan), *figures]
         writer.writerow(
             [arm.name, *("" if math.isnan(cell) else repr(float(cell)) for cell in cells), len(outcomes.of(arm.name)),
-             setting]
+             plain]
         )  # fmt: skip
     return into.getvalue()
 
@@ -137,7 +140,7 @@ def summary(done: Done) -> str:
     experiment = done.experiment
     size = "" if done.place.size == "full" else f", {done.place.size} size"
     lines = [f"{experiment.name}: {experiment.paper}, {experiment.item}{size}", "", markdown.table(rows(done))]
-    for kind, heading in _HEADINGS.items():
+    for kind, heading in HEADINGS.items():
         if found := claims(done, kind):
             lines += ["", f"{heading}:", *(f"{verdict(done, held)}: {text}" for text, held in found)]
     if not done.complete:
@@ -169,7 +172,7 @@ def page(done: Done, drawn: bool) -> str:
         markdown.table(rows(done)),
         "Mean ± standard error over trials with different seeds.",
     ]
-    for kind, heading in _HEADINGS.items():
+    for kind, heading in HEADINGS.items():
         if found := claims(done, kind):
             parts.append(
                 "\n".join([f"{heading}:", "", *(f"- **{verdict(done, held)}**: {text}" for text, held in found)])
@@ -177,10 +180,10 @@ def page(done: Done, drawn: bool) -> str:
     if drawn:
         parts.append(f"![{experiment.item}]({_name(done)}.svg)")
     settings = [["", "setting", "how it was chosen"]]
-    settings += [[arm.name, _setting(arm.setting), arm.choice] for arm in done.arms]
+    settings += [[arm.name, setting(arm.setting), arm.choice] for arm in done.arms]
     if not any(arm.choice for arm in done.arms):
         settings = [row[:2] for row in settings]
-    parts += ["Settings:", markdown.table(settings), _made(done)]
+    parts += ["Settings:", markdown.table(settings), made(done)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -188,12 +191,17 @@ def _name(done: Done) -> str:
     return done.experiment.name + ("" if done.place.size == "full" else f".{done.place.size}")
 
 
-def _setting(setting: Mapping[str, Any]) -> str:
+def setting(given: Mapping[str, Any]) -> str:
+    """The setting of an arm in words.
+
+    >>> setting({"clip": 0.3, "method": "dpsgd"})
+    'clip = 0.3, method = dpsgd'
+    """
     return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
-                     for name, value in setting.items()) or _NONE  # fmt: skip
+                     for name, value in given.items()) or _NONE  # fmt: skip
 
 
-def _made(done: Done) -> str:
+def made(done: Done) -> str:
     """When, where and with which code the trials were made."""
     if not done.lines:
         return "No trial has been run."

@@ -3,23 +3,31 @@
 import html
 import io
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpgrad.accounting.guarantee import up
 
-__all__ = ["Chart", "Line", "draw_tradeoff", "tradeoff"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Chart", "Line", "draw_tradeoff", "inlined", "page_colours", "tradeoff"]
 
 # Okabe and Ito's palette, which colour-blind readers tell apart, without black and with its lightest two darkened: all
 # can be seen on white and on dark paper. Dashes tell lines apart that lie on one another.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#A87900", "#3A96D0")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 
-# what the chart is drawn with, and what it takes from the page instead
+# what a chart is drawn with, and what it takes from the page instead
 _INK, _GRID = "#010203", "#dddcdb"
-_FROM_THE_PAGE = {_INK: "currentColor", _GRID: "var(--line, #ddd)"}
+_FROM_THE_PAGE = {
+    _INK: "currentColor", _GRID: "var(--line, #ddd)", "#000000": "currentColor", "#dddddd": "var(--line, #ddd)",
+    "#e69f00": "#a87900", "#56b4e9": "#3a96d0",
+}  # fmt: skip
 
 _LONGEST = 32  # characters in the legend
 _ERRORS = "false negatives of any attack"
@@ -33,13 +41,43 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
+@contextmanager
+def page_colours(salt: str) -> Iterator[None]:
+    """Within the block matplotlib draws for `inlined`; figures of different ``salt`` can stand in one page."""
+    import matplotlib
+
+    settings = {
+        **matplotlib.rcParamsDefault, "svg.hashsalt": salt, "svg.fonttype": "none", "font.size": 10,
+        "font.family": "sans-serif", "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
+        "xtick.color": _INK, "ytick.color": _INK,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def inlined(figure: "Figure", label: str) -> str:
+    """The figure as an SVG element that takes its ink from the page, light or dark; ``label`` is read aloud."""
+    buffer = io.StringIO()
+    empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", metadata=empty, transparent=True)
+    drawn = buffer.getvalue()
+    for colour, taken in _FROM_THE_PAGE.items():
+        drawn = drawn.replace(f": {colour}", f": {taken}")
+    return f'<svg role="img" aria-label="{html.escape(label)}"' + drawn[drawn.index("<svg") + 4 :]
+
+
 @dataclass(frozen=True)
 class Chart:
-    """Lines over steps, each with its name; ``level`` is a horizontal line to compare with, and its name."""
+    """Lines over steps, each with its name; ``level`` is a horizontal line to compare with, and its name.
+
+    ``numbers`` are those of the runs, by which a page hides what a reader does not tick.
+    """
 
     title: str
     lines: Mapping[str, Line]
     level: tuple[str, float] | None = None
+    across: str = "steps"
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def svg(self) -> str:
         """The chart; the same lines give the same text.
@@ -47,18 +85,40 @@ class Chart:
         >>> Chart("accuracy", {"dpsgd": ([1, 2], [0.5, 0.9])}).svg()[:4]
         '<svg'
         """
-        return _drawn(self.title, f"{self.title} over steps", self._draw)
+        return _drawn(self.title, f"{self.title} over {self.across}", self._draw)
 
     def _draw(self, axes: Any) -> None:
         styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
         for (name, (steps, values)), (colour, dash) in zip(self.lines.items(), styles, strict=False):
             marker = "o" if len(steps) == 1 else None
-            axes.plot(steps, values, label=_short(name), color=colour, linestyle=dash, linewidth=1.8, marker=marker)
+            style = {"color": colour, "linestyle": dash, "linewidth": 1.8, "marker": marker}
+            axes.plot(steps, values, label=_short(name), gid=self._id(name, "line"), **style)
         if self.level is not None:
             axes.axhline(self.level[1], label=self.level[0], color="#777777", linewidth=1.2, linestyle=(0, (2, 2)))
-        axes.set_xlabel("steps")
+        axes.set_xlabel(self.across)
         if len(self.lines) > 1 or self.level is not None:
-            axes.legend(frameon=False, fontsize=9)
+            legend = axes.legend(frameon=False, fontsize=9)
+            for name, line, text in zip(self.lines, legend.get_lines(), legend.get_texts(), strict=False):
+                line.set_gid(self._id(name, "key"))
+                text.set_gid(self._id(name, "name"))
+
+    def _id(self, name: str, part: str) -> str | None:
+        """The id of a part of a run's line, the same for nothing else of a page."""
+        words = re.sub(r"\W+", "-", self.title)
+        return f"run-{self.numbers[name]}-{part}-{words}" if name in self.numbers else None
+
+    def table(self) -> str:
+        """The numbers behind the lines, as rows of a table.
+
+        >>> Chart("x", {"a": ([1], [0.5])}).table().partition("</tr>")[2]
+        '<tr><td>a</td><td>1</td><td>0.5</td></tr></table>'
+        """
+        rows = [f"<tr><th>run</th><th>{html.escape(self.across)}</th><th>{html.escape(self.title)}</th></tr>"]
+        for name, (across, values) in self.lines.items():
+            hidden = f' class="run-{self.numbers[name]}"' if name in self.numbers else ""
+            for x, y in zip(across, values, strict=True):
+                rows.append(f"<tr{hidden}><td>{html.escape(name)}</td><td>{x:.6g}</td><td>{y:.6g}</td></tr>")
+        return f'<table class="data">{"".join(rows)}</table>'
 
 
 def tradeoff(attacks: Mapping[str, Any]) -> str:
@@ -97,15 +157,9 @@ def draw_tradeoff(axes: Any, attacks: Mapping[str, Any]) -> None:
 
 def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> str:
     """A chart of the page's own ink; ``spoken`` is read out to those who do not see it."""
-    import matplotlib
     from matplotlib.figure import Figure
 
-    settings = {
-        **matplotlib.rcParamsDefault, "svg.hashsalt": title, "svg.fonttype": "none", "font.size": 10,
-        "font.family": "sans-serif", "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
-        "xtick.color": _INK, "ytick.color": _INK,
-    }  # fmt: skip
-    with matplotlib.rc_context(settings):
+    with page_colours(title):
         figure = Figure(figsize=(4.9, 3.1), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
@@ -114,10 +168,4 @@ def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> str:
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        buffer = io.StringIO()
-        empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", metadata=empty, transparent=True)
-    drawn = buffer.getvalue()
-    for colour, taken in _FROM_THE_PAGE.items():
-        drawn = drawn.replace(f": {colour}", f": {taken}")
-    return f'<svg role="img" aria-label="{html.escape(spoken)}"' + drawn[drawn.index("<svg") + 4 :]
+        return inlined(figure, spoken)

@@ -52,12 +52,21 @@ def page(runs: Reports, beside: Beside | None = None, together: str | None = Non
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>dpgrad report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n<h1>{_title(runs)}</h1>\n"
+        f"<style>{STYLE}{_hidden(runs)}</style></head><body>\n<h1>{_title(runs)}</h1>\n"
         f"{_contents(runs, bool(curves))}{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
         f"{''.join(_plain(name, report, alone=len(runs) == 1) for name, report in runs.items())}{curves}{sections}\n"
         f'<p class="note">Written by dpgrad {__version__}.</p>\n'
         f'<script type="application/json" id="reports">{embedded}</script>\n</body></html>\n'
     )
+
+
+def _hidden(runs: Reports) -> str:
+    """Styles that hide the lines, numbers and report of a run that is not ticked; no script is needed."""
+    rules = (
+        f'body:has(#tick-{n}:not(:checked)) :is(.run-{n}, [id^="run-{n}-"]) {{ display: none }}\n'
+        for n in range(1, len(runs) + 1)
+    )
+    return "".join(rules) if len(runs) > 1 else ""
 
 
 def _contents(runs: Reports, curves: bool) -> str:
@@ -113,7 +122,10 @@ def _tradeoff(found: Mapping[str, Any] | None) -> str:
 
 
 def _curves(runs: Reports, beside: Beside | None) -> str:
-    charts = "".join(f"<figure>{chart.svg()}</figure>" for chart in _charts(runs, beside))
+    charts = "".join(
+        f"<figure>{chart.svg()}<details><summary>The numbers of this chart</summary>{chart.table()}</details></figure>"
+        for chart in _charts(runs, beside)
+    )
     if not charts:
         return ""
     return (
@@ -137,12 +149,13 @@ def _table(runs: Reports, beside: Beside | None) -> str:
     trained = ["held-out " + ", ".join(metrics), "steps", "seconds"] if results else []
     heading = f"<tr><th>{'run' if results else 'name'}</th><th>method</th>{_figures('ε', 'δ', *trained, tag='th')}"
     rows = [f"{heading}<th>neighbours, accountant</th></tr>"]
-    for name, report in runs.items():
+    for number, (name, report) in enumerate(runs.items(), 1):
         promise = report["guarantee"]
         epsilon = "∞" if promise["epsilon"] is None else up(promise["epsilon"])
         outcome = _outcome(report["result"]) if results else []
         rows.append(
-            f"<tr><td>{html.escape(name)}</td><td>{html.escape(report['method']['title'])}</td>"
+            f"<tr><td>{_tick(number, name) if len(runs) > 1 else html.escape(name)}</td>"
+            f"<td>{html.escape(report['method']['title'])}</td>"
             + _figures(epsilon, f"{promise['delta']:g}", *outcome)
             + f"<td>{html.escape(promise['relation'])}, {html.escape(promise['accountant'])}</td></tr>"
         )
@@ -150,6 +163,11 @@ def _table(runs: Reports, beside: Beside | None) -> str:
         figures = _figures("∞", "–", shown(beside.held_out, beside.metric), "–", "–")
         rows.append(f"<tr><td>non-private</td><td>the same model</td>{figures}<td>{NOT_COVERED}</td></tr>")
     return f'<table class="runs">{"".join(rows)}</table>\n'
+
+
+def _tick(number: int, name: str) -> str:
+    """What shows a run or hides it, to compare the others."""
+    return f'<label><input type="checkbox" id="tick-{number}" checked> {html.escape(name)}</label>'
 
 
 def _outcome(result: Mapping[str, Any] | None) -> list[str]:
@@ -166,21 +184,24 @@ def _figures(*values: str, tag: str = "td") -> str:
 def _charts(runs: Reports, beside: Beside | None) -> list[Chart]:
     metric = next((report["result"]["metric"] for report in runs.values() if report["result"] is not None), "metric")
     level = None if beside is None else ("non-private", beside.held_out)
+    numbers = {name: number for number, name in enumerate(runs, 1)} if len(runs) > 1 else {}
+    title = f"{metric} on held-out rows"
     found = [
-        Chart(f"{metric} on held-out rows", _lines(runs, "held_out"), level),
-        Chart("ε", _lines(runs, "epsilon")),
-        Chart("clip bound", _lines(runs, "clip")),
-        Chart("learning rate", _lines(runs, "learning_rate")),
+        Chart(title, _lines(runs, "held_out"), level, numbers=numbers),
+        Chart(f"{title}, by ε", _lines(runs, "held_out", "epsilon"), level, "ε", numbers),
+        Chart("ε", _lines(runs, "epsilon"), numbers=numbers),
+        Chart("clip bound", _lines(runs, "clip"), numbers=numbers),
+        Chart("learning rate", _lines(runs, "learning_rate"), numbers=numbers),
     ]
     return [chart for chart in found if chart.lines]
 
 
-def _lines(runs: Reports, field: str) -> dict[str, Line]:
+def _lines(runs: Reports, field: str, across: str = "step") -> dict[str, Line]:
     found: dict[str, Line] = {}
     for name, report in runs.items():
-        points = [point for point in report["curves"] if point[field] is not None]
+        points = [point for point in report["curves"] if None not in (point[field], point[across])]
         if points:
-            found[name] = [point["step"] for point in points], [point[field] for point in points]
+            found[name] = [point[across] for point in points], [point[field] for point in points]
     return found
 
 
@@ -190,4 +211,4 @@ def _section(number: int, name: str, report: Mapping[str, Any]) -> str:
         rows.append(f"<tr><td>{'' if label == before else html.escape(label)}</td><td>{html.escape(fact)}</td></tr>")
         before = label
     head = f'<h2 id="report-{number}">Privacy report: {html.escape(name)}</h2>'
-    return f'{head}\n<table class="facts">{"".join(rows)}</table>\n'
+    return f'<section class="run-{number}">{head}\n<table class="facts">{"".join(rows)}</table></section>\n'

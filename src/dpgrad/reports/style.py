@@ -23,12 +23,26 @@ td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; ov
 .plain { background: var(--mark-paper); border-left: 4px solid var(--mark); padding: .5rem 1rem; font-size: 1.05rem }
 .facts td:first-child { white-space: nowrap; font-weight: 600; width: 9rem }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem }
-.note { color: var(--quiet); font-size: .9rem }
+.note { color: var(--quiet); font-size: .9rem } summary { cursor: pointer; color: var(--quiet); font-size: .9rem }
+summary:focus-visible, input:focus-visible { outline: 3px solid var(--mark); outline-offset: 2px }
+input[type="checkbox"] { width: 1.1rem; height: 1.1rem; vertical-align: -.15rem } label { cursor: pointer }
+.data { width: auto } .data td { font-size: .9rem; font-variant-numeric: tabular-nums }
+.arms td:not(:first-child), .arms th:not(:first-child) { text-align: right; font-variant-numeric: tabular-nums }
+.settings td { font-size: .9rem } .paper svg { width: 100%; max-width: 42rem; height: auto } .paper { margin: 1rem 0 }
+.held { border-left: 4px solid #009e73; padding-left: .7rem } .failed { border-left: 4px solid var(--warn);
+  padding-left: .7rem } .open { border-left: 4px solid var(--rule); padding-left: .7rem } ul.claims { list-style: none;
+  padding: 0 } ul.claims li { margin: .4rem 0 }
 @media screen and (max-width: 44rem) {
   body { margin-top: 1rem }
   .facts td, .facts tr, .facts tbody { display: block }
   .facts td { padding-right: 0 } .facts td:first-child { border: 0; width: auto; padding-bottom: 0 }
   .facts td:first-child:empty { display: none }
+  .arms, .arms tbody, .arms tr, .arms td { display: block } .arms tr:first-child { display: none }
+  .arms tr { border-bottom: 1px solid var(--rule); padding: .4rem 0 } .arms td { border: 0; padding: .1rem 0 }
+  .arms td:first-child { font-weight: 600 } .arms td:not(:first-child) { display: flex; justify-content: space-between;
+    gap: 1rem } .arms td::before { content: attr(data-head); color: var(--quiet) }
+  .settings, .settings tbody, .settings tr, .settings td { display: block } .settings th { display: none }
+  .settings td:first-child { font-weight: 600; border: 0 }
   .runs, .runs tbody { display: block }
   .runs tr { display: grid; grid-template-columns: 3fr 2fr 2fr 3fr; border-bottom: 1px solid var(--line) }
   .runs th, .runs td { border: 0; padding-right: .4rem; font-size: .9rem }
