@@ -2,12 +2,13 @@
 
 import importlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpgrad.papers import convex, sources
+from dpgrad.papers import catalogue, convex, sources
 
 stale = importlib.import_module("benchmarks.stale")
 
@@ -49,6 +50,41 @@ def test_comments_docstrings_and_layout_do_not_count(package: Path) -> None:
         "utf-8",
     )
     assert digest("dpgrad.outer") == before
+
+
+def test_of_a_function_only_what_it_needs_counts(package: Path) -> None:
+    """Claims and figures of an experiment stand in the module of its trials, and compute nothing."""
+    source = (
+        "from dpgrad import inner, apart\nSIZE = 3\ndef helper(x):\n    return x * SIZE\n"
+        "def trial(x):\n    return helper(inner.VALUE)\nCLAIM = 'better'\ndef draw():\n    return apart.VALUE\n"
+    )
+
+    def found(text: str) -> str:
+        (package / "outer.py").write_text(text, "utf-8")
+        sources.digest.cache_clear()
+        return sources.digest("dpgrad.outer", "trial")
+
+    before = found(source)
+    assert found(source.replace("better", "worse").replace("apart.VALUE", "apart.OTHER")) == before
+    for text, other in (("SIZE = 3", "SIZE = 4"), ("x * SIZE", "x + SIZE"), ("helper(inner", "1 + helper(inner")):
+        assert found(source.replace(text, other)) != before
+    (package / "inner.py").write_text("VALUE = 2\n", "utf-8")
+    assert found(source) != before
+    assert sources.digest("dpgrad.outer", "absent") == sources.digest("dpgrad.outer")
+
+
+def test_what_runs_and_shows_trials_is_not_what_computes_them() -> None:
+    around = {"dpgrad.papers.running", "dpgrad.papers.tables", "dpgrad.papers.figures", "dpgrad.papers.experiment"}
+    trials = set()
+    for experiment in catalogue.experiments().values():
+        trial: Any = experiment.trial
+        while isinstance(trial, partial):
+            trial = trial.func
+        trials.add((trial.__module__, trial.__name__))
+    for module, name in trials:
+        needed = sources.closure(module, name)
+        assert not around & needed
+        assert len(needed) > 1, name  # it computes by something of dpgrad
 
 
 def test_every_version_of_python_gives_the_same_digest(package: Path) -> None:

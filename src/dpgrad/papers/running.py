@@ -355,7 +355,7 @@ def digest(experiment: Experiment, arm: Arm) -> str:
     while isinstance(trial, partial):
         trial = trial.func
     try:
-        return code.digest(trial.__module__)
+        return code.digest(trial.__module__, trial.__name__)
     except (DpgradError, AttributeError):  # an experiment of one's own
         return "0" * 12
 
