@@ -170,8 +170,7 @@ class Perturbed:
 
     def _undone(self, total: Array) -> Array:
         unit = np.eye(len(total))
-        found: Array = np.linalg.solve(total + self.l2 * unit, total + self.ridge * unit)
-        return found
+        return np.asarray(np.linalg.solve(total + self.l2 * unit, total + self.ridge * unit), np.float64)
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
         """See `Spread`: A·w = S·w* − Σgᵢ − b with A = S + ridge, solved for w*."""
@@ -268,8 +267,8 @@ class Moments:
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
         """See `Spread`: (M + ridge)·w = M·w* + Σ eᵢ·xᵢ + noise, solved for w*."""
-        found: Array = np.linalg.solve(total + np.diag(self.l2), (total + np.diag(self.ridge)) @ weights)
-        return found
+        found = np.linalg.solve(total + np.diag(self.l2), (total + np.diag(self.ridge)) @ weights)
+        return np.asarray(found, np.float64)
 
     def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
         """See `Spread`: the noise on M meets w*."""

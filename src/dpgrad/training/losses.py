@@ -209,7 +209,8 @@ def loss_named(loss: str | Loss) -> Loss:
         raise OptionError(_of_outputs(loss))
     if callable(loss):
         return loss
-    if getattr(loss, "shape", ()) != () or isinstance(loss, list | tuple):
+    given: object = loss
+    if getattr(given, "shape", ()) != () or isinstance(given, list | tuple):
         raise OptionError(
             "loss must be a function of (model, batch) or a name, got what looks like targets: give rows and "
             "targets as one pair, fit(model, (X, y), epsilon=..., delta=...)"
