@@ -19,7 +19,7 @@ def test_one_page_over_all(answer: Callable[[str], Any], trained: Any, tmp_path:
     assert found["page"] == str(page)
     assert set(found["runs"]) == {"dpsgd", "psasc"}
     text = page.read_text("utf-8")
-    assert text.count("<svg") == 6  # four charts, and the trade-off of each run
+    assert text.count("<svg") == 7  # five charts, and the trade-off of each run
     assert "non-private" in text
     alone = answer(f"report {trained.folder / 'dpsgd'} --out {page}")
     assert set(alone["runs"]) == {"dpsgd"}
