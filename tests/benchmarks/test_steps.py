@@ -577,7 +577,9 @@ class TestCurves:
         with pytest.raises(ValueError, match="power of two up to 32, got 3"):
             curves._groups(3)
 
-    @pytest.mark.parametrize("name", ["batch", "length", "history"])
+    @pytest.mark.parametrize(
+        "name", ["batch", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("length", "history"))]
+    )
     def test_a_curve_has_a_figure_at_each_point(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         if name == "history":
             monkeypatch.setitem(WORKLOADS, "mnist-cnn", TINY)

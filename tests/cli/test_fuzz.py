@@ -304,7 +304,7 @@ def test_spoilt_arguments(
     small: Path, hostile: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    codes = [check(words)[0] for words in rounds(13, 20, small, hostile, tmp_path)]
+    codes = [check(words)[0] for words in rounds(13, 8, small, hostile, tmp_path)]
     assert codes.count(2) > len(codes) / 2
 
 

@@ -362,13 +362,13 @@ def test_a_signal_stops_between_steps_and_nothing_is_lost(tmp_path: Path) -> Non
         assert (resumed["weights"], resumed["event"]) == (whole["weights"], whole["event"])
 
 
-def test_five_kills(tmp_path: Path) -> None:
+def test_two_kills(tmp_path: Path) -> None:
     """Real ones, at random moments: `make soak` does a hundred."""
     begin = time.perf_counter()
-    command = [sys.executable, str(HERE / "soak.py"), "--kills", "5", "--seed", "11"]
+    command = [sys.executable, str(HERE / "soak.py"), "--kills", "2", "--seed", "11"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["kills"] >= 5
+    assert seen["kills"] >= 2
     assert seen["replayed to the end"] + seen["new keys"] >= 1, f"{seen} after {time.perf_counter() - begin:.0f} s"

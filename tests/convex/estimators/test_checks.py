@@ -45,7 +45,13 @@ EXPECTED_FAILURES = {"logistic objective": REFUSED, "logistic amp": REFUSED}
 OPTIONAL = {"check_array_api_input", "check_classifier_data_not_an_array", "check_regressor_data_not_an_array"}
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+# other solvers of an estimator share all that scikit-learn looks at
+EXHAUSTIVE = ("logistic clipped", "logistic gd", "logistic output")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.exhaustive] * (one in EXHAUSTIVE)) for one in ESTIMATORS]
+)
 def test_check_estimator(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # the checks do not name their classes
