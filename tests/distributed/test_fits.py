@@ -13,6 +13,7 @@ from dpgrad.accounting.events import leaves
 from dpgrad.runs.writeahead import WriteAhead
 
 COUNTS = (2, 3)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
