@@ -18,7 +18,7 @@ import dpgrad
 LIST = Path(__file__).resolve().with_suffix(".txt")
 # Triton's kernels; commands have their own reference; modules that load another, optional library
 LEFT_OUT = (
-    ".kernels",
+    "kernels",
     "dpgrad.cli",
     "dpgrad.__main__",
     "dpgrad.integrations.lightning",

@@ -15,7 +15,7 @@ from typing import Any
 import dpgrad
 
 FOLDER = Path(__file__).resolve().parents[1] / "api" / "modules"
-LEFT_OUT = re.compile(r"\._|\.kernels\b|\.__main__$|^dpgrad\.cli\b")  # Triton's; the command line has its own page
+LEFT_OUT = re.compile(r"\._|kernels\b|\.__main__$|^dpgrad\.cli\b")  # Triton's; the command line has its own page
 
 
 def modules() -> list[ModuleType]:
