@@ -110,7 +110,10 @@ def tidy(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str
 def marked(line: str) -> str:
     """A line of prose as reStructuredText: signs of absolute values, stars of arguments, code with an exponent."""
     line = re.sub(r"^(\s*)Guarantee: ", r"\1**Guarantee.** ", line)
-    line = re.sub(r"(``[^`]+``)(?=[^\s.,:;!?)\]'\"/-])", r"\1\\ ", line.replace("|", "\\|"))
+    line = re.sub(
+        r"``[^`]+``(?=(.?))", lambda found: found[0] + "\\ " * bool(re.match(r"[^\s.,:;!?)\]'\"/-]", found[1])), line
+    )
+    line = line.replace("|", "\\|")
     return re.sub(r"(?<![*\w`])\*(?=\w)(?![^*`]*\*)", r"\\*", line)
 
 
