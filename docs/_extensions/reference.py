@@ -34,13 +34,12 @@ def page(module: ModuleType) -> str:
     """The page of a module: its docstring, the modules inside, and every public name."""
     name = module.__name__
     inside = [other for other in sys.modules.values() if is_inside(other, name)] if hasattr(module, "__path__") else []
-    parts = [f"# {name}"]
-    if name == "dpgrad":
-        parts += [autodoc(name, ":no-members:"), names(module)]
-    else:
-        own = [name for name in module.__dict__.get("__all__", ()) if home(module, name) == module.__name__]
-        parts.append(autodoc(name, f":members: {', '.join(own)}" if own else ":no-members:"))
-        parts += [names(module)] if len(own) < len(module.__dict__.get("__all__", ())) else []
+    inside.sort(key=lambda other: other.__name__)
+    listed = list(module.__dict__.get("__all__", ()))
+    others = [one for one in listed if home(module, one) != name]
+    hidden = f":exclude-members: {', '.join(others)}" if others else ":members:"
+    parts = [f"# {name}", autodoc(name, hidden if len(others) < len(listed) else ":no-members:")]
+    parts += [names(module)] if others else []
     if inside:
         rows = [f"| [{other.__name__}]({other.__name__}.md) | {summary(other)} |" for other in inside]
         parts.append("## Modules\n\n| module | what it is |\n|---|---|\n" + "\n".join(rows))
@@ -64,7 +63,6 @@ def home(module: ModuleType, name: str) -> str:
 
 
 def autodoc(name: str, option: str) -> str:
-    """``option`` is written as ``:no-members:`` or ``:members: a, b``."""
     return f"```{{eval-rst}}\n.. automodule:: {name}\n   {option}\n```"
 
 
