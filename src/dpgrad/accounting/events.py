@@ -247,6 +247,10 @@ class Selection:
             raise AccountingError("a selection needs at least one event to choose from")
         for event in self.events:
             _known(event)
+            if any(isinstance(leaf, Inexact) for leaf in leaves(event)):
+                raise AccountingError(
+                    "a selection among trials with secure noise has no price: choose among trials with ordinary noise"
+                )
         if not isinstance(self.trials, Trials):
             raise AccountingError(
                 f"trials must be a law of dpgrad.accounting.trials, got {_validate.shown(self.trials)}"

@@ -24,13 +24,15 @@ True
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from dpgrad.accounting import _search
-from dpgrad.accounting.pld.cumulants import Tilted
 from dpgrad.accounting.trials import NegativeBinomial, Trials
+
+if TYPE_CHECKING:
+    from dpgrad.accounting.pld.cumulants import Tilted
 
 __all__ = ["Selected"]
 
@@ -43,7 +45,7 @@ class Tilts(Protocol):
 
     most: float
 
-    def at(self, c: float) -> Tilted: ...
+    def at(self, c: float) -> "Tilted": ...
 
 
 class Selected:
@@ -55,8 +57,10 @@ class Selected:
         self._most = min(reaches, default=1e5)
         self.reach = self._most / 1e5  # as `Curve` counts
 
-    def at(self, c: float) -> Tilted:
+    def at(self, c: float) -> "Tilted":
         """The bound with its slope and curvature."""
+        from dpgrad.accounting.pld.cumulants import Tilted  # pld imports rdp, which imports this module
+
         law = self._law
         if isinstance(law, NegativeBinomial):
             one, tax = self._trial(c), (1 + law.eta) * self._second
@@ -66,13 +70,15 @@ class Selected:
         apart = c * _APART
         return Tilted(middle, (high - low) / (2 * apart), max((high - 2 * middle + low) / apart**2, 0.0))
 
-    def _trial(self, c: float) -> Tilted:
+    def _trial(self, c: float) -> "Tilted":
         """K of one trial: log of the mean of e^Kⱼ over the choices."""
         each = [
             max((curve.at(c) for curve in directions), key=lambda found: found.value) for directions in self._curves
         ]
         if len(each) == 1:
             return each[0]
+        from dpgrad.accounting.pld.cumulants import Tilted
+
         values, slopes, bends = (np.array(column) for column in zip(*each, strict=True))
         top = float(values.max())
         weights = np.exp(values - top)

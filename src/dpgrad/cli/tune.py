@@ -168,7 +168,7 @@ class _Tuning:
                 raise OptionError(f"--{option.replace('_', '-')} is for --score private: add it, or leave this out")
         if self.rows.held_out is None:
             raise OptionError(f"{self.dataset.name} has no test rows to score on: give --score private")
-        return PublicScore(self.rows.held_out)
+        return PublicScore(self.rows.held_out, units=self.dataset.test_units)
 
     def _configuration(self, text: str) -> "Configuration":
         from dpgrad.training.recipes import recipe
@@ -190,7 +190,8 @@ class _Tuning:
 
         options = self.options()
         counted = sum(parameter.numel() for parameter in self.model().parameters() if parameter.requires_grad)
-        rows = len(self.rows.train[1])
+        units = options["privacy"].units
+        rows = len(self.rows.train[1] if units is None else set(units.tolist()))
         if isinstance(options["score"], PrivateScore):
             rows -= round(options["score"].share * rows)
         return plan(options.pop("configurations"), rows=rows, parameters=counted, **options)

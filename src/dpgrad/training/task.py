@@ -38,7 +38,7 @@ from dpgrad.training.session import behaviours
 from dpgrad.training.step.graphed import elsewhere
 from dpgrad.training.units import Examples, Owned, PerRow, Together, refuse_shared
 
-__all__ = ["Task"]
+__all__ = ["Task", "owners_of"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Task:
             called = Callbacks.of(())
         goal = loss_named(loss)
         metric = metric_named(None if judged is None else judged.metric, goal)
-        owned = _owned(privacy, data, judged)
+        owned = owners_of(privacy, data, judged)
         examples = data if owned is None else owned.examples(data)
         parts = computing.rows_on_rank == "part" and not ranks.alone
         if parts and owned is not None:
@@ -167,7 +167,7 @@ def _judged(held_out: HeldOut, data: Any, model: nn.Module) -> HeldOut:
     return replace(held_out, rows=forms.taken(held_out.rows, "held_out", model))
 
 
-def _owned(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
+def owners_of(privacy: Privacy, data: Any, held_out: HeldOut | None) -> Owned | None:
     """Whose each row is, where rows belong to persons; None where each row stands for itself."""
     if privacy.units is None:
         if held_out is not None and held_out.held_out_units is not None:

@@ -12,7 +12,7 @@ from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.accounting.trials import LAWS, Trials, law_named
 from dpgrad.errors import BudgetSpentError, OptionError
 from dpgrad.reports import markdown
-from dpgrad.training.options import Budget, Privacy
+from dpgrad.training.options import ORDINARY, Budget, Privacy
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.tuning.prices import price, table
@@ -150,6 +150,8 @@ def plan(
 ) -> SelectionPlan:
     """The plan of a selection among ``configurations`` on ``rows`` training rows, within (ε, δ) in all.
 
+    With ``Privacy(units=...)``, ``rows`` counts persons.
+
     ``trials`` names the law of the number of trials (logarithmic, geometric or poisson) with its ``mean`` (default:
     twice as many as there are configurations, at least 4), or is one. Every configuration gets the noise with which one
     trial costs the same ε, the largest at which the whole selection stays within the budget.
@@ -220,5 +222,9 @@ def _refuse(given: Sequence[Configuration], privacy: Privacy, epsilon: float, de
         )
     if privacy.noise_multiplier is not None or privacy.reading is not None:
         raise OptionError("the noise of a trial follows from epsilon: leave out noise_multiplier and reading")
+    if privacy.noise != ORDINARY:
+        raise OptionError(
+            f"noise {privacy.noise} is not priced within a selection: choose with the ordinary noise, or train one run"
+        )
     if privacy.relation == Relation.ADD_REMOVE and privacy.dataset_size is None:
         raise OptionError("relation add-remove needs a declared dataset_size: give it, or use zero-out or replace-one")

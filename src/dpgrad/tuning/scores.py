@@ -5,7 +5,7 @@ every trial.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class PublicScore:
     """A score on ``rows`` that are public, or that nobody promised to protect; higher is better.
 
     Without a ``metric`` it is the accuracy of a classifier, and minus the loss of anything else. ``function`` is your
-    own score of a model, in place of rows; it must not read the protected rows.
+    own score of a model, in place of rows; it must not read the protected rows. ``units`` names the owners of the rows
+    where those of the protected rows are named (`Privacy`): nobody may own rows of both kinds.
 
     >>> PublicScore(function=lambda model: 1.0).event == NOTHING
     True
@@ -40,23 +41,28 @@ class PublicScore:
     rows: Any = None
     metric: str | None = None
     function: Callable[[nn.Module], float] | None = None
+    units: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.rows is None) == (self.function is None):
             raise OptionError("a public score needs rows that are not protected, or a function of the model: give one")
+        if self.rows is None and self.units is not None:
+            raise OptionError("units names the owners of the rows of a public score, and it has none: leave it out")
 
     @property
     def event(self) -> Event:
         """What it costs the protected rows: nothing."""
         return NOTHING
 
-    def of(self, model: nn.Module, loss: Loss, key: Key, trial: int, scored: Any) -> float:
+    def of(
+        self, model: nn.Module, loss: Loss, key: Key, trial: int, scored: Any, collate: source.Collate = default_collate
+    ) -> float:
         """The score of a model."""
         if self.function is not None:
             with torch.no_grad():
                 return float(self.function(model))
         metric = metric_named(self.metric, loss)
-        found = evaluate(model, metric, self.rows)
+        found = evaluate(model, metric, self.rows, collate)
         return found if metric.name == "accuracy" else -found
 
     def refuse(self, data: Any) -> None:
@@ -73,8 +79,8 @@ class PublicScore:
 class PrivateScore:
     """A noisy count of correct rows, on a ``share`` of the protected rows that is kept out of training.
 
-    ``std`` is the standard deviation of the noise on the count. A row adds ½ or −½, so the count is a Gaussian release
-    of noise multiplier 2·std. For classifiers.
+    ``std`` is the standard deviation of the noise on the count. A row adds between −½ and ½, so the count is a Gaussian
+    release of noise multiplier 2·std. For classifiers.
 
     >>> PrivateScore(share=0.2, std=4.0).event
     Gaussian(noise_multiplier=8.0)
@@ -92,11 +98,17 @@ class PrivateScore:
         """What it costs: one Gaussian release."""
         return Gaussian(2 * self.std)
 
-    def of(self, model: nn.Module, loss: Loss, key: Key, trial: int, scored: Any) -> float:
-        """The noisy count of a trial; its noise is a function of (key, trial)."""
+    def of(
+        self, model: nn.Module, loss: Loss, key: Key, trial: int, scored: Any, collate: source.Collate = default_collate
+    ) -> float:
+        """The noisy count of a trial; its noise is a function of (key, trial).
+
+        Of several labels of a row a share may be right. The sum of shares is not rounded: that could double what one
+        row moves, from 0.5 to 0 and from 1.5 to 2.
+        """
         metric = metric_named("accuracy", loss)
         count = source.rows(scored)
-        correct = round(evaluate(model, metric, scored) * count)
+        correct = evaluate(model, metric, scored, collate) * count
         zero = torch.zeros((), dtype=torch.float64)
         return correct - count / 2 + float(noise.gaussian(zero, self.std, key, trial, ".score"))
 

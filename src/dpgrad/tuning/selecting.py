@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from dpgrad import _processes, _validate
 from dpgrad.accounting.events import Relation
@@ -36,9 +36,11 @@ from dpgrad.training import forms, source
 from dpgrad.training.curves import Point
 from dpgrad.training.fit import WEIGHTS, Fitted, ResumeWarning, fit
 from dpgrad.training.losses import loss_named
-from dpgrad.training.options import Computing, Privacy, RunFolder
+from dpgrad.training.options import Computing, HeldOut, Privacy, RunFolder
 from dpgrad.training.plan import Plan
 from dpgrad.training.recipes import Recipe
+from dpgrad.training.task import owners_of
+from dpgrad.training.units import Owned
 from dpgrad.tuning.planned import ACCOUNTANT, Configuration, SelectionPlan, plan
 from dpgrad.tuning.scores import PrivateScore, PublicScore, Score, parted, zeros_like
 from dpgrad.tuning.store import Best, Store
@@ -105,7 +107,7 @@ def select(
     _processes.refuse_several()
     run_folder = folder if isinstance(folder, RunFolder) or folder is None else RunFolder(folder)
     task = _Task.of(model, data, loss, score, privacy, computing)
-    rows = source.rows(task.data)
+    rows = task.examples
     if isinstance(score, PrivateScore):
         rows -= round(score.share * rows)
     counted = sum(parameter.numel() for parameter in trainable(unwrapped(model)).values())
@@ -183,6 +185,29 @@ class _Task:
             score = replace(score, rows=forms.taken(score.rows, "held_out", model))
         return cls(model, taken, loss, score, privacy, computing)
 
+    @cached_property
+    def owned(self) -> Owned | None:
+        """Whose each row is, where rows belong to persons. Private."""
+        judged, score, unit = None, self.score, self.privacy.unit
+        if isinstance(score, PublicScore) and score.rows is not None:
+            if self.privacy.units is not None and score.units is None:
+                raise OptionError(
+                    f"the rows of a public score have no owners, and a {unit} may own protected rows too: write "
+                    "PublicScore(rows, units=ids), one id per row"
+                )
+            judged = HeldOut(score.rows, held_out_units=score.units)
+        return owners_of(self.privacy, self.data, judged)
+
+    @property
+    def examples(self) -> int:
+        """How many examples a trial draws from: rows, or persons where rows belong to persons."""
+        return source.rows(self.data) if self.owned is None else len(self.owned)
+
+    @property
+    def collate(self) -> source.Collate:
+        """How single rows become a batch."""
+        return self.computing.collate or default_collate
+
     def identity(self, found: SelectionPlan) -> Callable[[Key], dict[str, Any]]:
         """What must be the same for a selection to go on, under its key."""
         return lambda key: {
@@ -190,6 +215,7 @@ class _Task:
             "configurations": _digest(key, repr([one.recipe.to_dict() for one in found.plans])),
             "score": _digest(key, str(self.score)),
             "rows": source.rows(self.data),
+            "units": None if self.owned is None else data_digest(key, (self.owned.rows, self.owned.weights)),
             "data": None if isinstance(self.data, Dataset) else data_digest(key, source.comparable(self.data)),
         }
 
@@ -198,7 +224,7 @@ class _Task:
 
         No private value is read, so that what is raised may be told.
         """
-        zeros = zeros_like(self.data, 4, *([self.computing.collate] if self.computing.collate else []))
+        zeros = zeros_like(self.data, 4, self.collate)
         own = replace(
             self.privacy, noise_multiplier=1.0, units=None, rows_per_unit=None, unit_rule=None, unit_name=None,
             dataset_size=None, relation=None, accountant="rdp",
@@ -213,8 +239,7 @@ class _Task:
                     copied, zeros, self.loss, method=one.recipe, delta=0.1, steps=1, batch_size=size, privacy=own,
                     computing=computing, seed=0,
                 )  # fmt: skip
-        if isinstance(self.score, PublicScore):
-            self.score.of(copied, loss_named(self.loss), Key.from_seed(0), 0, None)
+        self.score.of(copied, loss_named(self.loss), Key.from_seed(0), 0, zeros, self.collate)
 
 
 def _digest(key: Key, text: str) -> str:
@@ -257,7 +282,9 @@ class _Selection:
                 fitted = self._trained(trial, settings)
                 if fitted.stopped != "interrupted":
                     task = self._task
-                    found = task.score.of(fitted.model, loss_named(task.loss), self._key, trial, self._scored)
+                    found = task.score.of(
+                        fitted.model, loss_named(task.loss), self._key, trial, self._scored, task.collate
+                    )
                     score = found if math.isfinite(found) else -math.inf
             except OSError as error:  # of a file: whoever has fixed it resumes; the path would tell which trial
                 raise RunError(
@@ -267,6 +294,11 @@ class _Selection:
                 pass
         if fitted is not None and fitted.stopped == "interrupted":
             raise KeyboardInterrupt("the selection is charged in full; resume it where it has a folder")
+        if fitted is not None and fitted.event != self._plan.plans[settings].mechanism.event():
+            raise RunError(
+                "a trial was not the one that the selection is priced for: nothing is released, and it is charged in "
+                "full; give every option of the trials to select, and report this"
+            )
         own = Best(trial, settings, score)
         better = fitted is not None and (best is None or score > best.score)
         if better and self._store is None:
@@ -349,5 +381,8 @@ def _last_clip(one: Plan) -> float:
 
 
 def _drawn(law: Trials, key: Key) -> int:
-    """The number of trials: the least k with P(K ≤ k) above a uniform number of 53 bits, from the key."""
-    return law.quantile((int.from_bytes(key.derive("number of trials", size=8), "little") >> 11) / 2**53)
+    """The number of trials: the least k with P(K ≤ k) above a uniform number of 52 bits, from the key.
+
+    It is the middle of one of 2^52 intervals, and never 0, at which a law without 0 would give 0.
+    """
+    return law.quantile(((int.from_bytes(key.derive("number of trials", size=8), "little") >> 12) + 0.5) / 2**52)
