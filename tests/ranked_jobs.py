@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import ranked
 import replayed
+import sharded_jobs
 from dpgrad import Computing, Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
 from dpgrad.distributed.exchange import Exchange
 from dpgrad.grads.history import InnerMomentum
@@ -320,6 +321,7 @@ JOBS: dict[str, Any] = {
 }  # fmt: skip
 for left, began in (("first_killed", 2), ("last_killed", 3)):
     JOBS[f"resumed_{left}"] = partial(resumed, left=left, began=began)
+JOBS |= sharded_jobs.JOBS
 
 if __name__ == "__main__":
     ranked.serve(JOBS)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from dpgrad import _processes, _validate
 from dpgrad.errors import OptionError, RanksError, UnsupportedSystemError
+from dpgrad.grads.fsdp import is_shard
 
 __all__ = ["Phase", "Ranks", "weights_digest"]
 
@@ -59,6 +60,7 @@ class Phase(IntEnum):
     SHOWN = 7
     SAVED = 8
     COUNTED = 9
+    GATHERED = 10
 
 
 class Ranks:
@@ -245,7 +247,10 @@ class Ranks:
             raise
 
     def share_model(self, model: nn.Module) -> None:
-        """Give every rank the parameters and buffers of rank 0, after their names, shapes and types were compared."""
+        """Give every rank the parameters and buffers of rank 0, after their names, shapes and types were compared.
+
+        Shards of parameters stay as they are: all ranks together have one model.
+        """
         if self.alone:
             return
         tensors = _tensors(model)
@@ -253,7 +258,7 @@ class Ranks:
         self.refuse_different({"model": repr(told)})
         self.meet(Phase.TOLD)
         with self.together(), self.committed(), torch.no_grad():
-            for tensor in tensors.values():
+            for tensor in (each for each in tensors.values() if not is_shard(each)):
                 sent = _bytes(tensor).clone()
                 if sent.numel():
                     dist.broadcast(sent, group=self.control, group_src=0)
@@ -296,13 +301,15 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A digest of all parameters and buffers of a model, by which replicas are compared.
+    """A digest of all parameters and buffers of a model, by which replicas are compared; shards are left out.
 
     >>> weights_digest(nn.Linear(1, 1)) == weights_digest(nn.Linear(1, 1))
     False
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in _tensors(model).items():
+        if is_shard(tensor):
+            continue
         digest.update(name.encode())
         digest.update(_bytes(tensor).numpy().tobytes())
     return digest.hexdigest()

@@ -408,7 +408,7 @@ def _difference_far(probe: _Probe, own: _Own, i: int) -> str | None:
             probe = probe.on_cpu()
             own = probe.own(probe.batch, i)
         far = probe.own(probe.stretched(i), i)
-    except (RuntimeError, IndexError, TypeError):  # a model that does not take such numbers, or cannot be copied
+    except (RuntimeError, IndexError, TypeError, AssertionError):  # it does not take such numbers, or cannot be copied
         return None
     # An overflow of the others, times the zero that is their weight, is NaN in gradients that are not theirs.
     return _difference(own, far, probe.eps) if math.isfinite(far.norm) else None

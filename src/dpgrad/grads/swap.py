@@ -17,22 +17,24 @@ from torch.utils import _pytree as pytree
 
 from dpgrad._validate import shown
 from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads.fsdp import gathers, is_shard
 from dpgrad.grads.sums import sum_dtype, trainable
 
 __all__ = ["refuse_modules", "swapped", "unwrapped", "without_dropout"]
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module, sharded: bool = False) -> nn.Module:
     """The module inside a compiled model: its parameters are the same, and each use of them can be seen.
 
-    Models that hide their modules otherwise, or that are spread over several processes or devices, are refused.
+    Models that hide their modules otherwise, or that are spread over several processes or devices, are refused. With
+    ``sharded`` those of ``fully_shard`` are returned: the caller gathers their parameters before any pass.
     """
     given: object = model  # a caller may ignore types
     if not isinstance(given, nn.Module):
         raise UnsupportedModelError(f"model must be a torch.nn.Module, got {shown(given)}")
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        return unwrapped(model._orig_mod)
-    _refuse_spread(model)
+        return unwrapped(model._orig_mod, sharded)
+    _refuse_spread(model, sharded)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedModelError(
@@ -73,10 +75,10 @@ def refuse_modules(model: nn.Module) -> None:
             )
 
 
-def _refuse_spread(model: nn.Module) -> None:
+def _refuse_spread(model: nn.Module, sharded: bool) -> None:
     """Refuse a model that is wrapped for, or spread over, several processes or devices."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    sharded = tuple(_kinds("torch.distributed.fsdp", ("FullyShardedDataParallel", "FSDPModule")))
+    wrapped = tuple(_kinds("torch.distributed.fsdp", ("FullyShardedDataParallel",)))
     for name, module in model.named_modules():
         what = f"module {name!r} of the model" if name else "the model"
         if isinstance(module, wrappers):
@@ -85,14 +87,20 @@ def _refuse_spread(model: nn.Module) -> None:
                 "the model unwrapped. After torch.distributed.init_process_group() dpgrad adds up the clipped sums of "
                 "all ranks itself, and adds the noise once"
             )
-        if sharded and isinstance(module, sharded):
+        if wrapped and isinstance(module, wrapped):
             raise UnsupportedModelError(
-                f"{what} is sharded ({type(module).__name__}), which is not supported: give the plain model to every "
-                "rank"
+                f"{what} is sharded by {type(module).__name__} (FSDP1), which is not supported: use fully_shard of "
+                "torch.distributed.fsdp (FSDP2), or give the plain model to every rank"
             )
-    tensors = tuple(_kinds("torch.distributed.tensor", ("DTensor",)))
+    if gathers(model):
+        if sharded:
+            return
+        raise UnsupportedModelError(
+            "the model is sharded by fully_shard, which dpgrad.fit and PrivateGradient take and this does not: give "
+            "the plain model"
+        )
     for name, parameter in model.named_parameters():
-        if tensors and isinstance(parameter, tensors):
+        if is_shard(parameter):
             raise UnsupportedModelError(
                 f"parameter {name} is a DTensor, a part of which each process holds (tensor parallel): the norm of an "
                 "example's gradient would be spread over them. Give the plain model to every rank"

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrizations
 
 from dpgrad import _files
 from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads.fsdp import is_sharded
 
 __all__ = ["Weights"]
 
@@ -31,6 +32,12 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if is_sharded(model):
+            raise UnsupportedModelError(
+                "the model is sharded by fully_shard, and dpgrad writes no shards: leave out folder, and after the run "
+                "save get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+                "torch.distributed.checkpoint.state_dict"
+            )
         self._model = model
         state = self._state()
         trained = {name for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}

@@ -18,6 +18,7 @@ from dpgrad.accounting.events import Event, to_json
 from dpgrad.distributed.ranks import Phase, Ranks
 from dpgrad.distributed.share import Share
 from dpgrad.errors import OptionError, RanksError
+from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
@@ -26,7 +27,8 @@ from dpgrad.runs import replay
 from dpgrad.training import source
 
 __all__ = [
-    "data_word", "mechanism_word", "model_word", "opened", "refuse_features", "same_lots", "same_model", "settings",
+    "data_word", "mechanism_word", "model_word", "opened", "refuse_features", "refuse_with_shards", "same_lots",
+    "same_model", "settings",
     "share_of",
 ]  # fmt: skip
 
@@ -40,6 +42,16 @@ def refuse_features(ranks: Ranks, features: Mapping[str, object]) -> None:
         raise OptionError(
             f"{given[0]} keeps values of single examples, and each of the {ranks.size} ranks sees a part of them: "
             "leave it out, or run in one process"
+        )
+
+
+def refuse_with_shards(model: nn.Module, features: Mapping[str, object]) -> None:
+    """Refuse, by name, what needs whole parameters between the steps of a model that is sharded by fully_shard."""
+    given = [name for name, value in features.items() if value is not None and value is not False]
+    if given and is_sharded(model):
+        raise OptionError(
+            f"{given[0]} needs whole parameters between steps, and the model is sharded by fully_shard: leave it out, "
+            "or give the plain model to every rank"
         )
 
 

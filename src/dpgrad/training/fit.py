@@ -37,6 +37,7 @@ from dpgrad.distributed import followed
 from dpgrad.distributed.followed import Follower
 from dpgrad.distributed.ranks import Ranks
 from dpgrad.errors import RunError, UnsupportedModelError
+from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.grads.ways import Way
@@ -132,7 +133,7 @@ class Fitted:
         and the report. A model of which anything else would be written is refused.
         """
         if self.weights is None:
-            Weights(unwrapped(self.model))  # says why
+            Weights(unwrapped(self.model, sharded=True))  # says why
             raise UnsupportedModelError("the model could not be released when the run began: train it again")
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -291,7 +292,8 @@ def _session(task: Task, plan: Plan, run: Run | Follower | None, folder: RunFold
             task.callbacks.diagnostics, private.model, task.step_loss, task.data, engine=computing.engine,
             **task.of_examples,
         )  # fmt: skip
-    held_out = task.held_out if task.held_out is not None and task.ranks.first else HeldOut()
+    judges = task.ranks.first or is_sharded(private.model)  # a pass through shards needs every rank
+    held_out = task.held_out if task.held_out is not None and judges else HeldOut()
     session.watched = task.ranks.from_first(lambda: bool(task.callbacks.each))
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
     called = task.callbacks
@@ -349,8 +351,11 @@ def _fitted(task: Task, session: Session, last: int, began: float) -> Fitted:
 def _described(task: Task) -> dict[str, Any] | None:
     """The shape and type of a row and the number of outputs, where a loss by name calls the model; all are public.
 
-    None for a Dataset other than of tensors: the shape of one of its examples may depend on that example.
+    None for a Dataset other than of tensors: the shape of one of its examples may depend on that example. None for a
+    model in shards, which is not written.
     """
+    if is_sharded(task.core):
+        return None
     held = task.rows.tensors if type(task.rows) is TensorDataset else task.rows
     if not isinstance(task.loss, NamedLoss) or task.privacy.several_rows or not isinstance(held, tuple | list):
         return None

@@ -19,13 +19,12 @@ True
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from dpgrad import _processes, _validate
@@ -33,6 +32,7 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.distributed.ranks import Phase, Ranks
+from dpgrad.distributed.shards import refuse_layout, whole
 from dpgrad.errors import (
     BudgetSpentError,
     CannotCaptureError,
@@ -44,8 +44,8 @@ from dpgrad.errors import (
 from dpgrad.grads import Way
 from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.again import Again
-from dpgrad.grads.batch import as_rows
-from dpgrad.grads.check import PROBED, compare, prepared
+from dpgrad.grads.check import compare, prepared
+from dpgrad.grads.fsdp import is_sharded, resharded
 from dpgrad.grads.history import Average, InnerMomentum
 from dpgrad.grads.memory import fitting
 from dpgrad.grads.scaling import Hard, ScaleRule
@@ -156,10 +156,13 @@ class PrivateGradient:
         rule = Hard() if rule is None else rule
         with self.ranks.together():
             refuse_kinds(loss, mechanism, rule, inner_momentum)
-            model = unwrapped(model)
+            model = unwrapped(model, sharded=True)
+            resharded(model)
+            refuse_layout(model, self.ranks)
             check_computing(engine, microbatch, memory_limit, workers, rows_on_rank)
             check_examples(mechanism, inner_momentum, average, augment, several_rows)
             agreed.refuse_features(self.ranks, {"average": average, "observe": observe})
+            agreed.refuse_with_shards(model, {"inner_momentum": inner_momentum, "capture": capture})
             if seed is not None and key is not None:
                 raise OptionError("give seed or key, not both: a seed stands for a key")
             _validate.whole(most=mechanism.steps, start=start)
@@ -181,6 +184,7 @@ class PrivateGradient:
     def _begin(self, charge: Callable[[int], None] | None, start: int, before: Event, parts: bool) -> None:
         """Where the steps begin; what is found while they are taken is not known yet."""
         self.work.groups()
+        self._sharded = is_sharded(self.work.model)
         self._running: Taped | Pieces | None = None
         self.not_captured = ""  # why steps are not captured, where they might have been
         self._data = SameData(self.work, parts)
@@ -288,6 +292,8 @@ class PrivateGradient:
         data, rows = self._data.taken(data)
         if torch.is_inference_mode_enabled():
             raise RunError("a step needs gradients: call it outside torch.inference_mode")
+        if self._sharded:
+            resharded(self.model)
         step = self._step
         if step >= self.mechanism.steps:
             raise BudgetSpentError(
@@ -301,9 +307,10 @@ class PrivateGradient:
                 f"{self._fault}: such factors are lowered to it, or dropped, and no example exceeds the clip bound"
             )
             self._fault = ""  # once
-        with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
-            self._prepare(data, rows)
-            self._compare_again(data, rows, step)
+        self._prepare(data, rows)
+        if not self._sharded:  # else while the parameters are gathered
+            with self._passing(data, step):
+                self._compare_again(data, rows, step)
         if self._charge is not None and self.ranks.first:
             self._charge(step)
         self.ranks.meet(Phase.CHARGED, step)  # no rank computes before the charge is on the disk of rank 0
@@ -326,8 +333,27 @@ class PrivateGradient:
                 f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
             )
         self._owed.discard(step)
-        with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
+        if self._sharded:
+            self._computed_in_shards(data, rows, step)
+            return
+        with self._passing(data, step):
             self._computed(data, rows, step)
+
+    @contextmanager
+    def _passing(self, data: Any, step: int) -> Iterator[None]:
+        """A block that passes rows through the model: with whole parameters, and errors that do not quote rows."""
+        told = unquoted(self.model, self.work.loss, partial(self._data.zeros, data))
+        with whole(self.model, self.ranks, step) if self._sharded else nullcontext(), told:
+            yield
+
+    def _computed_in_shards(self, data: Any, rows: int, step: int) -> None:
+        """Compare and compute while the parameters are gathered, which all ranks do once a step."""
+        runner = self._runner(data, rows)
+        assert isinstance(runner, Taped)
+        with self._passing(data, step):
+            self._compare_again(data, rows, step)
+            seen = runner.summed(data, rows, step)
+        runner.shown(step, seen)
 
     def _computed(self, data: Any, rows: int, step: int) -> None:
         runner = self._runner(data, rows)
@@ -357,16 +383,11 @@ class PrivateGradient:
         with self._together():
             data, rows = self._data.taken(data)
             self._try_rule()
-            with unquoted(self.model, self.work.loss, partial(self._zeros, data)):
-                self._prepare(data, rows)
+            if self._sharded:
+                resharded(self.model)
+            self._prepare(data, rows)
+            with nullcontext() if self._sharded else self._passing(data, self._step):
                 self._runner(data, rows)
-
-    def _zeros(self, data: Any) -> Batch:
-        """Two rows of zeros in the shape of the first: what fails on them fails by shapes and types."""
-        first = self.work.gathered(data, torch.zeros(2, dtype=torch.int64))
-        if self.work.several_rows and self.work.augment is None:
-            first = as_rows(first)
-        return pytree.tree_map(torch.zeros_like, first)
 
     @property
     def form(self) -> str:
@@ -476,8 +497,9 @@ class PrivateGradient:
         now = signature(self.model)
         if now == self._checked:
             return
-        if self._data.held:
-            self._choose_engine(data, rows)
+        with self._passing(data, self._step):
+            if self._data.held:
+                self._choose_engine(data, rows)
         self.work.microbatch = agreed.same_model(self.ranks, self.model, self.work.microbatch)
         self._checked = now
         self._stop()
@@ -489,7 +511,7 @@ class PrivateGradient:
                 "average keeps a vector for each parameter: train the same parameters at every step"
             )
         warn_of_size(self.mechanism, rows)
-        probe = self._probe(data, self._from_all_over(self._data.held))
+        probe = self._probe(data, self._data.from_all_over())
         most = work.share.most(rows)
         if self._in_pieces() and sum(each.numel() for each in self.model.parameters()) > _LARGE:
             most = Sizes.of(
@@ -510,14 +532,6 @@ class PrivateGradient:
         """These examples as a step would see them."""
         batch = self.work.gathered(data, indices)
         return batch if self.work.augment is None else probed(self.work.augment, batch, self.key)
-
-    def _from_all_over(self, rows: int) -> Tensor:
-        """Some examples from all over the data, the same ones whenever this run is resumed."""
-        seed = int.from_bytes(self.key.derive("probe", size=8), "little")
-        generator = torch.Generator().manual_seed(seed)
-        if rows <= 4 * PROBED:
-            return torch.randperm(rows, generator=generator, device="cpu")[:PROBED].sort().values
-        return torch.randint(rows, (PROBED,), generator=generator, device="cpu").sort().values
 
     def _compare_again(self, data: Any, rows: int, step: int) -> None:
         """Compare the engine with its definition on examples of this step's batch, now and then.
@@ -542,6 +556,8 @@ class PrivateGradient:
 
     def _in_pieces(self) -> bool:
         """Whether to work on pieces of fixed sizes."""
+        if self._sharded:  # parameters lie elsewhere at every step
+            return False
         worth = self._capture or self.mechanism.steps >= FEWEST_STEPS
         return bool(worth) and self._capture is not False and self._data.held > 0
 

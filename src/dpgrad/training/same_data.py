@@ -4,9 +4,14 @@ import operator
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dpgrad.errors import DataError
+from dpgrad.grads.batch import as_rows
+from dpgrad.grads.check import PROBED
+from dpgrad.grads.sums import Batch
 from dpgrad.training import agreed, forms, source
 from dpgrad.training.step.work import Work
 
@@ -35,6 +40,22 @@ class SameData:
         found = self._read(data)
         known = self._rows if again and found is self._compared else None
         return found, self._same_rows(found) if known is None else known
+
+    def zeros(self, data: Any) -> Batch:
+        """Two rows of zeros in the shape of the first: what fails on them fails by shapes and types."""
+        work = self._work
+        first = work.gathered(data, torch.zeros(2, dtype=torch.int64))
+        if work.several_rows and work.augment is None:
+            first = as_rows(first)
+        return pytree.tree_map(torch.zeros_like, first)
+
+    def from_all_over(self) -> Tensor:
+        """Some examples from all over the data, the same ones whenever this run is resumed."""
+        seed = int.from_bytes(self._work.key.derive("probe", size=8), "little")
+        generator = torch.Generator().manual_seed(seed)
+        if self.held <= 4 * PROBED:
+            return torch.randperm(self.held, generator=generator, device="cpu")[:PROBED].sort().values
+        return torch.randint(self.held, (PROBED,), generator=generator, device="cpu").sort().values
 
     def _read(self, data: Any) -> Any:
         """The data in a form that a step reads. What was given before, also in a new tuple, is not converted again.

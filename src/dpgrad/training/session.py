@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpgrad.distributed.followed import Follower, options_of_all
 from dpgrad.distributed.ranks import Phase, weights_digest
+from dpgrad.distributed.shards import whole
 from dpgrad.errors import ResumeError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism.keys import Key
@@ -113,9 +114,10 @@ class Session:
             self.private.observe = self.recorder if step >= first else None
 
     def score(self, metric: Metric, held_out: Any, collate: source.Collate) -> float:
-        """The metric on held-out rows, of the averaged weights where there are any."""
-        with nullcontext() if self.average is None else self.average.applied():
-            return evaluate(self.private.model, metric, held_out, collate)
+        """The metric on held-out rows, of averaged weights where there are any. Ranks that hold shards all call it."""
+        model, ranks, step = self.private.model, self.private.ranks, self.private.steps_taken
+        with nullcontext() if self.average is None else self.average.applied(), whole(model, ranks, step):
+            return evaluate(model, metric, held_out, collate)
 
     def save(self, run: Run | Follower) -> None:
         """Store where training is, and what the model, the loss and the rest do by now: they may have changed.

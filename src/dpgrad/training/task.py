@@ -11,7 +11,9 @@ from torch.utils.data import default_collate
 
 from dpgrad.data import Dataset
 from dpgrad.distributed.ranks import Ranks
+from dpgrad.distributed.shards import refuse_layout, whole
 from dpgrad.errors import CannotCaptureError, DataError, OptionError
+from dpgrad.grads.fsdp import resharded
 from dpgrad.grads.scaling import fault
 from dpgrad.grads.sums import Loss, trainable
 from dpgrad.grads.swap import unwrapped
@@ -99,7 +101,7 @@ class Task:
 
     @property
     def core(self) -> nn.Module:
-        return unwrapped(self.model)
+        return unwrapped(self.model, sharded=True)
 
     @property
     def device(self) -> torch.device:
@@ -123,6 +125,8 @@ class Task:
 
     def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
         """The plan; what does not fit together is refused here, before a step is charged."""
+        resharded(self.core)
+        refuse_layout(self.core, self.ranks)
         counted = sum(parameter.numel() for parameter in trainable(self.core).values())
         single = not (self.privacy.several_rows or method.augment)
         if self.owned is not None and method.augment:
@@ -131,7 +135,8 @@ class Task:
                 "augment, or units"
             )
         held = single and source.rows(self.rows) > 0
-        own = classes_of(self.core, self.loss, self.rows, self.collate) if held else None
+        with whole(self.core, self.ranks, 0):
+            own = classes_of(self.core, self.loss, self.rows, self.collate) if held else None
         classes = next((each for each in self.ranks.every(own) if each is not None), None)
         found = planned(method, budget, self.privacy, self.total, counted, classes)
         self._refuse_misfits(found, folder)
@@ -141,8 +146,9 @@ class Task:
         if self.held_out is not None and self.held_out.rows is not None:
             first = source.gathered(self.held_out.rows, torch.arange(1), self.device, self.collate)
             zeros = partial(pytree.tree_map, torch.zeros_like, first)
-            with unquoted(self.core, self.metric.values, zeros, "held-out rows"):
-                evaluate(self.core, self.metric, first)
+            core = self.core
+            with whole(core, self.ranks, 0), unquoted(core, self.metric.values, zeros, "held-out rows"):
+                evaluate(core, self.metric, first)
         # refuses a rule that cannot be held to its bound
         fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
         if folder is not None:

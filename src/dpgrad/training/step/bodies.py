@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads import lanes
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.clip import PerExample, Scaled, ZeroRows
+from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import Batch, Scale, sum_dtype, trainable
 from dpgrad.randomness.device_noise import Segment
 from dpgrad.training.step.release import Figures, release
@@ -51,7 +52,9 @@ class Bodies:
         self._groups = work.groups()
         self._figures = Figures(work.mechanism, self._groups, work.quantile)
         self._release = release(work.model, work.mechanism, self._figures, work.key, work.ranks)
-        self._drop = ZeroRows(held(work.model, work.loss, work.rule))
+        self._lets_go = is_sharded(work.model)  # of sums of whole parameters, when the step is over
+        # Parameters that are gathered for a pass are not known yet, and must not be written to.
+        self._drop = None if self._lets_go else ZeroRows(held(work.model, work.loss, work.rule))
         self._dtype = sum_dtype(next(iter(parameters.values())).dtype)
         used = max(self._groups.values()) + 1 if self._groups else 1
         self._clips = torch.ones(used, 1, dtype=torch.float64, device=device)
@@ -209,7 +212,9 @@ class Bodies:
         """Several pieces are added in float64: the rounding of each is accounted for, that of a long sum is not."""
         if not (form.first and form.last):
             carried = self._carry(part, total, form)
-            if form.last:
+            if form.last and self._lets_go:
+                total = self._carried.pop((part, form.many)).to(torch.float64).add_(total)
+            elif form.last:
                 total = total.to(torch.float64, copy=True).add_(carried)
             elif not dry:
                 carried.copy_(total) if form.first else carried.add_(total)

@@ -7,7 +7,7 @@ Guarantee: a sum is given noise before anything of it is written to ``.grad``, a
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from dpgrad.distributed.exchange import ALIGNED, Exchange
 from dpgrad.distributed.ranks import Ranks
+from dpgrad.distributed.shards import ShardExchange, as_shard
 from dpgrad.errors import OptionError
+from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import sum_dtype, trainable
 from dpgrad.mechanism import chacha, secure
 from dpgrad.mechanism.keys import Key
@@ -28,7 +30,7 @@ from dpgrad.randomness import device_noise, noise, secure_noise
 from dpgrad.training.step.quantile import Quantile
 
 __all__ = [
-    "Exchanged", "Figures", "OnDevice", "OnHost", "Release", "SecureOnDevice", "SecureOnHost", "of_source",
+    "Exchanged", "Figures", "OnDevice", "OnHost", "Release", "SecureOnDevice", "SecureOnHost", "Sharded", "of_source",
     "refuse_values", "release",
 ]  # fmt: skip
 
@@ -241,6 +243,49 @@ class Exchanged:
         return out
 
 
+class Sharded:
+    """Sums of one of several ranks that hold shards of the parameters: each adds the noise of its own, and keeps them.
+
+    Guarantee: the noise of a value is that of `OnHost` or `OnDevice`, whatever the number of ranks.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], figures: "Figures", key: Key, divisor: float, ranks: Ranks
+    ) -> None:
+        self._parameters, self._figures, self._key, self._divisor = parameters, figures, key, divisor
+        self.parts = _singly(parameters)
+        self._exchange = ShardExchange(ranks, parameters)
+        self._step = 0
+        self._totals: dict[str, Tensor] = {}
+
+    def at(self, step: int) -> None:
+        self._step = step
+        self._totals.clear()
+
+    def add(self, part: device_noise.Segment, total: Tensor) -> None:
+        self._totals[part.names[0]] = total
+
+    def finish(self) -> None:
+        """Noise is added when all ranks have come so far."""
+
+    def show(self) -> Mapping[str, Tensor]:
+        means = self._exchange.run(self._step, self._totals, self._noisy)
+        for name, parameter in self._parameters.items():
+            local = means[name].view(-1, *parameter.shape[1:]).to(parameter.dtype)
+            parameter.grad = as_shard(local, parameter)
+        return means
+
+    def _noisy(self, parts: Sequence[noise.Part], total: Tensor) -> Tensor:
+        """The noisy means of the own shards of a few parameters."""
+        values = self._figures.stds(self._step)
+        stds = {name: values[self._figures.place(name)] for name in self._parameters}
+        own = [part for part in parts if part.start < part.stop]
+        drawn = noise.gaussian_parts(self._parameters, own, stds, self._key, self._step)
+        if drawn:
+            total += torch.cat(drawn)
+        return total.div_(self._divisor)
+
+
 def _overlap(start: int, values: int, first: int, length: int) -> tuple[int, int]:
     """Which of ``values`` from ``start`` on lie in the ``length`` places from ``first`` on."""
     return max(0, first - start), min(values, first + length - start)
@@ -354,6 +399,8 @@ def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, 
             parameter.grad = None  # an optimizer would go on with what it has
     if mechanism.secure_values:
         refuse_values(parameters, mechanism)
+    if is_sharded(model):
+        return Sharded(parameters, figures, key, mechanism.divisor, ranks)
     if not ranks.alone:
         return Exchanged(parameters, figures, key, mechanism.divisor, ranks)
     if device.type == "cuda":

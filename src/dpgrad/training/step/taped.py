@@ -29,6 +29,10 @@ class Taped:
 
     def step(self, data: Any, rows: int, step: int) -> None:
         """Write the noisy mean of a step to ``.grad``."""
+        self.shown(step, self.summed(data, rows, step))
+
+    def summed(self, data: Any, rows: int, step: int) -> Seen:
+        """The first half of a step, which passes through the model: sums without noise."""
         work, bodies = self._work, self._bodies
         seen: Seen = []
         with work.own_randomness(step):
@@ -40,6 +44,11 @@ class Taped:
                 work.averages_of(rows)
                 seen = self._in_pieces(chosen, batch)
         work.remember()
+        return seen
+
+    def shown(self, step: int, seen: Seen) -> None:
+        """The second half: noise is added, and ``.grad`` written."""
+        work, bodies = self._work, self._bodies
         noisy = bodies.show()
         if work.observe is not None:
             observe(work, bodies, step, seen, noisy)

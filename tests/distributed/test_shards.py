@@ -1,0 +1,145 @@
+"""Models that FSDP2 keeps in shards: the weights of one process, noise of each shard, and refusals by name."""
+
+import math
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ranked
+import sharded_jobs as jobs
+from dpgrad.distributed.shards import Slices
+from dpgrad.grads import fsdp
+from dpgrad.mechanism.keys import Key
+from dpgrad.randomness import noise
+
+pytestmark = pytest.mark.slow
+
+COUNTS = (2, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("ranks")
+    ranked.run_all(found, [("sharded_loops", 2), ("sharded_loops", 3), ("sharded_failing", 3), ("sharded_fits", 2)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return {name: jobs.trained(**given) for name, given in jobs.LOOPS.items()}
+
+
+def farthest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - value).abs().max()) for name, value in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, 2) for name in jobs.LOOPS), *((name, 3) for name in jobs.OF_THREE)]
+)
+def test_weights_are_those_of_one_process(name: str, ranks: int, folder: Path, alone: dict[str, Any]) -> None:
+    """Sums of a step are added up in another order, and Adam divides by their size: float32 rounds at 6e-8."""
+    wanted = alone[name]
+    rounding = 2.0**-8 if "bfloat16" in name else 2.0**-23  # passes over other rows of a batch round differently
+    for each in (found[name] for found in ranked.results(folder, "sharded_loops", ranks)):
+        near = 8 * rounding / jobs.BATCH
+        assert farthest(each["gradients"], wanted["gradients"]) < near
+        moved = 2 * 0.01 * near if "bfloat16" in name else 0.0  # by two steps of SGD
+        assert farthest(each["weights"], wanted["weights"]) < moved + 8 * 3 * 2.0**-23  # values are below 3
+        assert each["ledger"] == wanted["ledger"]
+        assert each["way"] == wanted["way"]
+        assert each["frozen"] == wanted["frozen"]
+        assert each["bounds"] == wanted["bounds"]
+        assert each["form"] == "single kernels"
+
+
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_the_noise_of_a_shard_is_the_slice_of_the_whole(ranks: int, folder: Path) -> None:
+    """To the bit, at the last of two steps without examples; what all ranks hold makes up every parameter once."""
+    likes = dict(jobs.Transformer().named_parameters())
+    stds = dict.fromkeys(likes, jobs.plan().std_at(1))
+    drawn = noise.gaussians(likes, stds, Key.from_seed(jobs.SEED), step=1)
+    every = [found["empty"]["held"] for found in ranked.results(folder, "sharded_loops", ranks)]
+    for name, like in likes.items():
+        wanted = (drawn[name].double() / jobs.BATCH).float().flatten()
+        cuts = Slices.of(like.shape, ranks).cuts
+        for rank, held in enumerate(every):
+            assert torch.equal(held[name].flatten(), wanted[cuts[rank] : cuts[rank + 1]]), (name, rank)
+        assert torch.equal(torch.cat([held[name].flatten() for held in every]), wanted)
+    assert len({len(held["words.weight"]) for held in every}) == 2  # 11 rows are uneven
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("precision", "UnsupportedModelError: mp_policy .* torch.autocast"),
+        ("offloaded", "UnsupportedModelError: offload_policy of fully_shard is not supported: leave it out"),
+        ("hybrid", "UnsupportedModelError: parameter .* lies on a mesh of 2 dimensions"),
+        ("columns", "UnsupportedModelError: parameter weight is placed by .*leave out shard_placement_fn"),
+        ("in part", r"UnsupportedModelError: parameter .* is not sharded, .*call fully_shard\(model\)"),
+        ("inner momentum", "OptionError: inner_momentum needs whole parameters"),
+        ("captured", "OptionError: capture needs whole parameters"),
+        ("checked", "UnsupportedModelError: the model is sharded by fully_shard, .* give the plain model"),
+        ("folder", "UnsupportedModelError: the model is sharded by fully_shard, .*: leave out folder"),
+    ],
+)
+def test_other_models_are_refused_by_name(name: str, pattern: str, folder: Path) -> None:
+    for found in ranked.results(folder, "sharded_failing", 3):
+        assert re.match(pattern, found[name]), found[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("in a step", "UnsupportedModelError: .* raised ZeroDivisionError"), ("on one rank", "Option")]
+)
+def test_an_error_on_one_rank_is_raised_on_all(name: str, own: str, folder: Path) -> None:
+    *others, last = (found[name] for found in ranked.results(folder, "sharded_failing", 3))
+    assert re.match(own, last), last
+    assert all(words.startswith("RanksError: rank 2 failed") for words in others), others
+
+
+def test_ranks_go_on_together_after_errors(folder: Path) -> None:
+    every = {found["afterwards"] for found in ranked.results(folder, "sharded_failing", 3)}
+    assert len(every) == 1
+    assert math.isfinite(float(every.pop()))
+
+
+def test_a_fit_is_that_of_one_process(folder: Path) -> None:
+    wanted = jobs.fitted(jobs.Classifier())
+    for rank, each in enumerate(ranked.results(folder, "sharded_fits", 2)):
+        assert farthest(each["weights"], wanted["weights"]) < 6 * 2.0**-22
+        assert each["whole"]
+        assert each["saved"].keys() == wanted["weights"].keys()
+        assert all(torch.equal(value, each["weights"][name]) for name, value in each["saved"].items())
+        assert [step for step, _ in each["scores"]] == [step for step, _ in wanted["scores"]]
+        for (_, found), (_, score) in zip(each["scores"], wanted["scores"], strict=True):
+            assert abs(found - score) <= 1 / 50  # one of 50 rows at the edge of two classes
+        assert each["seen"] == (wanted["seen"] if rank == 0 else [])
+
+
+def test_adapters_of_a_sharded_language_model_are_trained_as_in_one_process(tmp_path: Path) -> None:
+    ranked.run_all(tmp_path, [("sharded_adapters", 2)])
+    wanted = jobs.sharded_adapters(0, 1, tmp_path)
+    assert all("lora" in name for name in wanted)
+    for found in ranked.results(tmp_path, "sharded_adapters", 2):
+        assert farthest(found, wanted) < 2.0**-21
+
+
+def test_shards_make_up_a_parameter() -> None:
+    for rows in range(1, 9):
+        for ranks in range(1, 6):
+            parts: Iterable[torch.Tensor] = torch.arange(rows).chunk(ranks)
+            lengths = [3 * len(part) for part in parts]
+            cuts = Slices.of(torch.Size([rows, 3]), ranks).cuts
+            found = [stop - start for start, stop in pairwise(cuts)]
+            assert [length for length in found if length] == lengths
+            assert cuts[0] == 0
+            assert cuts[-1] == 3 * rows
+
+
+def test_this_version_of_torch_is_verified() -> None:
+    fsdp.refuse_version()
