@@ -64,7 +64,9 @@ def main() -> int:
         found = measured([*CRITICAL], tests, ["-m", "not slow", "-p", "no:cacheprovider", *arguments])
     else:
         found = measured([], ["tests"], arguments)
-    least = figures[kind]
+    if (least := figures.get(kind)) is None:
+        print(f"{kind}: {found:.2f} % of lines and branches; no figure is committed: add {kind} to [tool.covered]")
+        return 0
     print(f"{kind}: {found:.2f} % of lines and branches, at least {least} % is asked for")
     return 0 if found >= least else 1
 
