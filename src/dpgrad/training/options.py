@@ -20,7 +20,6 @@ from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
 from dpgrad.accounting.guarantee import UNIT
 from dpgrad.errors import OptionError
-from dpgrad.mechanism import chacha
 
 if TYPE_CHECKING:
     from dpgrad.data import Dataset
@@ -279,6 +278,8 @@ class Privacy:
         """
         if self.noise != SECURE:
             return 0
+        from dpgrad.mechanism import chacha  # loads numpy, which the help of a command does not need
+
         chacha.refuse_missing()
         if not parameters:
             raise OptionError("noise secure adds to delta for each trained value: give parameters, or a model")
