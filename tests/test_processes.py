@@ -25,9 +25,9 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def private(model: nn.Module | None = None) -> PrivateGradient:
+def private(model: nn.Module | None = None, **given: Any) -> PrivateGradient:
     plan = Mechanism(sampling.FullBatch(), 3, 1.0, batch_size=20.0)
-    return PrivateGradient(model or nn.Linear(3, 2), loss, plan)
+    return PrivateGradient(model or nn.Linear(3, 2), loss, plan, **given)
 
 
 def fitted(path: Path) -> object:
@@ -142,7 +142,22 @@ class TestModels:
 
         model: Any = nn.Linear(3, 2)
         fully_shard(model)
-        self.refused(model, r"is sharded \(FSDPLinear\)")
+        self.refused(model, "the model is sharded by fully_shard, ")
+
+    def test_shards_of_one_rank_are_the_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        plain, model = nn.Linear(3, 2), nn.Linear(3, 2)
+        model.load_state_dict(plain.state_dict())
+        fully_shard(model)
+        one = private(plain, seed=3)
+        other = private(model, seed=3, group=dist.group.WORLD)
+        for _ in range(2):
+            one.step(DATA)
+            other.step(DATA)
+        held: list[Any] = [parameter.grad for parameter in model.parameters()]
+        for parameter, found in zip(plain.parameters(), held, strict=True):
+            torch.testing.assert_close(found.to_local(), parameter.grad, rtol=0, atol=2.0**-22)
 
     def test_distributed_tensors(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh

@@ -22,7 +22,7 @@ from dpgrad.errors import OptionError, RunError, UnsupportedModelError
 from dpgrad.grads import fsdp
 from dpgrad.randomness.noise import Part
 
-__all__ = ["ShardExchange", "Slices", "as_shard", "full", "placed", "refuse_layout", "whole"]
+__all__ = ["ShardExchange", "Slices", "as_shard", "full", "refuse_layout", "whole"]
 
 _BUCKET = 1 << 22  # values that are exchanged together, at least one parameter
 
@@ -104,21 +104,6 @@ def full(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         found: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
     return found
-
-
-def placed(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's shard of a whole tensor that every rank has, in the layout of ``like``; itself where that has none.
-
-    >>> placed(torch.ones(2), torch.zeros(2))
-    tensor([1., 1.])
-    """
-    if not fsdp.is_shard(like) or whole.shape != like.shape or fsdp.is_shard(whole):
-        return whole
-    mesh = like.device_mesh  # type: ignore[attr-defined]
-    cuts = Slices.of(like.shape, mesh.size()).cuts
-    own = mesh.get_local_rank()
-    few = whole.reshape(-1)[cuts[own] : cuts[own + 1]].reshape(-1, *like.shape[1:])
-    return as_shard(few.to(like.device, copy=True), like)
 
 
 def as_shard(local: Tensor, like: Any) -> Tensor:
