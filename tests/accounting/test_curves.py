@@ -18,6 +18,7 @@ from dpgrad.accounting.events import (
     Event,
     FixedSize,
     Gaussian,
+    Inexact,
     Poisson,
     Relation,
     Repeat,
@@ -175,8 +176,13 @@ def test_zcdp_holds_at_every_order() -> None:
 
 
 def test_what_does_not_hold_is_refused() -> None:
-    with pytest.raises(AccountingError, match="full-batch Gaussians only"):
+    with pytest.raises(AccountingError, match=r"sampled steps have no useful μ: .* tradeoff\(\)"):
         promised(RUN).mu()
+    secure = promised(Repeat(Inexact(Gaussian(4.0), 1e-17), 3))
+    for ask in (secure.mu, secure.zcdp, lambda: secure.renyi([2.0])):
+        with pytest.raises(AccountingError, match=r"secure noise .* tradeoff\(\)"):
+            ask()
+    assert secure.tradeoff().advantage >= promised(Repeat(Gaussian(4.0), 3)).tradeoff().advantage
     with pytest.raises(AccountingError, match="trade-off curve"):
         curves.mu(Approximate(1.0, 0.0, ADD), ADD)
     with pytest.raises(AccountingError, match="no zCDP"):

@@ -12,7 +12,8 @@ from torch import nn
 from benchmarks import planted
 from dpgrad import audit, sampling
 from dpgrad.audit.record import Audit, Check, judged
-from dpgrad.errors import DpgradError
+from dpgrad.errors import DpgradError, OptionError
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Mechanism
 
 FULL = planted.poisson(sampler=sampling.FullBatch(), steps=2)
@@ -53,6 +54,13 @@ def test_bad_arguments_are_refused_in_one_line(changed: Any) -> None:
     with pytest.raises(DpgradError) as refused:
         stepped(**changed)
     assert "\n" not in str(refused.value)
+
+
+def test_a_clip_bound_that_moves_is_refused_not_refuted() -> None:
+    """Neighbours that share their noise differ in the next bound too: the coupled check would refute a true claim."""
+    moving = dataclasses.replace(FULL, adaptive_clip=AdaptiveClip(0.5))
+    with pytest.raises(OptionError, match=r"without_adaptive_clip\(\), or .* audit\.game"):
+        stepped(mechanism=moving, checks=["sensitivity"], canaries=1)
 
 
 def test_arrays_are_taken() -> None:

@@ -54,11 +54,12 @@ def test_a_selection_from_end_to_end(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--configuration", "dpsgd,clip=-1"], "clip of --configuration must be positive"),
         (["--configuration", "dpsg"], "did you mean dpsgd"),
         (["--configuration", "auto", "--configuration", "auto"], "are the same"),
-        (["--score-std", "3"], "--score-std is for --score private"),
-        (["--score", "private", "--score-std", "0.01"], "costs more than epsilon"),
-        (["--mean-trials", "0.5"], "mean number of trials"),
+        ([], "--configuration is required"),
+        ([*TWO, "--score-std", "3"], "--score-std is for --score private"),
+        ([*TWO, "--score", "private", "--score-std", "0.01"], "costs more than epsilon"),
+        ([*TWO, "--mean-trials", "0.5"], "mean number of trials"),
         (["--resume"], "--resume needs --out"),
-        (["--device", "tpu"], "--device must be cpu or cuda"),
+        ([*TWO, "--device", "tpu"], "--device must be cpu or cuda"),
     ],
 )
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

@@ -531,3 +531,11 @@ def test_a_dict_with_one_input_that_the_model_does_not_name() -> None:
     torch.manual_seed(0)
     found = spread.fit(nn.Linear(2, 2), Words(), **SETTINGS | {"batch_size": 2})
     assert found.stopped == "plan"
+
+
+def test_dask_collections_are_refused_with_what_to_do() -> None:
+    arrays, frames = pytest.importorskip("dask.array"), pytest.importorskip("dask.dataframe")
+    frame = frames.from_pandas(pd.DataFrame({"a": [0.0, 1.0], "t": [0, 1]}), npartitions=1)
+    for data in ((frame, "t"), (frame[["a"]], frame["t"]), {"x": arrays.zeros((2, 1))}, arrays.zeros((2, 1)), frame):
+        with pytest.raises(DataError, match=r"data must be readable by index, got a Dask .* dpgrad\.convex"):
+            forms.taken(data)

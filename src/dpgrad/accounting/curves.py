@@ -34,6 +34,7 @@ from dpgrad.accounting.events import (
     Exponential,
     FixedSize,
     Gaussian,
+    Inexact,
     Laplace,
     Leaf,
     Poisson,
@@ -273,6 +274,15 @@ def _sampled(event: Event) -> bool:
     )
 
 
+def _refuse_inexact(event: Event, why: str) -> None:
+    """Refuse notions without a δ for noise that follows its law except with some probability."""
+    if any(isinstance(leaf, Inexact) for leaf in leaves(event)):
+        raise AccountingError(
+            f"secure noise has {why}: it is Gaussian except with a small probability, which counts towards δ; use "
+            "tradeoff() or deltas()"
+        )
+
+
 def _held(ask: Callable[[], Found]) -> Found | None:
     """The answer; None where it is refused."""
     try:
@@ -291,6 +301,11 @@ def mu(event: Event, relation: Relation, size: int = 1) -> float:
     >>> mu(Repeat(Gaussian(8.0), 16), Relation.ADD_REMOVE), mu(Gaussian(8.0), Relation.REPLACE_ONE, size=3)
     (0.5, 0.75)
     """
+    _refuse_inexact(event, "no μ")
+    if _sampled(event):
+        raise AccountingError(
+            "sampled steps have no useful μ: the Gaussian approximation understates δ(ε); use tradeoff(), or renyi()"
+        )
     profile = exact.account(event, relation)
     if not isinstance(profile, exact.GaussianProfile):
         raise AccountingError("only Gaussian noise on sums of all rows is μ-GDP: read the trade-off curve instead")
@@ -306,6 +321,7 @@ def renyi(event: Event, relation: Relation, orders: Sequence[float] = ORDERS, si
     """
     for order in orders:
         _validate.number(order=order)
+    _refuse_inexact(event, "no Rényi divergence")
     profile = rdp.account(event, relation, size)
     return [profile.divergence(float(order)) for order in orders]
 
@@ -319,6 +335,7 @@ def zcdp(event: Event, relation: Relation, size: int = 1) -> float:
     >>> round(zcdp(Repeat(Gaussian(2.0), 8), Relation.ADD_REMOVE), 12)
     1.0
     """
+    _refuse_inexact(event, "no zCDP")
     return size**2 * fold(event, lambda leaf: _rho(leaf, relation), operator.mul, math.fsum) * (1 + _ROUNDING)
 
 

@@ -125,6 +125,12 @@ class _Tuning:
 
         if args.resume and not args.out:
             raise OptionError("--resume needs --out: the folder of the selection to resume")
+        if not args.configuration:
+            raise OptionError(
+                "--configuration is required: give one for each setting to choose among, such as --configuration auto "
+                "--configuration dpsgd,clip=0.1,learning_rate=2; with nothing to choose, dpgrad train puts the whole "
+                "budget into one run"
+            )
         self.args = args
         self.dataset = _data.load(args.data or "digits", args, args.preprocessing)
         self.job, self.rows = jobs.job(self.dataset), jobs.Rows.of(self.dataset)
@@ -151,7 +157,7 @@ class _Tuning:
         args, size = self.args, len(self.rows.train[1])
         privacy = Privacy(**given(Privacy, {name: getattr(args, name) for name in _PRIVACY})).of_data(self.dataset)
         return {
-            "configurations": [self._configuration(text) for text in args.configuration or ["auto"]],
+            "configurations": [self._configuration(text) for text in args.configuration],
             "score": self._score(), "epsilon": 3.0 if args.epsilon is None else args.epsilon,
             "delta": usual_delta(size) if args.delta is None else args.delta,
             "trials": args.trials or LAWS[0], "mean": args.mean_trials, "privacy": privacy,
@@ -220,7 +226,7 @@ class _Tuning:
 
     def answer(self, found: "Selected") -> str:
         """What was chosen, and what it cost."""
-        texts = self.args.configuration or ["auto"]
+        texts = self.args.configuration
         if self.args.json:
             told = {
                 "configuration": texts[found.configuration], "epsilon": found.guarantee.epsilon,

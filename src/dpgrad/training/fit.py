@@ -147,6 +147,8 @@ def _elsewhere(name: str) -> str:
     """Where an option that is no parameter of `fit` is written."""
     if name.lower() in ("x", "y", "labels", "targets"):
         return ": give rows and targets as one pair, fit(model, (X, y), epsilon=..., delta=...)"
+    if name.lower() in ("secure_mode", "secure"):
+        return ': write privacy=Privacy(noise="secure")'
     recipes = {field.name: f"method=recipes.auto({field.name}=...)" for field in fields(Recipe)}
     if place := written(name) or recipes.get(name):
         return f": write {place}"

@@ -91,7 +91,18 @@ def _type_of(model: nn.Module) -> torch.dtype | None:
     return types.pop() if types in ({torch.float32}, {torch.float64}) else None
 
 
+def _refuse_dask(data: Any, place: str) -> None:
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, tuple) else (data,)
+    if any(type(part).__module__.partition(".")[0] in ("dask", "dask_expr") for part in parts):
+        raise DataError(
+            f"{place} must be readable by index, got a Dask collection, of which every batch would compute all blocks: "
+            "give what compute() returns, or write it to a file once and give np.load(path, mmap_mode='r') or a "
+            "pyarrow dataset. The linear models of dpgrad.convex take Dask collections as they are"
+        )
+
+
 def _taken(data: Any, place: str) -> Any:
+    _refuse_dask(data, place)
     if isinstance(data, DataLoader):
         return _of_loader(data, place)
     if isinstance(data, IterableDataset | Iterator) or (isinstance(data, Dataset) and not isinstance(data, Sized)):
@@ -185,7 +196,7 @@ def _of_loader(loader: DataLoader[Any], place: str) -> Any:
     if place == "data":
         _validate.warn(
             "the dataset, collate_fn and workers of the DataLoader are used; its batches, their size and their order "
-            "are not: every step draws its own batch, as the guarantee assumes. Give batch_size for its expected size",
+            "are not: every step draws its own batch, as the guarantee assumes, of batch_size rows in expectation",
             LoaderWarning,
         )
     if loader.collate_fn is default_collate and type(dataset) is TensorDataset:
