@@ -434,7 +434,7 @@ class PrivateGradient:
             "microbatch": self.work.microbatch,
             "iterates": [{name: value.clone() for name, value in iterate.items()} for iterate in self.work.iterates],
             "average": None if kept is None else kept.state(),
-            **({} if self.work.quantile is None else {"clips": (self.work.quantile.first, self.work.quantile.state())}),
+            **({} if self.work.quantile is None else {"clips": self.work.quantile.state(self._step)}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

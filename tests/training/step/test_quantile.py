@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dpgrad
 from dpgrad import Mechanism, Relation, recipes
-from dpgrad.errors import OptionError, ResumeError
+from dpgrad.errors import OptionError, ResumeError, UnsupportedModelError
 from dpgrad.grads import ENGINES
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism import sampling
@@ -197,6 +197,37 @@ def test_a_new_key_goes_on_from_the_bounds_and_a_state_without_them_is_refused()
     bare = {name: value for name, value in state.items() if name != "clips"}
     with pytest.raises(ResumeError, match="no clip bounds for the adaptive_clip"):
         PrivateGradient(model, loss, plan, seed=9).restore(bare)
+
+
+def test_a_step_that_failed_leaves_the_bounds_and_the_run_goes_on() -> None:
+    """The gradient of a later step is the clipped sum with noise of its own bound, and the state can be restored."""
+    failing = False
+
+    def fragile(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if failing:
+            raise ValueError
+        return loss(model, batch)
+
+    model, seen = network(), []
+    private = PrivateGradient(model, fragile, mechanism(), seed=5, observe=seen.append)
+    private.step(DATA)
+    step = private.charged(DATA)
+    failing = True
+    with pytest.raises(UnsupportedModelError):
+        private.compute(DATA, step)
+    failing = False
+    private.step(DATA)
+    first, failed, third = private.clip_bounds
+    assert third == failed != first
+    assert seen[-1].step == 2
+    assert float(seen[-1].clip) == third[0]
+    std = mechanism().std_at(0) / mechanism().clip_at(0) * third[0]
+    drawn = noise.gaussian(torch.zeros(4, 3, dtype=torch.float64), std, private.key, 2, "0.weight")
+    noisy = (seen[-1].clipped_sum["0.weight"] + drawn) / DIVISOR
+    torch.testing.assert_close(model[0].weight.grad, noisy)
+    other = PrivateGradient(network(), loss, mechanism(), key=private.key)
+    other.restore(private.state())
+    assert other.clip_bounds == private.clip_bounds
 
 
 def test_observers_see_the_bound_of_their_step() -> None:

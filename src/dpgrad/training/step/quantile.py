@@ -37,11 +37,10 @@ class Quantile:
         self._bounds = [self._start]
 
     def at(self, step: int) -> list[float]:
-        """The clip bound of each group at a step: one that was taken, or the next."""
-        return self._bounds[step - self.first]
+        """The clip bound of each group at a step; the last that is known where the step is later.
 
-    def latest(self, step: int) -> list[float]:
-        """The bounds at a step, or of the next one where the step is later than that."""
+        So a step that was charged and failed leaves the bounds where they are.
+        """
         return self._bounds[max(0, min(step - self.first, len(self._bounds) - 1))]
 
     def follow(self, step: int, counts: Tensor) -> None:
@@ -55,12 +54,17 @@ class Quantile:
             rule.following(bound, count, mechanism.divisor, start)
             for bound, count, start in zip(self.at(step), noisy.tolist(), self._start, strict=True)
         ]
-        del self._bounds[step - self.first + 1 :]  # a step that is computed anew
-        self._bounds.append(found)
+        place = step - self.first
+        self._bounds += [self._bounds[-1]] * (place + 1 - len(self._bounds))  # of steps that failed
+        self._bounds[place + 1 :] = [found]  # those of a step that is computed anew go
 
-    def state(self) -> Tensor:
-        """All bounds, (steps + 1, groups)."""
-        return torch.tensor(self._bounds, dtype=torch.float64)
+    def _until(self, stop: int) -> list[list[float]]:
+        """The bounds of the steps before ``stop``."""
+        return [self.at(step) for step in range(self.first, stop)]
+
+    def state(self, step: int) -> tuple[int, Tensor]:
+        """The first step, and all bounds up to those of the next step, ``step``: (steps + 1, groups)."""
+        return self.first, torch.tensor(self._until(step + 1), dtype=torch.float64)
 
     def restore(self, state: object, first: int, step: int) -> None:
         """Go on from a `state` at ``step``, whose first bounds are those of step ``first``."""
@@ -73,4 +77,4 @@ class Quantile:
 
     def used(self, steps: int) -> Sequence[Sequence[float]]:
         """The bounds of the steps before ``steps``."""
-        return tuple(map(tuple, self._bounds[: max(0, steps - self.first)]))
+        return tuple(map(tuple, self._until(steps)))

@@ -103,10 +103,10 @@ class Work:
         """The clip bound, (groups, 1) where there are groups."""
         groups, quantile = self.groups(), self.quantile
         if groups is None:
-            return self.mechanism.clip_at(step) if quantile is None else quantile.latest(step)[0]
+            return self.mechanism.clip_at(step) if quantile is None else quantile.at(step)[0]
         last = max(groups.values())  # groups after it have nothing to clip
         if quantile is not None:
-            clips = quantile.latest(step)[: last + 1]
+            clips = quantile.at(step)[: last + 1]
         else:
             clips = [self.mechanism.clip_at(step, group) for group in self.mechanism.groups[: last + 1]]
         return torch.tensor(clips, dtype=torch.float64, device=self.device)[:, None]
