@@ -122,3 +122,9 @@ def test_calibration_does_not_stumble_over_the_rule() -> None:
     assert found.adaptive_clip == plan.adaptive_clip
     assert plan.more_steps(3.0, 1e-5).adaptive_clip == plan.adaptive_clip
     assert plan.longest(30.0, 1e-5).steps == run().longest(30.0, 1e-5).steps
+
+
+def test_noise_that_is_too_small_at_a_step_in_between_is_refused_before_the_first() -> None:
+    peak = schedules.piecewise([3, 6], [1.0, 5.0, 1.0])
+    with pytest.raises(OptionError, match=r"noise of adaptive_clip must be above 2\.5"):
+        Mechanism(sampling.FullBatch(), 9, 1.0, noise=peak, batch_size=100, adaptive_clip=AdaptiveClip(noise=1.0))

@@ -142,8 +142,8 @@ class Mechanism:
                 "secure_values (noise secure)"
             )
         _ = self.divisor
-        for step in (0, self.steps - 1):
-            self._widening(1, step)
+        self._widening(1 if self._steady else min(self.steps, _CHECKED_AT_ONCE), 0)
+        self._widening(1, self.steps - 1)
 
     def _check_groups(self) -> None:
         groups = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)
