@@ -61,6 +61,7 @@ class TestMisspelt:
     @pytest.mark.parametrize(
         ("command", "said"),
         [
+            ("audit --data digits", "unknown option '--data': write the options of dpgrad train into a file and give"),
             ("train --epsilonn 3", "unknown option '--epsilonn': did you mean --epsilon?"),
             ("train --learning_rate=3", "unknown option '--learning_rate': did you mean --learning-rate?"),
             ("train -epsilon 3", "unknown option '-epsilon': did you mean --epsilon?"),

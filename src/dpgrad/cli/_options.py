@@ -59,6 +59,8 @@ class _HelpAll(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """A parser that raises an error of one line; `main` ends the process. Every parser has --help and --help-all."""
 
+    elsewhere = ""  # where options go that this command does not have
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(add_help=False, **settings)
         self.add_argument("-h", "--help", action="help", help=First("Show the usual options."))
@@ -114,7 +116,8 @@ class Parser(argparse.ArgumentParser):
             if leads and not word.startswith("-"):
                 return  # the words after the command are for its own parser
             if re.match(r"-{1,2}[^\W\d]", name) and name not in known:
-                remedy = _validate.meant(name, known) or f": {self.prog} --help-all lists the options"
+                place = self.elsewhere or f"{self.prog} --help-all lists the options"
+                remedy = _validate.meant(name, known) or f": {place}"
                 if leads:
                     remedy = ": the options of a command follow it, as in dpgrad train --epsilon 3; see dpgrad --help"
                 self.error(f"unknown option {name!r:.60}{remedy}")

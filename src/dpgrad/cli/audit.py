@@ -29,6 +29,7 @@ def add(commands: "Commands") -> None:
         "it. Exit status 0: not refuted, 1: refuted, 2: not run. Nothing of it is for release.",
         _answer,
     )
+    parser.elsewhere = "write the options of dpgrad train into a file and give it as --config FILE.toml"
     add = parser.add_argument
     add("--config", metavar="FILE.toml", help="The options of dpgrad train in a file; without it, the digits.")
     add("--method", metavar="NAME", nargs="+", help="Only these methods of the job.")
