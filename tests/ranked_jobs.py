@@ -164,8 +164,22 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         one, two = (PrivateGradient(network(), loss, plan(), seed=seed) for seed in (1, 2))
         (two if rank == last else one).step(data)
 
+    def other_optimizer() -> None:
+        model = network()
+        private = PrivateGradient(model, loss, plan(), seed=SEED)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * (rank == last))
+        for _ in range(2):
+            private.step(data)
+            optimizer.step()
+
+    def another_order() -> None:
+        mine = (data[0].flip(0), data[1].flip(0)) if rank == last else data
+        PrivateGradient(network(), loss, plan(), rows_on_rank="part").step(mine)
+
     tries = {
         "in a step": in_a_step,
+        "other optimizer": other_optimizer,
+        "same part in another order": another_order,
         "other data": unlike_data,
         "other mechanism": lambda: PrivateGradient(network(), loss, plan(noise=0.5 + (rank == last))),
         "other clip": lambda: PrivateGradient(network(), loss, plan(clip=lambda step: 1.0 + (rank == last))),

@@ -19,6 +19,7 @@ from dpgrad.accounting.events import (
     FixedSize,
     Gaussian,
     Inexact,
+    Laplace,
     Poisson,
     Relation,
     Repeat,
@@ -104,6 +105,14 @@ def test_a_trade_off_falls_is_convex_and_symmetric(relation: Relation, sigma: fl
     beliefs = [found.belief(chance) for chance in (0.5, 0.1, 0.01, 0.001)]
     assert beliefs == sorted(beliefs)
     assert all(0.5 <= belief <= 1 for belief in beliefs)
+
+
+@pytest.mark.parametrize("rate", [1e-310, 5e-324])
+def test_rates_below_the_inverse_of_a_large_factor_bound_the_best_attack(rate: float) -> None:
+    """One row moves the sum by 1,000 scales of Laplace noise: the test with this rate misses a row hardly ever."""
+    threshold = -math.log(2 * rate)  # in scales
+    missed = math.exp(threshold - 1000) / 2
+    assert curves.tradeoff(Laplace(1e-3), ADD).false_negatives(rate) <= missed
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0])

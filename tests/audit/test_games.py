@@ -146,6 +146,8 @@ class TestOneRun:
         coins = np.random.default_rng(0).random(400) < 0.5
         found = audit.one_run(coins * 9.0, coins)
         assert not found.refuted
+        assert not found.checks[0].refuted
+        assert "REFUTED" not in str(found)
         assert found.words.startswith("Weak by design, no verdict. Not refuted.")
         assert found.lower_epsilon is not None
         assert found.lower_epsilon > 2

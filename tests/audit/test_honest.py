@@ -14,6 +14,7 @@ from torch import nn
 
 from benchmarks import planted
 from dpgrad import Group, Relation, audit, sampling, schedules
+from dpgrad.audit.trials import PrivateSteps
 from dpgrad.grads import scaling
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.training.recipes import RECIPES, recipe
@@ -45,6 +46,12 @@ def of_several_rows() -> planted.Subject:
     return dataclasses.replace(subject, mechanism=mechanism)
 
 
+def of_type(dtype: torch.dtype) -> planted.Subject:
+    subject = planted.wide_subject(clip=0.5)
+    inputs, targets = subject.data
+    return dataclasses.replace(subject, model=subject.model.to(dtype), data=(inputs.to(dtype), targets))
+
+
 # Together they have every kind of option; the others, one by one, are for `make test-exhaustive`.
 TOGETHER: dict[str, Callable[[], planted.Subject]] = {
     "schedules of rate and clip, groups, momentum": combined,
@@ -52,6 +59,7 @@ TOGETHER: dict[str, Callable[[], planted.Subject]] = {
         sampler=sampling.FixedSize(40, 8), relation=REPLACE, options={"augment": twice}
     ),
     "shuffle, zero-out, several rows": of_several_rows,
+    "bfloat16": lambda: of_type(torch.bfloat16),
 }
 SUBJECTS: dict[str, Callable[[], planted.Subject]] = {
     "Poisson": planted.subject,
@@ -99,6 +107,24 @@ def test_honest_code_is_not_refuted(name: str) -> None:
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_no_option_is_refuted(name: str) -> None:
     audited(SUBJECTS[name]())
+
+
+def test_twice_the_clip_bound_is_refuted_in_bfloat16() -> None:
+    def twice_the_bound(trial: audit.Trial) -> Any:
+        mechanism = dataclasses.replace(trial.mechanism, clip=1.0, noise_multiplier=0.5)
+        return PrivateSteps()(dataclasses.replace(trial, mechanism=mechanism))
+
+    subject = of_type(torch.bfloat16)
+    found = audit.step(
+        subject.model, subject.loss, subject.mechanism, subject.data, run=twice_the_bound, checks=["sensitivity"]
+    )
+    assert found.refuted
+    assert "contributions beyond the clip bound by less than gradients narrower" in " ".join(found.not_tried)
+
+
+def test_secure_noise_may_have_fewer_values_than_the_probe_of_batches() -> None:
+    subject = planted.subject(secure_values=23, steps=4)
+    audit.step(subject.model, subject.loss, subject.mechanism, subject.data, steps=2, checks=["sampling"]).assert_held()
 
 
 RULES = [

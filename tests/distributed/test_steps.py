@@ -80,6 +80,8 @@ class TestSteps:
             ("other batches", "RanksError: ranks 0 and {last} do not have the same batches", ""),
             ("average", "OptionError: average keeps values of single examples", ""),
             ("same part twice", "RanksError: two ranks hold the same rows", ""),
+            ("same part in another order", "RanksError: two ranks hold the same rows", ""),
+            ("other optimizer", "RanksError: ranks do not have the same weights", ""),
             ("another run", "RanksError: ranks are not at the same place .*run 2", ""),
             ("charged twice", "RunError: a charged step was not computed", "RanksError: rank {last} failed"),
         ],

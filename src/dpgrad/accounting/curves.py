@@ -104,8 +104,8 @@ class Tradeoff:
         """`false_negatives` at many rates."""
         a = np.asarray(false_positives, float)[:, None]  # (rates, 1)
         epsilon, rest = np.array(self.epsilons), 1 - np.array(self.deltas)
-        with np.errstate(over="ignore"):
-            steep = rest - np.where(a > 0, np.exp(np.minimum(epsilon, 700.0)) * a, 0.0)
+        with np.errstate(over="ignore", invalid="ignore"):  # e^ε may be infinite: it says nothing of a rate above 0
+            steep = rest - np.where(a > 0, np.exp(epsilon) * a, 0.0)
         flat = np.exp(-epsilon) * (rest - a)
         return np.asarray(np.clip(np.maximum(steep, flat).max(axis=1) - _ROUNDING, 0.0, 1.0))
 

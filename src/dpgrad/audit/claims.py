@@ -92,8 +92,8 @@ class Curve:
     def f(self, false_positives: Array) -> Array:
         """The least rate of false negatives at each rate of false positives."""
         a = np.asarray(false_positives, float)[:, None]
-        with np.errstate(over="ignore"):
-            one = 1 - self.deltas - np.exp(self.epsilons) * a
+        with np.errstate(over="ignore", invalid="ignore"):
+            one = 1 - self.deltas - np.where(a > 0, np.exp(self.epsilons) * a, 0.0)
         two = np.exp(-self.epsilons) * (1 - self.deltas - a)
         found: Array = np.maximum(0.0, np.maximum(one, two).max(1))
         return found

@@ -19,7 +19,7 @@ class Check:
     """One check of an audit: its p-value, and in words what it found.
 
     ``p`` is None for a check without chance, such as a contribution beyond the clip bound: it is refuted or not.
-    ``level`` is the part of the audit's level that the check may use.
+    ``level`` is the part of the audit's level that the check may use; with none it refutes nothing.
 
     >>> Check("noise size", 0.4, "measured std / claimed 1.001", level=1e-4).refuted
     False
@@ -34,10 +34,11 @@ class Check:
     @property
     def refuted(self) -> bool:
         """Whether the claim is refuted by this check."""
-        return self.violated if self.p is None else self.p <= self.level
+        return self.violated if self.p is None else self.level > 0 and self.p <= self.level
 
     def __str__(self) -> str:
-        verdict = "REFUTED" if self.refuted else "not refuted"
+        judged = self.p is None or self.level > 0
+        verdict = "REFUTED" if self.refuted else "not refuted" if judged else "no verdict"
         chance = "no chance involved" if self.p is None else f"p = {self.p:.3g}"
         return f"{self.name:<24}{verdict:<13}{chance:<20}{self.says}"
 

@@ -33,6 +33,7 @@ _MANY = 256  # canaries that push the same way: a sum that is rounded before noi
 _LATER = 2  # rows that are tried at the last steps too
 _CLIMBS = 4
 _ASCENTS = 25
+_NARROW = "contributions beyond the clip bound by less than gradients narrower than float32 round"
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,8 @@ class _Search:
                 self._released[key] = one
         other = target.released(pair.other, target.seed, steps, how, canaried=pair.canaried, few=few)
         moved, rounding = other.sums - one.sums, max(one.rounding, other.rounding)
+        if not other.single and _NARROW not in self.not_tried:
+            self.not_tried.append(_NARROW)
         largest = 0.0
         for group, places in target.places().items():
             apart = np.sqrt(np.square(moved[:, places.astype(int)]).sum(1)) - rounding

@@ -70,7 +70,7 @@ def one_run(
         refuted = p_value(len(values), 2 * half, right, middle, delta) <= level
         low, high = (middle, high) if refuted else (low, middle)
     says = f"{right} of {2 * half} guesses about {len(values)} canaries were right"
-    check = Check("one run", p_value(len(values), 2 * half, right, 0.0, delta), says, level)
+    check = Check("one run", p_value(len(values), 2 * half, right, 0.0, delta), says)  # of ε = 0, which nobody claims
     return Audit(
         "one run", "any ε", level, (check,), ("everything that one run cannot show",), delta=delta, lower_epsilon=low,
         seed=seed, trials=1, verdict=False,

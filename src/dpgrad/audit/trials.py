@@ -28,6 +28,7 @@ __all__ = ["Canaried", "Gradients", "PrivateSteps", "Released", "Stepper", "Targ
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]  # by name, or in the order of the model's trained parameters
 BIG = 1e4  # norm of the gradient of a canary, far beyond any clip bound in use
+_SINGLE = 2.0**-23  # of float32
 _WALK = 0.1  # how far the weights are moved between steps, by a public rule
 
 
@@ -166,15 +167,26 @@ class Canaried:
 
 @dataclass(frozen=True)
 class Released:
-    """The noisy sums of some steps, (steps, coordinates), and what of float32 may differ between two of them."""
+    """The noisy sums of some steps, (steps, coordinates), and what rounding may change of them."""
 
     sums: Array
-    single: bool  # whether every gradient was float32 or wider
+    precision: float  # the distance from 1 to the next number in the narrowest type of a gradient
+
+    @property
+    def single(self) -> bool:
+        """Whether every gradient was float32 or wider."""
+        return self.precision <= _SINGLE
 
     @property
     def rounding(self) -> float:
-        """A bound on what rounding adds to the norm of a difference of two steps."""
-        return float(np.abs(self.sums).max(initial=0.0)) * math.sqrt(self.sums.shape[1]) * 2.0**-22
+        """A bound on what rounding adds to the norm of a difference of two steps.
+
+        A value is computed in float32 or wider and rounded once to a narrower type, by at most half its precision.
+        """
+        wide = float(np.abs(self.sums).max(initial=0.0)) * math.sqrt(self.sums.shape[1]) * 2 * _SINGLE
+        if self.single:
+            return wide
+        return wide + float(np.sqrt(np.square(self.sums).sum(1)).max(initial=0.0)) * self.precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,19 +285,19 @@ class Target:
 
 def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: float) -> Released:
     """The gradients that a stepper returned as noisy sums; what cannot be read is refused."""
-    rows, single = [], True
+    rows, precision = [], 0.0
     for gradients in found:
         given = dict(gradients) if isinstance(gradients, Mapping) else dict(zip(names, gradients, strict=False))
         if missing := [name for name in names if name not in given]:
             raise AuditError(f"run left no gradient of {missing[0]}: return one for each parameter that is trained")
-        single &= all(given[name].dtype in (torch.float32, torch.float64) for name in names)
+        precision = max(precision, *(torch.finfo(given[name].dtype).eps for name in names))
         rows.append(np.concatenate([given[name].detach().cpu().double().numpy().ravel() for name in names]) * divisor)
     if len(rows) < steps:
         raise AuditError(f"run must return the gradients of {steps:,} steps, got {len(rows):,}")
     sums = np.stack(rows[-steps:])
     if not np.isfinite(sums).all():
         raise AuditError("run left gradients that are not finite: every private step releases finite numbers")
-    return Released(sums, single)
+    return Released(sums, precision)
 
 
 def rows_of(data: Any, index: slice | Tensor) -> Any:

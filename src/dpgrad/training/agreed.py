@@ -5,17 +5,18 @@ noise and charge do not depend on it.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from dpgrad.accounting.events import Event, to_json
-from dpgrad.distributed.ranks import Phase, Ranks
+from dpgrad.distributed.ranks import Phase, Ranks, weights_sum
 from dpgrad.distributed.share import Share
 from dpgrad.errors import OptionError, RanksError
 from dpgrad.grads.fsdp import is_sharded
@@ -27,12 +28,13 @@ from dpgrad.runs import replay
 from dpgrad.training import source
 
 __all__ = [
-    "data_word", "mechanism_word", "model_word", "opened", "refuse_features", "refuse_with_shards", "same_lots",
-    "same_model", "settings",
-    "share_of",
+    "data_word", "mechanism_word", "model_word", "opened", "refuse_features", "refuse_with_shards", "rows_word",
+    "same_lots", "same_model", "settings", "share_of", "weights_at",
 ]  # fmt: skip
 
 _COMPARED = 16  # rows of data whose contents cannot all be compared
+_OFTEN = 16  # weights are compared at so many steps, and at every such step later: it waits for a CUDA device
+_AT_ONCE = 4096  # rows
 
 
 def refuse_features(ranks: Ranks, features: Mapping[str, object]) -> None:
@@ -123,6 +125,17 @@ def same_lots(ranks: Ranks, mechanism: Mechanism, rows: int, key: Key, start: in
     ranks.refuse_different({"batches": replay.data_digest(key, drawn)})
 
 
+def weights_at(ranks: Ranks, model: nn.Module, taken: int) -> int:
+    """What stands for the weights in a meeting after ``taken`` steps; 0 where they are not compared.
+
+    A row more or less moves the bound between two ranks' parts of a step by up to a row at each. Rows that another
+    rank works on then must have the same gradients there, or more than one row's contribution changes.
+    """
+    if ranks.alone or (taken >= _OFTEN and taken % _OFTEN):
+        return 0
+    return weights_sum(trainable(model).values())
+
+
 def data_word(data: Any, key: Key, rows: int) -> str:
     """A digest of the data under a key; of data that cannot be compared, of a few rows at secret places."""
     digest = replay.data_digest(key, source.comparable(data))
@@ -136,13 +149,36 @@ def data_word(data: Any, key: Key, rows: int) -> str:
     return replay.data_digest(key, taken)
 
 
+def rows_word(data: Any, key: Key, rows: int) -> str:
+    """A digest of rows under a key, the same in whatever order they are; of what cannot be compared, `data_word`."""
+    held = source.comparable(data)
+    leaves = pytree.tree_leaves(held.tensors if type(held) is TensorDataset else held)
+    plain = all(type(leaf) in (Tensor, np.ndarray, np.memmap) and leaf.dtype != object for leaf in leaves)
+    if not leaves or not plain or any(not leaf.ndim or len(leaf) != rows for leaf in leaves):
+        return data_word(data, key, rows)
+    total, own = 0, key.derive("rows of ranks in any order")
+    for start in range(0, rows, _AT_ONCE):
+        few = [_row_bytes(leaf[start : start + _AT_ONCE]) for leaf in leaves]
+        for row in np.concatenate(few, 1):
+            total += int.from_bytes(hashlib.blake2b(row.tobytes(), key=own, digest_size=16).digest(), "little")
+    return str([total % (1 << 128), *((str(leaf.dtype), tuple(leaf.shape[1:])) for leaf in leaves)])
+
+
+def _row_bytes(values: "Tensor | np.ndarray[Any, Any]") -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """The bytes of each row, (rows, bytes)."""
+    shape = len(values), math.prod(values.shape[1:])
+    if isinstance(values, Tensor):
+        return values.detach().cpu().contiguous().reshape(shape).view(torch.uint8).numpy()
+    return np.ascontiguousarray(values).reshape(shape).view(np.uint8)
+
+
 def share_of(
     ranks: Ranks, rows: int, parts: bool, word: Callable[[], str], phase: Phase = Phase.COMPARED
 ) -> tuple[Share, int]:
     """The share of this rank, and how many rows all ranks have, after their data were compared.
 
     Guarantee: where every rank holds all rows they are the same rows. Where each holds a part, two ranks with the same
-    rows are refused: each row would count twice.
+    rows, in whatever order, are refused: each row would count twice.
     """
     if ranks.alone:
         return Share(), rows

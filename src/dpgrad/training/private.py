@@ -313,7 +313,8 @@ class PrivateGradient:
                 self._compare_again(data, rows, step)
         if self._charge is not None and self.ranks.first:
             self._charge(step)
-        self.ranks.meet(Phase.CHARGED, step)  # no rank computes before the charge is on the disk of rank 0
+        # No rank computes before the charge is on the disk of rank 0.
+        self.ranks.meet(Phase.CHARGED, step, weights=agreed.weights_at(self.ranks, self.model, step - self._start))
         price = self.mechanism.step_event(step, self._start)
         if price != NOTHING:
             self._charged.append(price)  # type: ignore[arg-type]

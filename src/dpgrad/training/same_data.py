@@ -81,7 +81,7 @@ class SameData:
         work, held = self._work, source.rows(data)
         if self._data is None or self._rows is None:
             remembered = source.Remembered.of(data, work.key)
-            word = partial(agreed.data_word, data, work.key, held)
+            word = partial(agreed.rows_word if self._parts else agreed.data_word, data, work.key, held)
             work.share, self._rows = agreed.share_of(work.ranks, held, self._parts, word)
             agreed.same_lots(work.ranks, work.mechanism, self._rows, work.key, work.start)
             self._data, self.held = remembered, held
