@@ -1,5 +1,6 @@
 """Attacks on selections: trials that are not the ones priced, scores that one row moves too far, and wasted budgets."""
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dpgrad.accounting.trials import NegativeBinomial
 from dpgrad.errors import AccountingError, DataError, DpgradError, OptionError, RunError
 from dpgrad.mechanism.keys import Key
 from dpgrad.training.losses import loss_named
-from dpgrad.tuning import Configuration, PrivateScore, PublicScore, select, selecting
+from dpgrad.tuning import Configuration, PrivateScore, PublicScore, plan, select, selecting
 
 GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(90, 3, generator=GENERATOR)
@@ -60,6 +61,9 @@ def test_nobody_is_protected_and_public() -> None:
         chosen(privacy=Privacy(units=UNITS))
     with pytest.raises(DataError, match="belong to a person who also has training rows"):
         chosen(score=PublicScore(ROWS, units=[29] * 20), privacy=Privacy(units=UNITS))
+    for asked in (chosen, partial(plan, ["auto"], rows=30, epsilon=4.0, delta=1e-3)):
+        with pytest.raises(OptionError, match="a private score counts rows, and one person may have many"):
+            asked(score=PrivateScore(), privacy=Privacy(units=UNITS))
     with pytest.raises(OptionError, match="it has none"):
         PublicScore(function=float, units=[1])
 

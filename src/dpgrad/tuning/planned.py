@@ -16,7 +16,7 @@ from dpgrad.training.options import ORDINARY, Budget, Privacy
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.tuning.prices import price, table
-from dpgrad.tuning.scores import Score
+from dpgrad.tuning.scores import PrivateScore, Score
 
 __all__ = ["Configuration", "SelectionPlan", "plan"]
 
@@ -164,6 +164,10 @@ def plan(
     """
     privacy = Privacy() if privacy is None else privacy
     given = tuple(map(Configuration.of, configurations))
+    if isinstance(score, PrivateScore) and privacy.units is not None:
+        raise OptionError(
+            f"a private score counts rows, and one {privacy.unit} may have many: give a public score or no units"
+        )
     _refuse(given, privacy, epsilon, delta)
     law = _law(trials, mean, len(given))
     own = dataclasses.replace(privacy, accountant=ACCOUNTANT)

@@ -171,11 +171,6 @@ class _Task:
                 "score must be PublicScore(rows) on rows that are not protected, or PrivateScore(), got "
                 f"{_validate.shown(given)}"
             )
-        if isinstance(score, PrivateScore) and privacy.units is not None:
-            raise OptionError(
-                f"a private score counts rows, and one {privacy.unit} may have many: give a public score, or leave out "
-                "units"
-            )
         own: object = model
         if not isinstance(own, nn.Module):
             raise OptionError(f"model must be a torch.nn.Module, got {_validate.shown(own)}")
