@@ -73,11 +73,11 @@ browser:
 test: install browser
 	$(MAKE) check
 	$(MAKE) coverage-gate
-	$(MAKE) pytest
+	$(MAKE) pytest ARGS="$$($(BIN)/python tests/covered.py ignored)"
 	$(MAKE) wheel-test
 
 pytest: install browser
-	$(PYTEST)
+	$(PYTEST) $(ARGS)
 
 test-fast: install browser
 	$(PYTEST) -m "not slow"
@@ -148,7 +148,7 @@ api-names: install
 # The whole of src by the whole of the tests is dear: the tracer of Python 3.11 doubles their time. `make test` measures
 # the rooms that carry the guarantee by their own tests. Both fail below the figures in pyproject.toml.
 coverage-gate: install
-	$(ONE_THREAD) $(BIN)/python tests/covered.py critical
+	PYTHONDONTWRITEBYTECODE= $(ONE_THREAD) $(BIN)/python tests/covered.py critical -n $(WORKERS) --dist worksteal
 
 coverage: install browser
 	$(ONE_THREAD) $(BIN)/python tests/covered.py whole -n $(WORKERS) --dist worksteal

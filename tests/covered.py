@@ -1,6 +1,7 @@
-"""Branch coverage of src, and whether it fell: ``python tests/covered.py critical|whole [arguments of pytest]``.
+"""Branch coverage of src, and whether it fell: ``python tests/covered.py critical|whole|ignored [arguments of pytest]``.
 
-*critical* runs the tests of the files that carry the guarantee and measures those files; ``make test`` does that.
+*critical* runs the tests of the files that carry the guarantee and measures those files. ``make test`` does that, and
+then runs all other tests: *ignored* prints the arguments of pytest that leave out what *critical* runs.
 *whole* runs every test and measures everything, in about twice the time of the tests alone: the tracer of Python 3.11
 is slow. The exit status is 1 below the figure of ``[tool.covered]`` in pyproject.toml: what was measured, rounded down.
 Kernels of a CUDA device are left out: they do not run without one.
@@ -56,12 +57,15 @@ def measured(files: list[str], tests: list[str], arguments: list[str]) -> float:
 def main() -> int:
     kind, *arguments = sys.argv[1:] or ["critical"]
     figures = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["covered"]
-    if kind not in ("critical", "whole"):
-        print(f"error: the measure must be critical or whole, got {kind!r}", file=sys.stderr)
+    tests = sorted({f"tests/{test}" for of_file in CRITICAL.values() for test in of_file})
+    if kind not in ("critical", "whole", "ignored"):
+        print(f"error: the measure must be critical, whole or ignored, got {kind!r}", file=sys.stderr)
         return 2
+    if kind == "ignored":
+        print(*(f"--ignore={test}" for test in tests))
+        return 0
     if kind == "critical":
-        tests = sorted({f"tests/{test}" for of_file in CRITICAL.values() for test in of_file})
-        found = measured([*CRITICAL], tests, ["-m", "not slow", "-p", "no:cacheprovider", *arguments])
+        found = measured([*CRITICAL], tests, ["-p", "no:cacheprovider", *arguments])
     else:
         found = measured([], ["tests"], arguments)
     if (least := figures.get(kind)) is None:
