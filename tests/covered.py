@@ -1,4 +1,4 @@
-"""Branch coverage of src, and whether it fell: ``python tests/covered.py critical|whole|ignored [arguments of pytest]``.
+"""Branch coverage of src, and whether it fell: ``python tests/covered.py critical|whole|ignored [pytest arguments]``.
 
 *critical* runs the tests of the files that carry the guarantee and measures those files. ``make test`` does that, and
 then runs all other tests: *ignored* prints the arguments of pytest that leave out what *critical* runs.
