@@ -22,6 +22,7 @@ from dpgrad.accounting.events import (
     Exponential,
     FixedSize,
     Gaussian,
+    Inexact,
     Laplace,
     Leaf,
     Pinned,
@@ -58,6 +59,7 @@ def near(kind: str, relation: Relation, nudge: float = 0.0) -> Leaf:
         "RandomizedResponse": lambda: RandomizedResponse(0.9 * (1 + nudge), 3),
         "Exponential": lambda: Exponential(0.1 * (1 + nudge), relation),
         "TruncatedPoisson": lambda: TruncatedPoisson(0.3, 100, 80, noise),
+        "Inexact": lambda: Inexact(noise, 1e-12),
     }
     return made[kind]()
 
@@ -108,8 +110,8 @@ def assert_counted(accountant: Accountant) -> None:
             assert repeated > 1.5 * once > 0, f"{kind}: the count is ignored"
             nested = Repeat(Compose((Repeat(one, TIMES // 2), NEVER)), 2)
             assert priced(accountant, nested, relation) == pytest.approx(repeated, rel=1e-12), f"{kind}: nested"
-            if kind == "Selection":
-                continue  # what it chooses from is counted by fold as well, and would be doubled inside it
+            if kind in ("Selection", "Inexact"):
+                continue  # what they hold is counted by fold as well, and would be doubled inside them
             twice = priced(accountant, Repeat(one, 2), relation)
             with counting_double():
                 assert priced(accountant, one, relation) == pytest.approx(twice, rel=1e-12), f"{kind}: not by fold"

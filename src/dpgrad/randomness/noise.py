@@ -102,8 +102,8 @@ def gaussian_parts(
     found, wanted = [], []
     for name, start, stop in parts:
         found.append(torch.empty(stop - start, dtype=_drawn_type(likes[name]), device="cpu"))
-        names = ("noise", name, str(step))
-        wanted.append(normal.Wanted(found[-1].numpy(), float(stds[name]), names, start, likes[name].numel()))
+        whole = likes[name].numel()
+        wanted.append(normal.Wanted(found[-1].numpy(), float(stds[name]), _stream(name, step), start, whole))
     normal.fill(Key.of(key), wanted, threads=torch.get_num_threads())
     return found
 
@@ -143,6 +143,11 @@ def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> N
             known.add((std, dtype))
 
 
+def _stream(name: str, step: int) -> tuple[str, ...]:
+    """What the noise of a parameter at a step is derived from, beside the key."""
+    return ("noise", name, str(step))
+
+
 def _drawn_type(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
@@ -161,7 +166,7 @@ def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step
         for name, size, part in zip(names, sizes, parts, strict=True):
             drawn[name] = part.view(likes[name].shape)
             few = values[start : start + size]
-            wanted.append(normal.Wanted(few, float(stds[name]), ("noise", name, str(step))))
+            wanted.append(normal.Wanted(few, float(stds[name]), _stream(name, step)))
             start += size
     normal.fill(key, wanted, threads=torch.get_num_threads())
     return {name: drawn[name] for name in likes}
