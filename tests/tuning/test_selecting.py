@@ -53,7 +53,7 @@ def planned_once() -> Any:
     known: dict[str, Any] = {}
 
     def once(*given: Any, **options: Any) -> Any:
-        name = repr((given, options))
+        name = repr((given, options, options["privacy"].units))  # which the repr of Privacy leaves out
         if name not in known:
             known[name] = PLAN(*given, **options)
         return known[name]
