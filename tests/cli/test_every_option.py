@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dpgrad import cli
+from dpgrad import audit, cli
 from dpgrad.cli import completion
 from dpgrad.convex import curvature
 from dpgrad.data import digits
@@ -75,6 +75,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "expected_seconds", lambda *_, **__: 0.0)
     monkeypatch.setattr(Chart, "svg", lambda _: "<svg/>")
     monkeypatch.setattr(curvature, "_NEWTON_STEPS", 2)
+    monkeypatch.setattr(audit, "step", lambda *job, step=audit.step, **how: step(*job, **how | {"checks": ["ledger"]}))
     for module, name, remembering in _REMEMBERING:
         monkeypatch.setattr(module, name, remembering)
 
