@@ -50,7 +50,19 @@ from dpgrad.accounting.inexact import MOST_EPSILON, parted
 from dpgrad.accounting.pairs import Array, Kind
 from dpgrad.errors import AccountingError, DpgradError
 
-__all__ = ["CHANCES", "FALSE_POSITIVES", "ORDERS", "Tradeoff", "deltas", "figures", "mu", "renyi", "tradeoff", "zcdp"]
+__all__ = [
+    "CHANCES",
+    "FALSE_POSITIVES",
+    "ORDERS",
+    "Tradeoff",
+    "deltas",
+    "figures",
+    "least_errors",
+    "mu",
+    "renyi",
+    "tradeoff",
+    "zcdp",
+]
 
 FALSE_POSITIVES = (0.001, 0.01, 0.05, 0.1)
 CHANCES = (0.05, 0.01, 0.001)  # with which a belief may be larger
@@ -102,12 +114,8 @@ class Tradeoff:
 
     def curve(self, false_positives: Sequence[float] | Array) -> Array:
         """`false_negatives` at many rates."""
-        a = np.asarray(false_positives, float)[:, None]  # (rates, 1)
-        epsilon, rest = np.array(self.epsilons), 1 - np.array(self.deltas)
-        with np.errstate(over="ignore", invalid="ignore"):  # e^ε may be infinite: it says nothing of a rate above 0
-            steep = rest - np.where(a > 0, np.exp(epsilon) * a, 0.0)
-        flat = np.exp(-epsilon) * (rest - a)
-        return np.asarray(np.clip(np.maximum(steep, flat).max(axis=1) - _ROUNDING, 0.0, 1.0))
+        least = least_errors(np.array(self.epsilons), np.array(self.deltas), np.asarray(false_positives, float))
+        return np.clip(least - _ROUNDING, 0.0, 1.0)
 
     def power(self, false_positives: float) -> float:
         """The largest true-positive rate of any test with at most this false-positive rate.
@@ -155,6 +163,19 @@ class Tradeoff:
         """(false-positive rate, least false-negative rate) along the curve, closer together where it is steep."""
         rates = np.sin(np.linspace(0, np.pi / 2, count)) ** 4
         return [(float(a), float(b)) for a, b in zip(rates, self.curve(rates), strict=True)]
+
+
+def least_errors(epsilons: Array, deltas: Array, false_positives: Array) -> Array:
+    """f(a), up to rounding: the least rate of false negatives at each rate a of false positives, from δ(ε) at some ε.
+
+    >>> least_errors(np.array([1.0]), np.array([0.0]), np.array([0.0, 0.1, 1.0])).round(4).tolist()
+    [1.0, 0.7282, 0.0]
+    """
+    a, rest = false_positives[:, None], 1 - deltas  # (rates, 1), (ε,)
+    with np.errstate(over="ignore", invalid="ignore"):  # e^ε may be infinite: it says nothing of a rate above 0
+        steep = rest - np.where(a > 0, np.exp(epsilons) * a, 0.0)
+    flat = np.exp(-epsilons) * (rest - a)
+    return np.asarray(np.maximum(0.0, np.maximum(steep, flat).max(axis=1)))
 
 
 def deltas(

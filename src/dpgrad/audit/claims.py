@@ -1,8 +1,8 @@
 """A claim as a curve: how many false negatives every test must make at each rate of false positives.
 
 H₀: for all events S and all ε, in both orders of the two worlds, P(S) ≤ e^ε·Q(S) + δ(ε). Then every test has
-FNR ≥ f(FPR) with f(a) = max_ε max(0, 1 − δ(ε) − e^ε·a, e^−ε·(1 − δ(ε) − a)) (Wasserman and Zhou 2010; Dong, Roth and
-Su 2022). A finite grid of ε only lowers f, which makes a test conservative.
+FNR ≥ f(FPR) with the f of `dpgrad.accounting.curves` (Wasserman and Zhou 2010; Dong, Roth and Su 2022). A finite grid
+of ε only lowers f, which makes a test conservative.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 
 from dpgrad import _validate
 from dpgrad.accounting import account
+from dpgrad.accounting.curves import least_errors
 from dpgrad.accounting.events import (
     Compose,
     Event,
@@ -91,12 +92,7 @@ class Curve:
 
     def f(self, false_positives: Array) -> Array:
         """The least rate of false negatives at each rate of false positives."""
-        a = np.asarray(false_positives, float)[:, None]
-        with np.errstate(over="ignore", invalid="ignore"):
-            one = 1 - self.deltas - np.where(a > 0, np.exp(self.epsilons) * a, 0.0)
-        two = np.exp(-self.epsilons) * (1 - self.deltas - a)
-        found: Array = np.maximum(0.0, np.maximum(one, two).max(1))
-        return found
+        return least_errors(self.epsilons, self.deltas, np.asarray(false_positives, float))
 
 
 @dataclass(frozen=True)
