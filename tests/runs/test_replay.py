@@ -2,12 +2,16 @@
 
 import functools
 import importlib
+import os
 import random
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -372,7 +376,24 @@ NEVER: dict[str, Any] = {
     "array of objects": lambda: np.array([1, "a"], dtype=object),
     "sparse": lambda: torch.eye(2).to_sparse(),
     "enclosed": lambda: closure(Unreadable()),
+    "random numbers of Python": lambda: lambda x: x * random.random(),
+    "random numbers of numpy": lambda: lambda x: x * np.random.rand(),
+    "a function of them": lambda: np.random.rand,
+    "random numbers that are enclosed": lambda: (lambda drawn: lambda x: drawn.rand() * x)(np.random),
+    "random numbers imported late": lambda: drawn_late,
+    "random numbers of the system": lambda: lambda x: os.urandom(1)[0] * x,
+    "a function of the system": lambda: os.urandom,
+    "a clock": lambda: lambda x: x * time.perf_counter(),
+    "a function of it": lambda: (time.time,),
+    "a date": lambda: lambda x: x * datetime.now().microsecond,
+    "an identifier": lambda: (uuid4,),
 }
+
+
+def drawn_late(x: float) -> float:
+    import random as drawn
+
+    return x * drawn.random()
 
 
 @pytest.mark.parametrize("name", NEVER)

@@ -26,6 +26,7 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import Compose, Gaussian, leaves
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import CannotCaptureError
+from dpgrad.grads import ENGINES
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
@@ -390,6 +391,13 @@ def killed_at(step: int) -> Callable[[Progress], None]:
     return progress
 
 
+class Begun:
+    """Calls a function before the first step of a process."""
+
+    def __init__(self, at_start: Callable[[Progress], None]) -> None:
+        self.at_start = at_start
+
+
 class Turned(torch.autograd.Function):
     """y = x, with the gradient turned around: it can be neither followed nor lifted."""
 
@@ -709,6 +717,62 @@ class TestFolders:
         on_cpu(monkeypatch)
         with pytest.raises(ValueError, match=r"taken as single kernels, .* graphs of .* give capture=True"):
             fitted(folder=tmp_path / "third", resume=True)
+
+    def test_a_step_without_memory_is_replayed_as_it_was_or_under_a_new_key(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Other pieces round differently: the same noise on both sums would reveal their difference."""
+        engine, full = ENGINES["vmap"], [False]
+
+        def small(model: nn.Module, loss: Any, batch: Any, weights: Tensor, rows: int = 1) -> Any:
+            if full[0] and len(weights) > 5:
+                raise MemoryError
+            return engine(model, loss, batch, weights, rows)
+
+        monkeypatch.setitem(ENGINES, "vmap", small)
+        options: dict[str, Any] = {"steps": 40, "engine": "vmap"}
+        wanted = weights(fitted(**options).model)
+        for where in ("run", "other"):
+            full[0] = False
+            with pytest.raises(MemoryError, match="could not be replayed: give microbatch"):
+                fitted(
+                    folder=tmp_path / where, checkpoint_every=3, **options,
+                    progress=lambda seen: full.__setitem__(0, seen.step >= 8),
+                )  # fmt: skip
+        done = fitted(folder=tmp_path / "other", resume=True, microbatch=5, **options)
+        assert done.stopped == "budget"  # paid for a new key
+        full[0] = False
+        assert torch.equal(weights(fitted(folder=tmp_path / "run", resume=True, **options).model), wanted)
+
+    def test_no_step_is_replayed_from_weights_that_a_callback_changed(self, tmp_path: Path) -> None:
+        """The same noise on the gradients of other weights would reveal the difference of both."""
+        model, at = network(), tmp_path / "run"
+
+        def moved(seen: Progress) -> None:
+            if seen.step == 7:
+                with torch.no_grad():
+                    next(model.parameters()).add_(1)
+            if seen.step == 9:
+                raise SystemExit  # the process ends where nothing is stored
+
+        with pytest.raises(SystemExit):
+            fitted(model=model, folder=at, progress=moved, checkpoint_every=6)
+        begun: list[Progress] = []
+        fitted(folder=at, resume=True, callbacks=[Begun(begun.append)])
+        assert begun[0].step == 7
+
+    def test_callbacks_leave_the_weights_that_a_run_goes_on_from(self, tmp_path: Path) -> None:
+        self.stopped_at(5, tmp_path / "run")
+        spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        model = network()
+
+        def reset(seen: Progress) -> None:
+            nn.init.zeros_(next(model.parameters()))
+
+        begun = Begun(reset)
+        with pytest.raises(ValueError, match="at_start of a callback changed the weights of a run that is resumed"):
+            fitted(model=model, folder=tmp_path / "run", resume=True, callbacks=[begun])
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
 
     def test_a_run_within_a_limit_of_memory_keeps_to_its_pieces_after_a_crash(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

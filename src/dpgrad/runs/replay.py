@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -252,8 +252,8 @@ def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
     Functions are followed into what they name; what comes with Python, torch, numpy and dpgrad stands by its name,
     since `code_version` covers it. The values of all tensors count, apart from those that the state dict of ``trained``
     holds, since a checkpoint has them; of these only types, shapes and whether they are trained. Where anything is met
-    that cannot be compared, such as a generator, a graph module or an attribute of a module found only while running,
-    the digest is a word never given twice.
+    that cannot be compared, such as a generator, a clock, random numbers of Python or numpy, a graph module or an
+    attribute of a module found only while running, the digest is a word never given twice.
 
     >>> behaviour(lambda x: x + 1) == behaviour(lambda x: x + 2)
     False
@@ -267,6 +267,8 @@ def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
 
 
 _KNOWN = {"builtins", "torch", "numpy", "dpgrad", *sys.stdlib_module_names}
+_CHANGING = {"random", "_random", "numpy.random", "numpy.random.mtrand", "secrets", "time", "datetime", "uuid"}
+_CHANGING_NAMES = {"numpy": ("random",), "os": ("urandom", "getrandom"), "posix": ("urandom", "getrandom")}
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis)}
 _ARRAYS = {Tensor, nn.Parameter, np.ndarray, np.memmap}
 _SHOWN = (
@@ -339,6 +341,7 @@ class _Told:
                 self._all(subject.__qualname__, subject.__self__)
             case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
                 self._word(subject.__qualname__)
+                self._refuse_changing(str(getattr(subject, "__module__", "")), {subject.__name__})
             case types.GetSetDescriptorType() | types.MemberDescriptorType():
                 self._word(subject.__qualname__)
             case type():
@@ -373,6 +376,7 @@ class _Told:
     def _add_module(self, module: types.ModuleType, names: frozenset[str] | None) -> None:
         """A module may hold anything: its file is compared, and the values of ``names``, those that code may use."""
         self._word(module.__name__)
+        self._refuse_changing(module.__name__, names)
         if module.__name__.partition(".")[0] in _KNOWN:
             return
         path = getattr(module, "__file__", None)
@@ -382,6 +386,11 @@ class _Told:
             self._modules.add((module.__name__, names))
             self.digest.update(Path(path).read_bytes())
             self._add_names({name: vars(module)[name] for name in names & set(vars(module))}, names)
+
+    def _refuse_changing(self, module: str, names: Set[str] | None) -> None:
+        """Clocks and random numbers never repeat; torch's own do, since a step draws them from the key."""
+        if module in _CHANGING or any(names is None or name in names for name in _CHANGING_NAMES.get(module, ())):
+            self.comparable = False
 
     def _add_names(self, found: Mapping[str, Any], names: frozenset[str]) -> None:
         """What names stand for; of a module among them what ``names`` may take from it."""
@@ -403,10 +412,15 @@ class _Told:
             else:
                 self._add_names({name: found}, names)
         # by its globals: the module it says it is of may be that of a function it wraps
-        if str(function.__globals__.get("__name__", "")).partition(".")[0] in _KNOWN:
+        home = str(function.__globals__.get("__name__", ""))
+        if home.partition(".")[0] in _KNOWN:
+            self._refuse_changing(home, {function.__name__})
             return
         self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
-        imported = {name for name in _imported(function.__code__) if name.partition(".")[0] not in _KNOWN}
+        every = _imported(function.__code__)
+        for name in every:
+            self._refuse_changing(name, names)
+        imported = {name for name in every if name.partition(".")[0] not in _KNOWN}
         if not imported <= set(sys.modules):  # relative, or not imported yet
             self.comparable = False
         self._add_names({name: sys.modules[name] for name in imported & set(sys.modules)}, names)
@@ -414,6 +428,7 @@ class _Told:
     def _add_class(self, kind: type) -> None:
         for ancestor in kind.__mro__:
             self._word(f"{ancestor.__module__}.{ancestor.__qualname__}")
+            self._refuse_changing(ancestor.__module__, {ancestor.__name__})
             if not _is_known(ancestor):
                 own = {name: value for name, value in vars(ancestor).items() if name not in _UNTOLD}
                 self.add(own)

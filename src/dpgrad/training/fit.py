@@ -233,7 +233,7 @@ def _trained(
         session = _session(task, plan, run, folder, seed)
         last = plan.steps if run is None else run.last
         if resumed:
-            task.callbacks.at_start(session.seen())
+            session.start(task.callbacks.at_start)
         name = secrets.token_hex(8) if run is None else run.identifier
         ranks.from_first(partial(_reserve, ledger, plan, run, last, name))
         with interruptible() as interruption:

@@ -366,10 +366,10 @@ class PrivateGradient:
         if isinstance(runner, Taped):
             runner.step(data, rows, step)
         elif unless_out_of_memory(taken) is None:
-            if self.work.replayed and not self.ranks.alone:
+            if self.work.replayed:
                 raise MemoryError(
-                    "this step did not fit in memory on this rank, and could not be replayed in smaller "
-                    "pieces: give microbatch"
+                    "this step did not fit in memory in pieces of fixed sizes, and other pieces round differently, so "
+                    "that it could not be replayed: give microbatch"
                 )
             # Nothing of the step was shown: it is computed anew, in as small pieces as memory asks for.
             self._stop()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpgrad.distributed.followed import Follower, options_of_all
 from dpgrad.distributed.ranks import Phase, weights_digest
 from dpgrad.distributed.shards import whole
-from dpgrad.errors import ResumeError
+from dpgrad.errors import ResumeError, RunError
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism.keys import Key
 from dpgrad.runs import replay
@@ -43,6 +43,7 @@ class Session:
     averaging: Ema | Tail | None = None
     average: Averaged | None = field(init=False, default=None)
     _forms: str = field(init=False, default="")
+    _known: list[int] = field(init=False, default_factory=list)  # versions of the weights before callbacks saw them
     recorder: Recorder | None = None
     weights: Weights | None = None
     unseen: bool = False  # whether the last step could not be shown to every callback
@@ -75,15 +76,31 @@ class Session:
     def show(self, step: int) -> bool:
         """Evaluate and call the callbacks after ``step`` steps; whether one of them wants the run stopped."""
         rate = self.plan.learning_rate_at(step - 1) if step else None
+        self._known = self._versions()
         with self.kept():
             enough = self.watch.after(step, _set_rate(self.optimizer, rate))
         self.unseen = False
         ranks = self.private.ranks
         if ranks.alone:
+            if self.run is not None and self._versions() != self._known:
+                self.save(self.run)  # steps are never replayed across what a callback did to the weights
             return enough
         if self.watched:
             ranks.meet(Phase.SHOWN, step, stop=enough)
         return ranks.stopping
+
+    def _versions(self) -> list[int]:
+        return [parameter._version for parameter in self.private.model.parameters()]
+
+    def start(self, at_start: Callable[[Progress], None]) -> None:
+        """Call ``at_start`` of a resumed run; refuse it where it changes the weights that steps are replayed from."""
+        before = weights_digest(self.private.model)
+        at_start(self.seen())
+        if weights_digest(self.private.model) != before:
+            raise RunError(
+                "at_start of a callback changed the weights of a run that is resumed: change them only where "
+                "progress.resumed is False"
+            )
 
     def seen(self) -> Progress:
         """Where callbacks have seen the run so far: a resumed run goes on from there."""
@@ -117,7 +134,9 @@ class Session:
         """The metric on held-out rows, of averaged weights where there are any. Ranks that hold shards all call it."""
         model, ranks, step = self.private.model, self.private.ranks, self.private.steps_taken
         with nullcontext() if self.average is None else self.average.applied(), whole(model, ranks, step):
-            return evaluate(model, metric, held_out, collate)
+            found = evaluate(model, metric, held_out, collate)
+        self._known = self._versions()  # averaged weights came and went
+        return found
 
     def save(self, run: Run | Follower) -> None:
         """Store where training is, and what the model, the loss and the rest do by now: they may have changed.
@@ -128,7 +147,7 @@ class Session:
         if not ranks.alone:
             ranks.refuse_different({"weights": weights_digest(self.private.model)}, Phase.SAVED)
             options = options_of_all(ranks.every(options))
-            self._forms = self._found_forms()
+        self._forms = self._found_forms()
         run.save(self.private.steps_taken, self.state() if ranks.first else {}, options)
 
     def _found_forms(self) -> str:
