@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-LIMIT = 400.0  # seconds for all jobs of a module on a busy machine
-AFTER_A_DEATH = 60.0  # seconds that ranks may go on after one was killed, which is what is promised
+LIMIT = 1800.0  # seconds for all jobs of a module on a busy machine
+AFTER_A_DEATH = 300.0  # seconds that ranks may go on after one was killed: far below gloo's 30 minutes, on any machine
 TESTS = Path(__file__).resolve().parent
 
 

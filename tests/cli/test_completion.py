@@ -39,7 +39,7 @@ def offered(script: Path, tmp_path: Path) -> Callable[..., set[str]]:
     def ask(*words: str) -> set[str]:
         done = subprocess.run(
             [bash, "--norc", "--noprofile", "-c", ASK, "ask", str(script), *words],
-            cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=60,
+            cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=600,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         return {*done.stdout.splitlines()} - {""}
@@ -113,7 +113,7 @@ def test_every_shell(capsys: pytest.CaptureFixture[str], shell: str) -> None:
     for name in ("calibrate", "noise-multiplier", "psasc", "mnist", "rdp-classic"):
         assert name in out
     if found := shutil.which(shell):
-        subprocess.run([found, "-n"], input=out, encoding="utf-8", check=True, timeout=60)
+        subprocess.run([found, "-n"], input=out, encoding="utf-8", check=True, timeout=600)
 
 
 @pytest.mark.parametrize("shell", ["", "tcsh", "bsah"])

@@ -246,6 +246,21 @@ class TestConstruction:
         with pytest.raises(ValueError, match="noise at step 120000 must be positive"):
             mechanism.std_at(120_000)
 
+    def test_a_schedule_is_checked_at_its_last_step_and_asked_for_none_after_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dpgrad.mechanism.mechanism._CHECKED_AT_ONCE", 3)
+        asked: set[int] = set()
+
+        def clip(step: int) -> float:
+            asked.add(step)
+            return 1.0 if step < 6 else -1.0
+
+        Mechanism(sampling.FullBatch(), 6, 1.0, clip=clip, relation="zero-out", batch_size=10)
+        assert asked == {0, 1, 2, 5}
+        with pytest.raises(ValueError, match=r"clip"):
+            Mechanism(sampling.FullBatch(), 7, 1.0, clip=clip, relation="zero-out", batch_size=10)
+
     def test_it_is_a_value(self) -> None:
         assert yu(100) == yu(100)
         assert hash(yu(100)) == hash(yu(100))

@@ -411,3 +411,8 @@ def test_from_dict_refuses_anything_else(data: object) -> None:
 def test_a_plain_function_is_not_written() -> None:
     with pytest.raises(ValueError, match="sampling_rate is a plain function and cannot be written as JSON"):
         sampling.to_dict(Poisson(lambda t: 0.1))
+
+
+def test_to_dict_refuses_anything_else() -> None:
+    with pytest.raises(ValueError, match="unknown sampler 0.1: expected one of poisson"):
+        sampling.to_dict(0.1)  # type: ignore[arg-type]

@@ -234,6 +234,9 @@ class TestGrid:
         assert secure.inexact(0) == 0
         assert secure.inexact(10, 10) >= 100 * secure.DISTANCE
         assert secure.inexact(2**50, 2**50) == 1.0
+        for values, steps in ((-1, 1), (1, -1), (0.5, 1)):
+            with pytest.raises(ValueError, match="must be a whole number"):
+                secure.inexact(values, steps)  # type: ignore[arg-type]
 
 
 DRAWN = [-220249842, 100944726, -156607620, -77843938, -132532524]

@@ -268,6 +268,29 @@ def test_pieces_of_fixed_sizes_that_do_not_fit_become_smaller(
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("steps", [4, 40], ids=["single kernels", "pieces of fixed sizes"])
+def test_an_engine_that_goes_wrong_on_the_way_stops_the_run_before_the_step_is_charged(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison before the first step saw nothing of it."""
+    engine, wrong = grads.ENGINES["vmap"], [False]
+
+    def changing(model: nn.Module, loss: Any, batch: Any, weights: Tensor, rows: int = 1) -> Any:
+        if wrong[0]:
+            batch = tuple(leaf.roll(1, 0) for leaf in batch)  # each example has the gradient of another
+        return engine(model, loss, batch, weights, rows)
+
+    monkeypatch.setitem(grads.ENGINES, "vmap", changing)
+    charged: list[int] = []
+    plan = mechanism("full-batch", steps=steps)
+    private = PrivateGradient(network(), loss, plan, engine="vmap", charge=charged.append)
+    private.step(rows())
+    wrong[0] = True
+    with pytest.raises(UnsupportedModelError, match="engine 'vmap' does not get the gradient"):
+        private.step(rows())
+    assert charged == [0]
+
+
 def test_one_example_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     private = PrivateGradient(network(), loss, mechanism("full-batch"))
     private.step(rows())

@@ -69,7 +69,8 @@ def header(path: object, stream: IO[bytes], size: int) -> tuple[tuple[int, ...],
     read = written.read_array_header_1_0 if version == (1, 0) else written.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     if dtype.kind not in "fiubUS":
-        raise DataError(f"{path} must hold numbers, got objects or records, which are never unpickled")
+        got = "objects or records, which are never unpickled" if dtype.hasobject or dtype.names else str(dtype)
+        raise DataError(f"{path} must hold real numbers or texts, got {got}")
     if not shape or min(shape) < 0:
         raise DataError(f"{path} must hold an array with one entry a row, got one of shape {shape}")
     declared, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
