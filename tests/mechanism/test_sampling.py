@@ -414,5 +414,5 @@ def test_a_plain_function_is_not_written() -> None:
 
 
 def test_to_dict_refuses_anything_else() -> None:
-    with pytest.raises(ValueError, match="unknown sampler 0.1: expected one of poisson"):
+    with pytest.raises(ValueError, match=r"unknown sampler 0\.1: expected one of poisson"):
         sampling.to_dict(0.1)  # type: ignore[arg-type]

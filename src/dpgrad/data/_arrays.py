@@ -70,7 +70,7 @@ def header(path: object, stream: IO[bytes], size: int) -> tuple[tuple[int, ...],
     shape, fortran, dtype = read(stream)
     if dtype.kind not in "fiubUS":
         got = "objects or records, which are never unpickled" if dtype.hasobject or dtype.names else str(dtype)
-        raise DataError(f"{path} must hold real numbers or texts, got {got}")
+        raise DataError(f"{path} must hold numbers, got {got}")
     if not shape or min(shape) < 0:
         raise DataError(f"{path} must hold an array with one entry a row, got one of shape {shape}")
     declared, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
