@@ -88,11 +88,12 @@ LOOPS: dict[str, dict[str, Any]] = {
     "inner momentum": {"mechanism": plan(), "inner_momentum": InnerMomentum(0.5, 2), "capture": False},
     "full batch": {"mechanism": Mechanism(sampling.FullBatch(), 6, 5.0, batch_size=400.0), "taken": 6},
     "adaptive clip": {"mechanism": plan(adaptive_clip=AdaptiveClip(), groups=GROUPS)},
+    "secure noise": {"mechanism": plan(adaptive_clip=AdaptiveClip(), groups=GROUPS, secure_values=10**4)},
     "mostly empty": {"mechanism": plan(rate=0.002, steps=40), "taken": 40},
 }
 
 
-OF_THREE = ("pieces", "part", "adaptive clip", "mostly empty")  # loops that three ranks take too
+OF_THREE = ("pieces", "part", "adaptive clip", "secure noise", "mostly empty")  # loops that three ranks take too
 
 
 def loops(rank: int, ranks: int, folder: Path) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from scipy import stats
 from torch import nn
 
 from dpgrad.accounting import account, exact
-from dpgrad.accounting.events import Compose, Gaussian, Poisson, Relation, Repeat
+from dpgrad.accounting.events import Compose, Gaussian, Inexact, Poisson, Relation, Repeat
 from dpgrad.accounting.ledger import Ledger
-from dpgrad.mechanism import sampling
+from dpgrad.mechanism import sampling, secure
+from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import noise
 from dpgrad.training import pca
@@ -325,6 +326,24 @@ class TestPrice:
 def test_refused(rows: Any, directions: int, z: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pca.principal_directions(rows, directions, z)
+
+
+def test_secure_noise_is_whole_numbers_on_the_rounded_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decomposed is (rounded moment + numbers of the stream)·grid, and δ pays for every entry."""
+    seen = []
+    original = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda moment: seen.append(moment) or original(moment))
+    rows = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+    found = pca.principal_directions(rows, 2, 1.5, seed=3, noise="secure")
+    assert found.event == Inexact(Gaussian(1.5), secure.inexact(16))
+    seed = Key.from_seed(3)
+    drawn = secure.draw(Key(seed.derive("pca"), True), 0, 16, "noise", "second moment", "0")
+    unit = secure.grid(1.5, 1.0, 16)
+    total = pca._second_moment(rows, 4)
+    noisy = torch.from_numpy((secure.rounded(total.numpy(), unit) + drawn.reshape(4, 4)) * unit)
+    assert torch.equal(seen[0], (noisy + noisy.T) / 2)
+    with pytest.raises(ValueError, match="noise must be one of ordinary, secure"):
+        pca.principal_directions(rows, 2, 1.5, noise="loud")
 
 
 def test_unknown_relation_is_refused() -> None:

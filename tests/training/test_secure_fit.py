@@ -46,6 +46,12 @@ def test_what_it_costs_and_reports() -> None:
     assert not torch.equal(weights(done), weights(ordinary))
 
 
+def test_noisy_counts_are_paid_for() -> None:
+    done = fitted(method=dpgrad.recipes.dpsgd(clip=2.0, adaptive_clip="0.5"))
+    assert done.event.event.distance == secure.inexact(9)  # type: ignore[union-attr]
+    assert len({bounds[0] for bounds in done.clip_bounds}) == 6
+
+
 def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     fitted(folder=tmp_path / "run", callbacks=lambda seen: seen.step == 3)
     done = fitted(folder=dpgrad.RunFolder(tmp_path / "run", resume=True))

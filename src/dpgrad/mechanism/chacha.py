@@ -21,7 +21,7 @@ Words = NDArray[np.uint64]
 BLOCK = 8  # words of 64 bits in a block
 _BYTES = 8 * BLOCK
 _COUNTERS = 1 << 32  # blocks under one nonce
-_ZEROS = bytes(_BYTES << 14)  # encrypted at a time
+_ZEROS = memoryview(bytes(_BYTES << 14))  # encrypted at a time
 
 
 def refuse_missing() -> None:
@@ -30,8 +30,10 @@ def refuse_missing() -> None:
         raise OptionError("noise secure needs the package cryptography: pip install 'dpgrad[secure]'")
 
 
-def words(key: bytes, block: int, count: int) -> Words:
+def words(key: bytes, block: int, count: int, out: Words | None = None) -> Words:
     """Blocks ``block`` to ``block + count`` of the stream of a 32-byte key, (count, 8) words, little-endian.
+
+    ``out`` is contiguous memory to write them to.
 
     The block number is the 32-bit counter of RFC 8439; beyond 2^32 blocks it goes on in the nonce, which is otherwise
     0. A key must therefore serve one stream only: derive it from the run's key with the stream's own name.
@@ -43,7 +45,8 @@ def words(key: bytes, block: int, count: int) -> Words:
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-    out = np.empty(count * _BYTES, np.uint8)
+    held = np.empty((count, BLOCK), "<u8") if out is None else out
+    flat = held.reshape(-1).view(np.uint8).data
     done = 0
     while done < count:
         nonce, counter = divmod(block + done, _COUNTERS)
@@ -51,6 +54,6 @@ def words(key: bytes, block: int, count: int) -> Words:
         stream = Cipher(ChaCha20(key, counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")), None).encryptor()
         for start in range(done * _BYTES, (done + many) * _BYTES, len(_ZEROS)):
             stop = min(start + len(_ZEROS), (done + many) * _BYTES)
-            stream.update_into(_ZEROS[: stop - start], out.data[start:stop])
+            stream.update_into(_ZEROS[: stop - start], flat[start:stop])
         done += many
-    return out.view("<u8").reshape(count, BLOCK)
+    return held

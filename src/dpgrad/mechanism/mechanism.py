@@ -76,7 +76,8 @@ class Mechanism:
     which is part of the same release: the step keeps its noise multiplier, and the gradients get more noise.
 
     ``secure_values`` is the number of values that are noised at each step where batches and noise come from the secure
-    source (`dpgrad.mechanism.secure`), and 0, the default, where they do not. Its distance is part of the event.
+    source (`dpgrad.mechanism.secure`), and 0, the default, where they do not. With ``adaptive_clip`` each group has one
+    more, its count. The distance of these values is part of the event.
 
     Guarantee: `event` composes, over all steps t, the sampler's event at noise multiplier std_at(t)/clip_at(t), or at
     that of gradients and counts together. Clipping and noise read the same two values. A sampler whose event has no
@@ -136,14 +137,11 @@ class Mechanism:
             raise OptionError(
                 "adaptive_clip moves the clip bound, and so does a schedule: give clip as a number, without hold_noise"
             )
-        if self.secure_values:
-            raise OptionError(
-                "adaptive_clip draws the noise of its counts from the ordinary source: leave out adaptive_clip, or "
-                "secure_values (noise secure)"
-            )
         _ = self.divisor
         self._widening(1 if self._steady else min(self.steps, _CHECKED_AT_ONCE), 0)
         self._widening(1, self.steps - 1)
+        if self.secure_values:
+            secure.grid(self.count_std_at(0), 0.5, 1)  # refuses one that is too coarse
 
     def _check_groups(self) -> None:
         groups = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)

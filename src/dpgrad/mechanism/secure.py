@@ -13,6 +13,7 @@ True
 """
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -25,7 +26,21 @@ from dpgrad.errors import OptionError
 from dpgrad.mechanism import chacha
 from dpgrad.mechanism.keys import Key
 
-__all__ = ["DISTANCE", "LIMIT", "SCALE", "Table", "draw", "grid", "inexact", "numbers", "rounded", "stream", "table"]
+__all__ = [
+    "DISTANCE",
+    "LIMIT",
+    "SCALE",
+    "Table",
+    "Wanted",
+    "draw",
+    "fill",
+    "grid",
+    "inexact",
+    "numbers",
+    "rounded",
+    "stream",
+    "table",
+]
 
 Whole: TypeAlias = NDArray[np.int64]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -40,7 +55,9 @@ _PARTS = 3
 _COLUMNS = 1 << 16  # of the table: a part lies in [-32768, 32767], 32 standard deviations
 _FAIR = 80  # binary digits that choose within a column
 _WORDS = 4  # per value
-_AT_ONCE = 1 << 14  # values whose words are held at a time
+_VALUES = chacha.BLOCK // _WORDS  # in a block of the stream
+_AT_ONCE = 1 << 14  # values that are drawn at a time
+_WORTH = 4  # times as many that are worth a thread
 _MOST_ROUNDING = 1 / 16  # of the noise, that rounding to the grid may cost
 
 
@@ -123,36 +140,177 @@ def stream(key: Key, *names: str) -> bytes:
     return key.derive("secure noise", *names)
 
 
-def draw(key: Key, start: int, count: int, *names: str, threads: int = 1) -> Whole:
-    """Values ``start`` to ``start + count`` of the noise of these names, in units of the grid.
+class Wanted(NamedTuple):
+    """Noise of some names from ``start`` on, and where it goes: ``values``, flat.
 
-    ``threads`` share the work, and do not change the values.
+    Without a ``total`` these get whole numbers, in units of the grid. With one they get (rounded total +
+    noise)·unit/divisor, where the total may be ``values`` itself.
+
+    >>> Wanted(np.empty(3), ("noise", "weight", "0")).unit
+    1.0
+    """
+
+    values: Any
+    names: tuple[str, ...]
+    start: int = 0
+    total: Any = None
+    unit: float = 1.0
+    divisor: float = 1.0
+
+
+def fill(key: Key, wanted: Sequence[Wanted], threads: int = 1) -> None:
+    """Draw noise, and add it to what it belongs to, a few thousand values at a time.
+
+    Threads share the work where there is enough, and do not change the values. They are those of one call (see
+    `dpgrad.mechanism.normal.fill`) and run numpy alone.
 
     Guarantee: values of different keys, names and places come from words of their own.
+
+    >>> out = np.array([1.0, -2.0, 0.5])
+    >>> fill(Key.from_seed(7), [Wanted(out, ("a",), total=out, unit=2.0**-28)])
+    >>> bool((out == [1.0, -2.0, 0.5] + draw(Key.from_seed(7), 0, 3, "a") * 2.0**-28).all())
+    True
     """
+    chunks = _chunks(wanted)
+    _quick()  # made once, before threads ask for it
+    waiting = iter(chunks)  # each thread takes the next
+    slots = max((sum(piece.slots for piece in chunk) for chunk in chunks), default=0)
+
+    def work() -> None:
+        desk = _Desk(slots)
+        for chunk in waiting:
+            desk.fill(key, wanted, chunk)
+
+    threads = min(threads, len(chunks) // _WORTH)
+    if threads < 2:
+        work()
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work) for _ in range(threads)]:
+            done.result()
+
+
+def draw(key: Key, start: int, count: int, *names: str, threads: int = 1) -> Whole:
+    """Values ``start`` to ``start + count`` of the noise of these names, in units of the grid; see `fill`."""
     _validate.whole(start=start, count=count)
-    secret = stream(key, *names)
     out = np.empty(count, np.int64)
-
-    def fill(done: int) -> None:
-        many = min(_AT_ONCE, count - done)
-        block, skipped = divmod((start + done) * _WORDS, chacha.BLOCK)
-        blocks = -(-(skipped + many * _WORDS) // chacha.BLOCK)
-        words = chacha.words(secret, block, blocks).reshape(-1)[skipped : skipped + many * _WORDS]
-        numbers(words.reshape(many, _WORDS), out[done : done + many])
-
-    pieces = range(0, count, _AT_ONCE)
-    table()  # made once, before threads ask for it
-    if min(threads, len(pieces)) < 2:
-        for done in pieces:
-            fill(done)
-    else:
-        with ThreadPoolExecutor(min(threads, len(pieces))) as pool:
-            list(pool.map(fill, pieces))
+    fill(key, [Wanted(out, names, start)], threads)
     return out
 
 
-def numbers(words: chacha.Words, out: Whole | None = None) -> Whole:
+class _Piece(NamedTuple):
+    """Neighbouring values of one of those wanted."""
+
+    place: int  # of the wanted
+    first: int  # of its values
+    length: int
+    block: int  # of its stream
+    skipped: int  # values of that block that come before
+    slots: int  # values in the blocks that hold it
+
+
+def _chunks(wanted: Sequence[Wanted]) -> list[list[_Piece]]:
+    """What is wanted, cut into pieces, and as many of them together as are drawn at a time."""
+    chunks: list[list[_Piece]] = []
+    room = 0
+    for place, each in enumerate(wanted):
+        done, count = 0, len(each.values)
+        while done < count:
+            if room < 2 * _VALUES:  # a piece has at most one value too many at either end
+                chunks.append([])
+                room = _AT_ONCE
+            block, skipped = divmod(each.start + done, _VALUES)
+            many = min(room - skipped, count - done)
+            slots = -(-(skipped + many) // _VALUES) * _VALUES
+            chunks[-1].append(_Piece(place, done, many, block, skipped, slots))
+            room -= slots
+            done += many
+    return chunks
+
+
+class _Desk:
+    """Room for some values while they are drawn: memory that is used again and again stays in the cache."""
+
+    def __init__(self, slots: int) -> None:
+        self._words = np.empty((slots, _WORDS), np.uint64)
+        self._columns = np.empty(_PARTS * slots, np.intp)
+        self._found, self._near = np.empty((2, _PARTS * slots), np.uint32)
+        self._digits = np.empty(_PARTS * slots, np.uint16)
+        self._own = np.empty(_PARTS * slots, np.bool_)
+        self._noise, self._sums = np.empty((2, slots))
+
+    def fill(self, key: Key, wanted: Sequence[Wanted], pieces: Sequence[_Piece]) -> None:
+        """Draw some pieces, whose words lie one after another."""
+        at = 0
+        for piece in pieces:
+            words = self._words[at : at + piece.slots].reshape(-1, chacha.BLOCK)
+            chacha.words(stream(key, *wanted[piece.place].names), piece.block, len(words), out=words)
+            at += piece.slots
+        noise = self.numbers(self._words[:at])
+        at = 0
+        for place, first, length, _, skipped, slots in pieces:
+            values, _, _, total, unit, divisor = wanted[place]
+            here, drawn = values[first : first + length], noise[at + skipped : at + skipped + length]
+            if total is not None:
+                sums = self._sums[:length]
+                sums[:] = total[first : first + length]
+                _round(sums, unit)
+                sums += drawn
+                sums *= unit
+                sums /= divisor
+                drawn = sums
+            np.copyto(here, drawn, casting="unsafe")
+            at += slots
+
+    def numbers(self, words: chacha.Words) -> Array:
+        """The value that each line of four words makes, as a whole number in float64, in memory that is used again.
+
+        The first 16 digits of each part decide nearly always: only where they are those of the threshold are the
+        others compared.
+        """
+        count = len(words)
+        short = words.view("<u2")  # (count, 16)
+        columns, found, near, digits, own = (
+            each[: _PARTS * count] for each in (self._columns, self._found, self._near, self._digits, self._own)
+        )
+        columns.reshape(_PARTS, count)[:] = short[:, :_PARTS].T  # part after part
+        digits.reshape(_PARTS, count)[:] = short[:, 7::4].T
+        _quick().take(columns, out=found, mode="clip")
+        np.right_shift(found, 16, out=near)
+        np.less_equal(digits, near, out=own)
+        np.bitwise_and(found, 0xFFFF, out=found)
+        places = np.flatnonzero(own)
+        kept = columns.take(places)
+        for n in np.flatnonzero(digits.take(places) == near.take(places)):
+            part, line = divmod(int(places[n]), count)
+            if not _below(words[line], part):
+                kept[n] = found[places[n]]
+        found[places] = kept
+        one, two, three = found.reshape(_PARTS, count)
+        noise, lower = self._noise[:count], near[:count]
+        np.left_shift(two, _SHIFT, out=lower)
+        lower += one
+        np.multiply(three, float(1 << 2 * _SHIFT), out=noise)
+        noise += lower
+        noise -= _COLUMNS // 2 * (1 + (1 << _SHIFT) + (1 << 2 * _SHIFT))
+        return noise
+
+
+def _below(words: chacha.Words, part: int) -> bool:
+    """Whether the 80 digits of a part, in the four words of a value, are below the threshold of its column."""
+    high, low, _ = table()
+    column, spare = (int(words[0]) >> shift & 0xFFFF for shift in (16 * part, 16 * _PARTS))
+    return (int(words[part + 1]), spare) < (int(high[column]), int(low[column]))
+
+
+@lru_cache(maxsize=1)
+def _quick() -> NDArray[np.uint32]:
+    """The first 16 digits of each threshold, and the value that the column gives beyond: found by one look."""
+    high, _, other = table()
+    return ((high >> np.uint64(48)).astype(np.uint32) << np.uint32(16)) | other
+
+
+def numbers(words: chacha.Words) -> Whole:
     """The value that each line of four words makes, (count, 4) to (count,).
 
     The first word holds three columns of 16 bits and 16 spare bits, the others the first 64 of 80 digits of each part.
@@ -162,23 +320,7 @@ def numbers(words: chacha.Words, out: Whole | None = None) -> Whole:
     >>> numbers(np.zeros((1, 4), np.uint64)).tolist()
     [-8606744576]
     """
-    high, low, other = table()
-    short = words[:, :1].copy().view("<u2")  # (count, 4)
-    out = np.empty(len(words), np.int64) if out is None else out
-    for part in reversed(range(_PARTS)):
-        column, chosen = short[:, part].astype(np.intp), words[:, part + 1]
-        threshold = high.take(column)
-        others = chosen >= threshold
-        if (tied := chosen == threshold).any():
-            others &= ~(tied & (short[:, 3] < low.take(column)))
-        np.copyto(column, other.take(column), where=others)
-        column -= _COLUMNS // 2
-        if part == _PARTS - 1:
-            out[:] = column
-        else:
-            out <<= _SHIFT
-            out += column
-    return out
+    return _Desk(len(words)).numbers(np.ascontiguousarray(words)).astype(np.int64)
 
 
 def grid(std: float, clip: float, values: int) -> float:
@@ -211,10 +353,19 @@ def rounded(totals: Array, unit: float) -> Array:
     >>> rounded(np.array([0.0, 2.6, -np.inf, np.nan]), 1.0).tolist()
     [0.0, 3.0, -4503599627370496.0, 0.0]
     """
+    found = np.array(totals, np.float64)
+    _round(found, unit)
+    return found
+
+
+def _round(sums: Array, unit: float) -> None:
+    """`rounded`, in place."""
     with np.errstate(over="ignore"):
-        units = np.asarray(totals, np.float64) / unit
-    found = np.nan_to_num(units, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
-    return np.rint(np.clip(found, -LIMIT, LIMIT))
+        sums /= unit
+    if not (sums.max() <= LIMIT and sums.min() >= -LIMIT):  # also where one is not a number
+        np.nan_to_num(sums, copy=False, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+        np.clip(sums, -LIMIT, LIMIT, out=sums)
+    np.rint(sums, out=sums)
 
 
 def inexact(values: int, steps: int = 1) -> float:

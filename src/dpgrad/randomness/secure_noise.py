@@ -8,7 +8,7 @@ The numbers are drawn on the CPU, by the table of `dpgrad.mechanism.secure`, and
 torch.Size([3])
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch import Tensor
 from dpgrad import _validate
 from dpgrad.mechanism import secure
 from dpgrad.mechanism.keys import Key
+from dpgrad.randomness.noise import Part
 
-__all__ = ["added", "drawn", "noisy_means"]
+__all__ = ["added", "drawn", "fill_parts", "noisy_means"]
 
 
 def drawn(key: Key, step: int, name: str, count: int, start: int = 0) -> Tensor:
@@ -31,7 +32,7 @@ def drawn(key: Key, step: int, name: str, count: int, start: int = 0) -> Tensor:
     True
     """
     _validate.whole(most=_validate.MOST_STEPS, step=step)
-    found = secure.draw(key, start, count, "noise", name, str(step), threads=torch.get_num_threads())
+    found = secure.draw(key, start, count, *_names(name, step), threads=torch.get_num_threads())
     return torch.from_numpy(found).double()
 
 
@@ -51,9 +52,32 @@ def noisy_means(
     totals: Mapping[str, Tensor], units: Mapping[str, float], key: Key, step: int, divisor: float
 ) -> dict[str, Tensor]:
     """(rounded total + noise) / divisor for every parameter by name: float32, or float64 where the total is."""
-    found = {}
-    for name, total in totals.items():
-        noise = drawn(key, step, name, total.numel()).view(total.shape).to(total.device)
-        mean = added(total, noise, units[name]).div_(divisor)
-        found[name] = mean.to(torch.promote_types(total.dtype, torch.float32))
-    return found
+    wide = {name: total.to(torch.promote_types(total.dtype, torch.float32)) for name, total in totals.items()}
+    means = {name: torch.empty_like(total, device="cpu") for name, total in wide.items()}
+    parts = [Part(name, 0, total.numel()) for name, total in wide.items()]
+    fill_parts([mean.view(-1) for mean in means.values()], list(wide.values()), parts, units, key, step, divisor)
+    return {name: mean.to(totals[name].device) for name, mean in means.items()}
+
+
+def fill_parts(
+    means: Sequence[Tensor], totals: Sequence[Tensor], parts: Sequence[Part], units: Mapping[str, float], key: Key,
+    step: int, divisor: float,
+) -> None:  # fmt: skip
+    """Write (rounded total + noise) / divisor for slices of parameters, on the CPU; a mean may be its total.
+
+    A rank that holds a shard of a parameter adds the noise of that shard, whatever the shards.
+    """
+    _validate.whole(most=_validate.MOST_STEPS, step=step)
+    wanted = [
+        secure.Wanted(
+            mean.numpy(), _names(part.name, step), part.start, total.detach().reshape(-1).cpu().numpy(),
+            units[part.name], divisor,
+        )
+        for mean, total, part in zip(means, totals, parts, strict=True)
+    ]  # fmt: skip
+    secure.fill(key, wanted, threads=torch.get_num_threads())
+
+
+def _names(name: str, step: int) -> tuple[str, ...]:
+    """Those of the stream of a parameter's noise at a step."""
+    return "noise", name, str(step)

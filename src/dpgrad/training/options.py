@@ -270,8 +270,8 @@ class Privacy:
         most = None if data.schema is None else data.schema.rows_per_unit
         return dataclasses.replace(self, units=data.units, rows_per_unit=self.rows_per_unit or most)
 
-    def secure_values(self, parameters: int | None) -> int:
-        """How many values get secure noise at each step, of a model that trains ``parameters`` of them.
+    def secure_values(self, parameters: int | None, counts: int = 0) -> int:
+        """How many values get secure noise at each step: ``parameters`` that a model trains, and noisy ``counts``.
 
         >>> Privacy().secure_values(10), Privacy(noise="secure").secure_values(10)
         (0, 10)
@@ -283,7 +283,7 @@ class Privacy:
         chacha.refuse_missing()
         if not parameters:
             raise OptionError("noise secure adds to delta for each trained value: give parameters, or a model")
-        return parameters
+        return parameters + counts
 
     def refuse_without_units(self) -> None:
         """Refuse details of units where nothing names the units."""

@@ -27,15 +27,18 @@ from torch import Tensor, nn
 
 from dpgrad import _processes, _validate
 from dpgrad.accounting import account, calibrate
-from dpgrad.accounting.events import Gaussian, Relation
+from dpgrad.accounting.events import Gaussian, Inexact, Relation
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError
+from dpgrad.mechanism import chacha, secure
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
-from dpgrad.randomness import noise
+from dpgrad.randomness import secure_noise
+from dpgrad.randomness.noise import gaussian
 from dpgrad.reports.report import Report, report
 from dpgrad.training import source
+from dpgrad.training.options import ORDINARY, SECURE, SOURCES
 
 __all__ = ["Projection", "calibrated", "principal_directions"]
 
@@ -58,7 +61,7 @@ class Projection:
     """
 
     components: Tensor
-    event: Gaussian
+    event: Gaussian | Inexact
     relation: Relation
     reproducible: bool
     title: ClassVar[str] = "principal directions (DP-PCA)"
@@ -120,6 +123,7 @@ def principal_directions(
     relation: Relation = Relation.ADD_REMOVE,
     ledger: Ledger | None = None,
     seed: int | None = None,
+    noise: str = ORDINARY,
 ) -> Projection:
     """The leading eigenvectors of Σ x xᵀ + noise, over rows x scaled to norm 1; more than one dimension is flattened.
 
@@ -127,7 +131,8 @@ def principal_directions(
     also memory-mapped ones larger than memory, on the CPU, a block of rows at a time. The noise is
     (G + Gᵀ)/2 with independent N(0, noise_multiplier²) entries of G: of variance z² on the diagonal, z²/2 off it.
     ``ledger`` is charged before anything is computed. ``seed`` makes the directions reproducible and therefore not for
-    release.
+    release. ``noise`` "secure" adds whole numbers from a cryptographic stream to the rounded sum, on the CPU, and δ
+    pays for their distance from a Gaussian (docs/secure_noise.md).
 
     Guarantee: one row adds x xᵀ, of Frobenius norm ‖x‖² ≤ 1. Σ x xᵀ + G is therefore one full-batch Gaussian release
     at clip 1 and noise multiplier z; making it symmetric, and what follows, is post-processing. The event is
@@ -143,15 +148,25 @@ def principal_directions(
     (True, Gaussian(noise_multiplier=1.0))
     """
     _processes.refuse_several()
-    event, relation = Gaussian(noise_multiplier), Relation(relation)
+    _validate.one_of(SOURCES, noise=noise)
+    relation = Relation(relation)
     features = _features(rows)
+    event: Gaussian | Inexact = Gaussian(noise_multiplier)
+    if noise == SECURE:
+        chacha.refuse_missing()
+        unit = secure.grid(noise_multiplier, 1.0, features**2)
+        event = Inexact(Gaussian(noise_multiplier), secure.inexact(features**2))
     _validate.whole(least=1, most=features, directions=directions)
     key = Key.fresh() if seed is None else Key.from_seed(seed)
     own = Key(key.derive("pca"), key.reproducible)  # noise of a training run with the same seed has other names
     if ledger is not None:
         ledger.add(event, relation, "principal directions")
     total = _second_moment(rows, features)
-    noisy = total + noise.gaussian(total, event.noise_multiplier, own, 0, "second moment")
+    if noise == SECURE:
+        own, moment = own.secured(), {"second moment": total}
+        noisy = secure_noise.noisy_means(moment, {"second moment": unit}, own, 0, 1.0)["second moment"]
+    else:
+        noisy = total + gaussian(total, noise_multiplier, own, 0, "second moment")
     vectors = torch.linalg.eigh((noisy + noisy.T) / 2).eigenvectors  # in order of growing eigenvalues
     components = vectors[:, -directions:].flip(1).T.contiguous()
     return Projection(_upright(components), event, relation, key.reproducible)

@@ -453,7 +453,7 @@ def planned(
     mechanism = Mechanism(
         sampler, count or 1, privacy.noise_multiplier or 1.0, method.clip_over(_clock(method, count)),
         hold_noise=method.clip_schedule is not None, relation=_relation(privacy.relation, declared),
-        batch_size=batch_size, groups=method.groups, secure_values=privacy.secure_values(parameters),
+        batch_size=batch_size, groups=method.groups, secure_values=privacy.secure_values(parameters, method.counts),
     )  # fmt: skip
     other = privacy.other_event
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)

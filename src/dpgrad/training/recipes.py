@@ -246,6 +246,11 @@ class Recipe:
         return None if self.adaptive_clip is None else AdaptiveClip.parse(self.adaptive_clip)
 
     @property
+    def counts(self) -> int:
+        """How many noisy counts a step releases: one for each group where the clip bounds follow the norms."""
+        return 0 if self.adaptive_clip is None else max(1, len(self.groups))
+
+    @property
     def inner_momentum(self) -> "InnerMomentum | None":
         """The momentum inside the clip bound (Algorithm 3 of Huang et al.), where the method has one."""
         from dpgrad.grads.history import InnerMomentum

@@ -1,6 +1,5 @@
 """Secure noise in a step: what is written follows from rounded sums and whole numbers alone, however it is computed."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import secure_noise
 from dpgrad.training.private import PrivateGradient
-from dpgrad.training.step.release import Figures, SecureOnDevice, SecureOnHost, of_source, release
+from dpgrad.training.step.release import Figures, SecureOnDevice, SecureOnHost, release
 from replayed import on_cpu
 
 GROUPS = (Group("0.*", clip=0.5), Group("2.*", noise_multiplier=2.0))
@@ -40,7 +39,11 @@ def losses(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def private(model: nn.Module, **options: Any) -> PrivateGradient:
-    named = {name: options.pop(name) for name in ("groups", "noise_multiplier", "secure_values") if name in options}
+    named = {
+        name: options.pop(name)
+        for name in ("groups", "noise_multiplier", "secure_values", "adaptive_clip")
+        if name in options
+    }
     return PrivateGradient(model, losses, mechanism(model, **named), **{"seed": 3, **options})
 
 
@@ -113,14 +116,29 @@ class TestStep:
 
     def test_replayed_and_called_steps_are_equal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         plain, replayed = network(), network()
-        called = private(plain, capture=False, groups=GROUPS)
+        follows: dict[str, Any] = {"groups": GROUPS, "adaptive_clip": AdaptiveClip(), "secure_values": 45}
+        called = private(plain, capture=False, **follows)
         on_cpu(monkeypatch)
         monkeypatch.setattr("dpgrad.training.step.release.SecureOnHost", on_a_device)
-        as_graphs = private(replayed, groups=GROUPS)
+        as_graphs = private(replayed, **follows)
         for _ in range(4):
             called.step(rows())
             as_graphs.step(rows())
             torch.testing.assert_close(grads(replayed), grads(plain), rtol=0, atol=1e-9)
+
+    def test_counts_are_whole_numbers_of_their_grid(self) -> None:
+        """The bound follows Σ(bᵢ − ½), rounded to its grid, plus one number of the stream."""
+        model, seen = network(), []
+        step = private(model, adaptive_clip=AdaptiveClip(0.5, 1.0), secure_values=44, observe=seen.append)
+        step.step(rows())
+        run, (first, second) = step.mechanism, (step.clip_bounds[0][0], step.clip_after(1))
+        norms = seen[0].norms
+        count = float(((norms <= first).double() - 0.5).sum())
+        unit = secure.grid(run.count_std_at(0), 0.5, 1)
+        drawn = int(secure.draw(step.key, 0, 1, "noise", ".clip", "0")[0])
+        noisy = (round(count / unit) + drawn) * unit
+        assert second == AdaptiveClip(0.5, 1.0).following(first, noisy, run.divisor)
+        assert step.ledger.event.distance == secure.inexact(44)  # type: ignore[union-attr]
 
     def test_an_empty_batch_is_noise_alone(self) -> None:
         model = network()
@@ -179,14 +197,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match="secure_values must be at least 43"):
             step.step(rows())
 
-    def test_several_ranks(self) -> None:
-        model, several = network(), SimpleNamespace(alone=False)
-        with pytest.raises(ValueError, match="noise secure is for one process so far"):
-            of_source(Key.fresh(), model, mechanism(model), several)  # type: ignore[arg-type]
+    def test_counts_of_a_clip_bound_that_follows_the_norms(self) -> None:
+        with pytest.raises(ValueError, match=r"secure_values must be at least 45, .* and its 2 noisy counts"):
+            private(network(), groups=GROUPS, adaptive_clip=AdaptiveClip(), secure_values=44)
 
-    def test_a_clip_bound_that_follows_a_noisy_quantile(self) -> None:
-        with pytest.raises(ValueError, match="adaptive_clip draws the noise of its counts from the ordinary source"):
-            mechanism(network(), adaptive_clip=AdaptiveClip())
+    def test_too_coarse_for_a_noisy_count(self) -> None:
+        with pytest.raises(ValueError, match="too coarse for 1 values"):
+            mechanism(network(), adaptive_clip=AdaptiveClip(noise=1e9))
 
     def test_without_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(chacha, "find_spec", lambda _: None)

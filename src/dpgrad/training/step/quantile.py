@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from dpgrad.errors import ResumeError
+from dpgrad.mechanism import secure
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
-from dpgrad.randomness import noise
+from dpgrad.randomness import noise, secure_noise
 
 __all__ = ["Quantile"]
 
@@ -49,7 +50,12 @@ class Quantile:
         assert rule is not None
         clean = torch.zeros(len(self._start), dtype=torch.float64)
         clean[: len(counts)] = counts.to("cpu", torch.float64)
-        noisy = clean + noise.gaussian(clean, mechanism.count_std_at(step), self._key, step, _NAME)
+        std = mechanism.count_std_at(step)
+        if self._key.secure:
+            unit = secure.grid(std, 0.5, 1)  # of each count, which an example moves by a half
+            noisy = secure_noise.noisy_means({_NAME: clean}, {_NAME: unit}, self._key, step, 1.0)[_NAME]
+        else:
+            noisy = clean + noise.gaussian(clean, std, self._key, step, _NAME)
         found = [
             rule.following(bound, count, mechanism.divisor, start)
             for bound, count, start in zip(self.at(step), noisy.tolist(), self._start, strict=True)

@@ -190,6 +190,7 @@ class Exchanged:
         self._groups = self._of_values(first) if figures.count > 1 and self._stream is not None else None
         self._values = [1.0] * figures.count
         self._stds = torch.ones(figures.count, dtype=torch.float64, device=device)
+        self._grids = _Grids(parameters, figures) if key.secure else None
 
     def _place(self, flat: Tensor, part: device_noise.Segment) -> Tensor:
         """Where a part lies in a flat buffer."""
@@ -220,6 +221,8 @@ class Exchanged:
 
     def _on_host(self, total: Tensor, first: int) -> Tensor:
         """The noisy means of a shard that begins at ``first``."""
+        if self._grids is not None:
+            return self._grids.added(total, self._own, self._key, self._step, float(self._divisor))
         values = self._figures.stds(self._step)
         stds = {name: values[self._figures.place(name)] for name in self._parameters}
         drawn = noise.gaussian_parts(self._parameters, self._own, stds, self._key, self._step)
@@ -255,6 +258,7 @@ class Sharded:
         self._parameters, self._figures, self._key, self._divisor = parameters, figures, key, divisor
         self.parts = _singly(parameters)
         self._exchange = ShardExchange(ranks, parameters)
+        self._grids = _Grids(parameters, figures) if key.secure else None
         self._step = 0
         self._totals: dict[str, Tensor] = {}
 
@@ -277,9 +281,11 @@ class Sharded:
 
     def _noisy(self, parts: Sequence[noise.Part], total: Tensor) -> Tensor:
         """The noisy means of the own shards of a few parameters."""
+        own = [part for part in parts if part.start < part.stop]
+        if self._grids is not None:
+            return self._grids.added(total, own, self._key, self._step, self._divisor)
         values = self._figures.stds(self._step)
         stds = {name: values[self._figures.place(name)] for name in self._parameters}
-        own = [part for part in parts if part.start < part.stop]
         drawn = noise.gaussian_parts(self._parameters, own, stds, self._key, self._step)
         if drawn:
             total += torch.cat(drawn)
@@ -347,6 +353,15 @@ class _Grids:
         each = zip(self._figures.stds(step), self._figures.clips(step), self._values, strict=True)
         return [secure.grid(std, clip, max(1, values)) for std, clip, values in each]
 
+    def added(self, total: Tensor, parts: Sequence[noise.Part], key: Key, step: int, divisor: float) -> Tensor:
+        """Noisy means of some slices of parameters, whose sums lie one after another, in place of these sums."""
+        grids = self.at(step)
+        units = {part.name: grids[self._figures.place(part.name)] for part in parts}
+        sizes = [part.stop - part.start for part in parts]
+        own = torch.split(total[: sum(sizes)], sizes)
+        secure_noise.fill_parts(own, own, parts, units, key, step, divisor)
+        return total
+
 
 class Figures:
     """Clip bound and standard deviation of the noise at each step by group, looked up for many steps at once."""
@@ -397,16 +412,17 @@ def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, 
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.grad = None  # an optimizer would go on with what it has
-    if mechanism.secure_values:
+    key = dataclasses.replace(key, secure=bool(mechanism.secure_values))
+    if key.secure:
         refuse_values(parameters, mechanism)
     if is_sharded(model):
         return Sharded(parameters, figures, key, mechanism.divisor, ranks)
     if not ranks.alone:
         return Exchanged(parameters, figures, key, mechanism.divisor, ranks)
     if device.type == "cuda":
-        drawn = SecureOnDevice if mechanism.secure_values else OnDevice
+        drawn = SecureOnDevice if key.secure else OnDevice
         return drawn(parameters, figures, key, mechanism.divisor, device)
-    return (SecureOnHost if mechanism.secure_values else OnHost)(parameters, figures, key, mechanism.divisor)
+    return (SecureOnHost if key.secure else OnHost)(parameters, figures, key, mechanism.divisor)
 
 
 def of_source(key: Key, model: nn.Module, mechanism: Mechanism, ranks: Ranks) -> Key:
@@ -414,18 +430,21 @@ def of_source(key: Key, model: nn.Module, mechanism: Mechanism, ranks: Ranks) ->
     if mechanism.secure_values:
         chacha.refuse_missing()
         refuse_values(trainable(model), mechanism)
-        if not ranks.alone:
+        if not ranks.alone and any(parameter.is_cuda for parameter in model.parameters()):
             raise OptionError(
-                "noise secure is for one process so far: leave out secure_values (noise secure), or train on one rank"
+                "noise secure of several ranks is drawn for models on the CPU so far: train on one CUDA device, on "
+                "CPUs, or leave out secure_values (noise secure)"
             )
     return dataclasses.replace(key, secure=bool(mechanism.secure_values))
 
 
 def refuse_values(parameters: Mapping[str, Tensor], mechanism: Mechanism) -> None:
-    """Refuse a mechanism with secure noise that accounts for fewer values than are trained."""
-    values = sum(parameter.numel() for parameter in parameters.values())
+    """Refuse a mechanism with secure noise that accounts for fewer values than are given noise."""
+    counts = 0 if mechanism.adaptive_clip is None else max(1, len(mechanism.groups))
+    values = counts + sum(parameter.numel() for parameter in parameters.values())
     if values > mechanism.secure_values:
+        counted = f" and its {counts} noisy count{'s' * (counts > 1)} of adaptive_clip" if counts else ""
         raise OptionError(
-            f"secure_values must be at least {values:,}, the number of values that the model trains, got "
+            f"secure_values must be at least {values:,}, the number of values that the model trains{counted}, got "
             f"{mechanism.secure_values:,}: each adds to delta"
         )
