@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 
 def add(parser: Any) -> None:
     """Add the options that say where the files of a dataset are."""
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="The folder of the data files; without it, the one DPGRAD_DATA names."
-    )
+    add_folder(parser)
     parser.add_argument(
         "--download", action="store_true", default=None, help="Fetch missing files to that folder, if they are online."
+    )
+
+
+def add_folder(parser: Any) -> None:
+    """Add the folder of the data files."""
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="The folder of the data files; without it, the one DPGRAD_DATA names."
     )
 
 

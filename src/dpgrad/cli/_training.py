@@ -1,4 +1,7 @@
-"""The options of `dpgrad train`, in their groups; most are fields of records and declared there."""
+"""The options of `dpgrad train`, in their groups, and those that other commands share with it.
+
+Most are fields of records and declared there.
+"""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -8,6 +11,8 @@ from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFold
 from dpgrad.training.recipes import Recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dpgrad.cli._options import Parser
 
 
@@ -22,14 +27,7 @@ def add(parser: "Parser") -> None:
 def _job(parser: "Parser") -> None:
     group = parser.add_argument_group("what is trained")
     add = group.add_argument
-    add(
-        "--data",
-        metavar="NAME|FILE|FOLDER",
-        help=_options.First("A dataset by name, or a file or folder of your own; default: digits."),
-    )
-    _data.add_own(group)
-    _data.add(group)
-    add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
+    add_data(group)
     add(
         "--model",
         metavar="NAME|FILE|FOLDER",
@@ -97,13 +95,7 @@ def _running(parser: "Parser") -> None:
     add("--out", metavar="DIR", help=_options.First("The run folder; without it, a new one under dpgrad-runs/."))
     for option, settings in _options.declared(RunFolder):
         add(option, **settings)
-    add("--ledger", metavar="FILE", help="A file that adds up the cost of all runs on the same data.")
-    add(
-        "--seed",
-        metavar="N",
-        type=_options.option(_options.whole, _seed),
-        help="Makes the run repeatable, and unfit for release.",
-    )
+    add_records(add)
     for option, settings in _options.declared(HeldOut):
         add(option, **settings)
     add(
@@ -112,7 +104,7 @@ def _running(parser: "Parser") -> None:
         type=_options.positive,
         help="Record gradient statistics over the last epochs in private/; they are outside the guarantee.",
     )
-    add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
+    add_device(add)
     for option, settings in _options.declared(Computing):
         add(option, **settings)
     add(
@@ -121,6 +113,36 @@ def _running(parser: "Parser") -> None:
         default=None,
         help=_options.First("Print one JSON object; progress stays on standard error."),
     )
+
+
+def add_data(group: "argparse._ArgumentGroup") -> None:
+    """Add the options that say which rows are trained on."""
+    group.add_argument(
+        "--data",
+        metavar="NAME|FILE|FOLDER",
+        help=_options.First("A dataset by name, or a file or folder of your own; default: digits."),
+    )
+    _data.add_own(group)
+    _data.add(group)
+    group.add_argument(
+        "--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private."
+    )
+
+
+def add_records(add: "Callable[..., object]") -> None:
+    """Add the ledger and the seed."""
+    add("--ledger", metavar="FILE", help="A file that adds up the cost of all runs on the same data.")
+    add(
+        "--seed",
+        metavar="N",
+        type=_options.option(_options.whole, _seed),
+        help="Makes the run repeatable, and unfit for release.",
+    )
+
+
+def add_device(add: "Callable[..., object]") -> None:
+    """Add the device."""
+    add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
 
 
 def _seed(value: int) -> None:

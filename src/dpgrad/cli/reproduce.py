@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _interrupt
-from dpgrad.cli import _options, _progress
+from dpgrad.cli import _data, _options, _progress
 from dpgrad.errors import MissingFileError, OptionError
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def add(commands: "Commands") -> None:
     where.add_argument(
         "--processes", metavar="K", type=_options.count, default=1, help="How many trials run at a time; default: 1."
     )
-    where.add_argument(
-        "--data-dir", metavar="DIR", help="The folder of the data files; without it, the one DPGRAD_DATA names."
-    )
+    _data.add_folder(where)
     where.add_argument("--out", metavar="DIR", default="results", help="The folder of the results; default: results.")
     add("--json", action="store_true", help="Print one JSON object.")
 

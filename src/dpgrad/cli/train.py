@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
 from dpgrad.cli import _config, _data, _options, _progress, _ranks, _training
+from dpgrad.cli._trained import PAGE, Trained
 from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from dpgrad.mechanism.mechanism import Group
     from dpgrad.reports.page import Beside
     from dpgrad.reports.report import Report
-    from dpgrad.training.fit import Fitted
     from dpgrad.training.plan import Plan
 
 _RIVALS = (("steps", "epochs"),)
-_PAGE, _LEDGER, _BESIDE = "report.html", "ledger", "non-private.json"
+_LEDGER, _BESIDE = "ledger", "non-private.json"
 _SPENT = "ledger.jsonl"  # in the folder of a run
 
 
@@ -105,25 +104,16 @@ def _tokens(args: argparse.Namespace) -> "Callable[[Sequence[str]], Any] | None"
     return Checkpoint.read(args.model.removeprefix(PREFIX), "text").tokens(lengths[0]) if lengths else None
 
 
-class Training:
+class Training(Trained):
     """One call of the command: its settings, and the folder it writes."""
 
     def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str], ranks: "Ranks") -> None:
-        import torch
-
-        from dpgrad.training import jobs
-        from dpgrad.training.blueprints import blueprint
-        from dpgrad.training.models import default
-
-        self.args, self.dataset, self.methods, self.several = args, dataset, methods, len(methods) > 1
-        self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
-        self.blueprint = blueprint(args.model or default(self.rows.kind, self.rows.shape), self.rows.kind, args.lora)
-        self.notes: tuple[str, ...] = ()
+        super().__init__(args, dataset, args.lora)
+        self.methods, self.several = methods, len(methods) > 1
         self.ranks = ranks
         now = time.strftime("%Y%m%d-%H%M%S")
         self.out = ranks.from_first(lambda: Path(args.out or f"dpgrad-runs/{dataset.name}-{now}"))
         self.ledger_path = Path(args.ledger) if args.ledger else self.out / _LEDGER if self.several else None
-        self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._ledger: Ledger | None = None
         self._found = self.out.is_dir()
 
@@ -171,12 +161,6 @@ class Training:
         whose = Privacy(**privacy).of_data(self.dataset)
         return Budget(**{**defaults, **budget}), whose, named.with_options(**own)
 
-    @property
-    def size(self) -> int:
-        """The number of training rows, or of persons where the data say whose each row is."""
-        units = self.dataset.units
-        return len(self.rows.train[1]) if units is None else len(set(units.tolist()))
-
     def plan(self, method: str) -> "Plan":
         """The plan of one method, with the time it is expected to take."""
         from dpgrad.training.losses import loss_named
@@ -196,23 +180,6 @@ class Training:
     def computing(self) -> Computing:
         """How the runs are computed."""
         return Computing(**given(Computing, vars(self.args)))
-
-    def model(self) -> Any:
-        """Build the model; its initial weights do not depend on the data and are the same at every call."""
-        import torch
-
-        from dpgrad.training.blueprints import built
-
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise OptionError(f"--device must be cpu or cuda, got {self.device!r:.60}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.args.seed or 0)
-            made = built(self.blueprint, self.rows.shape, self.rows.outputs, self.rows.train[0].dtype, self.device)
-        for note in self.blueprint.notes:
-            if note not in self.notes:
-                print(f"dpgrad: note: {note}", file=sys.stderr, flush=True)
-        self.notes = self.blueprint.notes
-        return made
 
     def folder(self, method: str) -> Path:
         """The run folder of a method: --out itself, or a folder in it if there are several methods."""
@@ -321,17 +288,6 @@ class Training:
             raise RunError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
         return found
 
-    def _release(self, folder: Path, fitted: "Fitted") -> None:
-        """Write the report of a finished run to its release folder."""
-        from dpgrad.reports import report
-        from dpgrad.reports.page import page
-
-        named = {**(fitted.described or {}), "shape": list(self.rows.shape), "outputs": self.rows.outputs}
-        found = report.privacy(fitted, self.dataset, {**named, **self.blueprint.described()})
-        self.blueprint.write(folder)
-        report.write(folder, found)
-        (folder / _PAGE).write_text(page({fitted.plan.recipe.name: found}), "utf-8")
-
     def beside(self) -> "Beside | None":
         """The result of the same model without privacy, trained now or read from the folder."""
         from dpgrad.reports.page import NOT_COVERED, Beside
@@ -368,10 +324,10 @@ class Training:
             first = next(iter(reports.values()))["guarantee"]
             together = self._ledger.guarantee(first["delta"], first["accountant"])
         said = None if together is None else f"{_summary.TOGETHER} {together}"
-        with _files.told(self.out / _PAGE):
-            (self.out / _PAGE).write_text(page(reports, beside, said), "utf-8")
+        with _files.told(self.out / PAGE):
+            (self.out / PAGE).write_text(page(reports, beside, said), "utf-8")
         folders = {method: self.folder(method) for method in reports}
-        found = _summary.Summary(reports, folders, beside, together, self.out / _PAGE, warned)
+        found = _summary.Summary(reports, folders, beside, together, self.out / PAGE, warned)
         return json.dumps(found.plain(), allow_nan=False) + "\n" if self.args.json else found.words()
 
 

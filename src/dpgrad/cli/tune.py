@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _interrupt
 from dpgrad.accounting.trials import LAWS
-from dpgrad.cli import _data, _options
+from dpgrad.cli import _data, _options, _training
+from dpgrad.cli._trained import Trained
 from dpgrad.errors import OptionError
-from dpgrad.training.options import Budget, Privacy, RunFolder, given
+from dpgrad.training.options import SCORE_SHARE, SCORE_STD, Budget, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands, Parser
-    from dpgrad.training.fit import Fitted
     from dpgrad.tuning import Configuration, Selected, SelectionPlan
     from dpgrad.tuning.scores import Score
 
 _PRIVACY = ("relation", "dataset_size")
 _LENGTHS = ("epochs", "steps", "batch_size")
-_PAGE = "report.html"
 
 
 def add(commands: "Commands") -> None:
@@ -45,27 +44,15 @@ def add(commands: "Commands") -> None:
     add("--out", metavar="DIR", help=_options.First("The folder; without it, a new one under dpgrad-runs/."))
     for option, settings in _options.declared(RunFolder, "resume"):
         add(option, **settings)
-    add("--ledger", metavar="FILE", help="A file that adds up the cost of all runs on the same data.")
-    add(
-        "--seed",
-        metavar="N",
-        type=_options.option(_options.whole, _seed),
-        help="Makes it repeatable, and unfit for release.",
-    )
-    add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
+    _training.add_records(add)
+    _training.add_device(add)
     add("--json", action="store_true", default=None, help=_options.First("Print one JSON object."))
 
 
 def _job(parser: "Parser") -> None:
     group = parser.add_argument_group("what is trained")
+    _training.add_data(group)
     add = group.add_argument
-    add(
-        "--data", metavar="NAME|FILE|FOLDER",
-        help=_options.First("A dataset by name, or a file or folder of your own; default: digits."),
-    )  # fmt: skip
-    _data.add_own(group)
-    _data.add(group)
-    add("--preprocessing", metavar="NAME", help="How the data are prepared; the default reads nothing private.")
     add("--model", metavar="NAME|FILE", help=_options.First("As in dpgrad train; the default depends on the data."))
     for option, settings in (*_options.declared(Budget, "epsilon", "delta"), *_options.declared(Privacy, *_PRIVACY)):
         add(option, **settings)
@@ -91,8 +78,18 @@ def _choice(parser: "Parser") -> None:
             "are kept out, which every trial pays for. Default: held-out."
         ),
     )  # fmt: skip
-    add("--score-share", metavar="S", type=_options.open_unit, help="The share of rows that is kept out; default: 0.1.")
-    add("--score-std", metavar="STD", type=_options.positive, help="The noise of a private count; default: 5.")
+    add(
+        "--score-share",
+        metavar="S",
+        type=_options.open_unit,
+        help=f"The share of rows to keep out; default: {SCORE_SHARE:g}.",
+    )
+    add(
+        "--score-std",
+        metavar="STD",
+        type=_options.positive,
+        help=f"The noise of a private count; default: {SCORE_STD:g}.",
+    )
 
 
 def _answer(args: argparse.Namespace) -> str:
@@ -113,16 +110,10 @@ def _answer(args: argparse.Namespace) -> str:
             ) from None
 
 
-class _Tuning:
+class _Tuning(Trained):
     """One call of the command."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        import torch
-
-        from dpgrad.training import jobs
-        from dpgrad.training.blueprints import blueprint
-        from dpgrad.training.models import default
-
         if args.resume and not args.out:
             raise OptionError("--resume needs --out: the folder of the selection to resume")
         if not args.configuration:
@@ -131,34 +122,19 @@ class _Tuning:
                 "--configuration dpsgd,clip=0.1,learning_rate=2; with nothing to choose, dpgrad train puts the whole "
                 "budget into one run"
             )
-        self.args = args
-        self.dataset = _data.load(args.data or "digits", args, args.preprocessing)
-        self.job, self.rows = jobs.job(self.dataset), jobs.Rows.of(self.dataset)
-        self.blueprint = blueprint(args.model or default(self.rows.kind, self.rows.shape), self.rows.kind)
-        self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise OptionError(f"--device must be cpu or cuda, got {self.device!r:.60}")
+        super().__init__(args, _data.load(args.data or "digits", args, args.preprocessing))
         self.out = Path(args.out or f"dpgrad-runs/tune-{self.dataset.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-    def model(self) -> Any:
-        """Build the model; its initial weights do not depend on the data."""
-        import torch
-
-        from dpgrad.training.blueprints import built
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.args.seed or 0)
-            return built(self.blueprint, self.rows.shape, self.rows.outputs, self.rows.train[0].dtype, self.device)
 
     def options(self) -> dict[str, Any]:
         """What `tuning.plan` and `tuning.select` both take."""
+        from dpgrad.training import jobs
         from dpgrad.training.advice import usual_delta
 
         args, size = self.args, len(self.rows.train[1])
         privacy = Privacy(**given(Privacy, {name: getattr(args, name) for name in _PRIVACY})).of_data(self.dataset)
         return {
             "configurations": [self._configuration(text) for text in args.configuration],
-            "score": self._score(), "epsilon": 3.0 if args.epsilon is None else args.epsilon,
+            "score": self._score(), "epsilon": jobs.EPSILON if args.epsilon is None else args.epsilon,
             "delta": usual_delta(size) if args.delta is None else args.delta,
             "trials": args.trials or LAWS[0], "mean": args.mean_trials, "privacy": privacy,
         }  # fmt: skip
@@ -168,7 +144,7 @@ class _Tuning:
 
         args = self.args
         if args.score == "private":
-            return PrivateScore(args.score_share or 0.1, args.score_std or 5.0)
+            return PrivateScore(args.score_share or SCORE_SHARE, args.score_std or SCORE_STD)
         for option in ("score_share", "score_std"):
             if getattr(args, option) is not None:
                 raise OptionError(f"--{option.replace('_', '-')} is for --score private: add it, or leave this out")
@@ -196,8 +172,7 @@ class _Tuning:
 
         options = self.options()
         counted = sum(parameter.numel() for parameter in self.model().parameters() if parameter.requires_grad)
-        units = options["privacy"].units
-        rows = len(self.rows.train[1] if units is None else set(units.tolist()))
+        rows = self.size
         if isinstance(options["score"], PrivateScore):
             rows -= round(options["score"].share * rows)
         return plan(options.pop("configurations"), rows=rows, parameters=counted, **options)
@@ -214,16 +189,6 @@ class _Tuning:
             **self.options(),
         )  # fmt: skip
 
-    def _release(self, folder: Path, fitted: "Fitted") -> None:
-        from dpgrad.reports import report
-        from dpgrad.reports.page import page
-
-        named = {**(fitted.described or {}), "shape": list(self.rows.shape), "outputs": self.rows.outputs}
-        found = report.privacy(fitted, self.dataset, {**named, **self.blueprint.described()})
-        self.blueprint.write(folder)
-        report.write(folder, found)
-        (folder / _PAGE).write_text(page({fitted.plan.recipe.name: found}), "utf-8")
-
     def answer(self, found: "Selected") -> str:
         """What was chosen, and what it cost."""
         texts = self.args.configuration
@@ -237,12 +202,6 @@ class _Tuning:
         lines = [f"chosen      {texts[found.configuration]}", f"privacy     {found.guarantee}"]
         lines += [f"            {note}" for note in found.fitted.notes]
         return "\n".join([*lines, f"release     {self.out / 'release'}", ""])
-
-
-def _seed(value: int) -> None:
-    from dpgrad import _validate
-
-    _validate.whole(value=value)
 
 
 def _typed(words: list[str], text: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ SOURCES = ORDINARY, SECURE = "ordinary", "secure"  # of noise and batches
 UNIT_RULES = ("hash", "first")
 ROWS_ON_RANK = ("all", "part")
 PERSON, ROWS_PER_UNIT = "person", 4
+SCORE_SHARE, SCORE_STD = 0.1, 5.0  # of a private score of `dpgrad.tuning`
 T = TypeVar("T")
 
 # How a value is checked, by the kind of option; the command line reads text of each kind (`dpgrad.cli`).

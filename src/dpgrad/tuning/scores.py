@@ -22,6 +22,7 @@ from dpgrad.randomness import noise
 from dpgrad.training import source
 from dpgrad.training.curves import evaluate, refuse_held_out
 from dpgrad.training.losses import metric_named
+from dpgrad.training.options import SCORE_SHARE, SCORE_STD
 
 __all__ = ["PrivateScore", "PublicScore", "Score", "parted"]
 
@@ -86,8 +87,8 @@ class PrivateScore:
     Gaussian(noise_multiplier=8.0)
     """
 
-    share: float = 0.1
-    std: float = 5.0
+    share: float = SCORE_SHARE
+    std: float = SCORE_STD
 
     def __post_init__(self) -> None:
         _validate.open_unit(**{"share of a private score": self.share})
