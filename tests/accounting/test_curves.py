@@ -4,11 +4,11 @@ import math
 
 import mpmath
 import numpy as np
+import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
-from tests.accounting import oracle
 
 from dpgrad.accounting import account, curves, exact, pld, rdp
 from dpgrad.accounting.events import (

@@ -2,12 +2,12 @@
 
 import math
 import random
-from collections import Counter
 from typing import Any
 
 import dp_accounting
 import oracle
 import pytest
+from benchmarks.conformance import side
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
@@ -29,8 +29,7 @@ from dpgrad.accounting.events import (
     Shuffle,
     grouped,
 )
-from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.accounting.pld import DeltaAt, EpsilonAt, Interval, Side
+from dpgrad.accounting.pld import DeltaAt, EpsilonAt, Interval
 from thinned import thinned
 
 ORACLE_ERROR = 1e-9  # relative; what the oracle claims of itself, and all that is forgiven
@@ -44,23 +43,6 @@ def run(rate: float, noise: float, steps: int) -> Event:
 def linear_schedule(steps: int) -> Event:
     """Case G: σ_t = min(2, 1 + t/T)."""
     return Compose(tuple(Poisson(0.01, Gaussian(min(2.0, 1 + t / steps))) for t in range(steps)))
-
-
-def side(steps: oracle.Steps, direction: str) -> Side:
-    """One direction of a composition of Poisson steps."""
-    kind = Kind(direction)
-    counts: Counter[Leaf] = Counter()
-    for q, sigma, n in steps:
-        counts[Poisson(q, Gaussian(sigma))] += n
-
-    def pair(leaf: Leaf) -> Pair:
-        assert isinstance(leaf, Poisson)
-        rate, sigma = leaf.sampling_rate, leaf.event.noise_multiplier
-        if rate == 1:
-            return Pair(Kind.REMOVE, 1.0, sigma / 2 if kind is Kind.ANTIPODAL else sigma)
-        return Pair(kind, rate, sigma)
-
-    return Side(counts, pair)
 
 
 ADD_REMOVE, ZERO_OUT, REPLACE_ONE = Relation
