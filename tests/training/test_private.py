@@ -516,6 +516,7 @@ def test_autocast_and_optimizers() -> None:
         ({"engine": "hooks"}, "engine must be one of bookkeeping, vmap, single, got 'hooks'"),
         ({"microbatch": 0}, "microbatch must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number"),
+        ({"key": 7}, r"key must be a Key, got a int: give Key.from_seed\(\.\.\.\), or seed="),
         ({"average": 0.5, "inner_momentum": InnerMomentum(0.5, 1)}, "average is for full batches"),
         ({"rule": Hard}, "rule must be a rule of dpgrad.scaling such as"),
         ({"rule": "psasc"}, "rule must be a rule of dpgrad.scaling such as"),

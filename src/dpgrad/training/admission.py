@@ -18,6 +18,7 @@ from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import ScaleRule, fault
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism import sampling
+from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.training.augment import Augment
 from dpgrad.training.models import MODELS
@@ -32,7 +33,7 @@ _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bou
 _FAR = 4.0  # how many times its divisor, or as small a share of it, a batch is not on purpose
 
 
-def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object) -> None:
+def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: object, key: object) -> None:
     """Refuse at once what would fail after a step was charged."""
     if not callable(loss) or isinstance(loss, nn.modules.loss._Loss | torch.optim.Optimizer):
         raise OptionError(
@@ -52,6 +53,8 @@ def refuse_kinds(loss: object, mechanism: object, rule: object, inner_momentum: 
         raise OptionError(
             f"inner_momentum must be an InnerMomentum(gamma, length), got {_validate.shown(inner_momentum)}"
         )
+    if key is not None and not isinstance(key, Key):
+        raise OptionError(f"key must be a Key, got a {type(key).__name__}: give Key.from_seed(...), or seed=")
     if isinstance(mechanism.sampler, sampling.Poisson) and not mechanism.sampler.sampling_rate_at(0):
         raise OptionError("sampling_rate must be above 0, got 0: no example would ever be drawn")
 

@@ -155,7 +155,7 @@ class PrivateGradient:
         self.ranks = Ranks.of(group)
         rule = Hard() if rule is None else rule
         with self.ranks.together():
-            refuse_kinds(loss, mechanism, rule, inner_momentum)
+            refuse_kinds(loss, mechanism, rule, inner_momentum, key)
             model = unwrapped(model, sharded=True)
             resharded(model)
             refuse_layout(model, self.ranks)
