@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from dpgrad.accounting import pairs
-from dpgrad.accounting.events import FixedSize, Gaussian, Leaf, Poisson, Relation, Shuffle
+from dpgrad.accounting.events import FixedSize, Gaussian, Leaf, Pinned, Poisson, Relation, Shuffle
 from dpgrad.accounting.pairs import Kind, Pair
 
 KINDS = [Kind.REMOVE, Kind.ADD, Kind.ANTIPODAL]
@@ -303,6 +303,17 @@ class TestOf:
             Gaussian(3.0), Poisson(1.0, Gaussian(3.0)), FixedSize(5, 5, Gaussian(3.0)), Shuffle(5, Gaussian(3.0))
         ]  # fmt: skip
         assert {pairs.of(leaf, relation, kind) for leaf in full} == {Pair(Kind.REMOVE, 1.0, 1.5)}
+
+    def test_pinned_noise_has_a_price_under_its_own_relation_alone(self) -> None:
+        for declared in Relation:
+            for asked in Relation:
+                kind = pairs.directions(asked)[0]
+                pinned = Pinned(Gaussian(3.0), declared)
+                if asked is declared:
+                    assert pairs.of(pinned, asked, kind) == pairs.of(pinned.event, asked, kind)
+                    continue
+                with pytest.raises(ValueError, match=f"counted for {declared} .*no price under {asked}"):
+                    pairs.of(pinned, asked, kind)
 
     def test_refusals(self) -> None:
         with pytest.raises(ValueError, match=r"shuffle has no price under add-remove.*use relation zero-out"):

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from dpgrad.grads import ENGINES, bookkeeping, clipped_sum
+from dpgrad.grads.clip import PerExample
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.precision import MEASURED_ERROR, exact_products, norm_error, own_products, precision_settings
 from dpgrad.grads.scaling import RULES, Automatic, Hard, Psac, Psasc
@@ -266,6 +268,15 @@ def test_norms_survive_tiny_and_huge_entries(size: float) -> None:
     norms, _ = Outer(a, g).measured()
     assert (norms >= 4 * (1 - 1e-6)).all()
     assert (lengths(a) >= 2 * size * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize("many", [1, 3])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-21), (torch.float32, 1e-24), (torch.float64, 1e-163)])
+def test_no_norm_is_short_where_squares_vanish(dtype: torch.dtype, size: float, many: int) -> None:
+    """A norm of 0 in place of a small one would be divided by."""
+    rows = torch.full((2, 50), size, dtype=dtype, device=DEVICE)
+    gradients = PerExample({str(part): Dense(rows) for part in range(many)})
+    assert (gradients.norms() >= size * math.sqrt(50 * many) * (1 - 1e-6)).all()
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])

@@ -242,6 +242,19 @@ def test_another_seed_is_another_key(tmp_path: Path) -> None:
             run.save(run.start, {})
 
 
+def test_the_same_seed_on_other_data_is_another_key(tmp_path: Path) -> None:
+    """The noise of one key on two sums would reveal their difference."""
+    with opened(tmp_path / "seeded", seed=5) as run:
+        taken(run, 1)
+    keys = {Key.from_seed(5)}
+    for rows in (DATA + 1, DATA):
+        with opened(tmp_path / "seeded", identity_of(rows=rows), seed=5) as run:
+            assert run.reason == "not the same as before: data"
+            assert run.key not in keys
+            keys.add(run.key)
+            run.save(run.start, {})
+
+
 def test_the_new_attempt_is_replayed_in_its_turn(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         taken(run, 2)

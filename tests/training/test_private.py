@@ -494,6 +494,29 @@ def test_several_rows_per_example(engine: str, average: float | None) -> None:
     assert_written(model, by_hand(model, plan, 0, private.key, Hard()))
 
 
+@pytest.mark.parametrize("steps", [STEPS, 100])  # so many that pieces of fixed sizes are worth their code
+@pytest.mark.parametrize("clip", [0.8, 1e3])
+def test_the_gradient_of_several_rows_is_their_mean(steps: int, clip: float) -> None:
+    """Where the clip bound does not bind, a sum in place of the mean would be seen."""
+    model, plan = network(), mechanism(steps=steps, clip=clip, noise_multiplier=1e-3)
+    inputs, targets = rows()
+    views = (
+        inputs[:, None] + torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64)[:, None],
+        targets[:, None].expand(-1, 3, -1),
+    )
+    private = PrivateGradient(model, loss, plan, several_rows=True, seed=5)
+    private.step(views)
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for i in plan.sampler.draw(ROWS, 0, private.key):
+        alone = loss(model, (views[0][i], views[1][i])).mean()
+        each = torch.autograd.grad(alone, list(model.parameters()))
+        factor = min(1.0, clip / float(torch.cat([g.flatten() for g in each]).norm()))
+        for name, g in zip(total, each, strict=True):
+            total[name] += factor * g
+    drawn = noise.gaussians(total, dict.fromkeys(total, plan.std_at(0)), private.key, 0)
+    assert_written(model, {name: (total[name] + drawn[name]) / DIVISOR for name in total})
+
+
 def test_autocast_and_optimizers() -> None:
     """A regression that is learnt at little noise, in bfloat16, with Adam."""
     torch.manual_seed(0)
