@@ -20,7 +20,8 @@ def text() -> str:
 def row(file: Path, date: str, hardware: str, command: str) -> str:
     title = file.read_text("utf-8").split("\n", 1)[0].removeprefix("# ").replace("|", "\\|")
     code = f"`{command}`".replace("|", "\\|") if command else "see the page"
-    return f"| [{title}](../{file.relative_to(ROOT).as_posix()}) | {date} | {hardware} | {code} |"
+    day = re.sub(r"^(\d{4})-(\d\d)-(\d\d).*", "\\1\N{NON-BREAKING HYPHEN}\\2\N{NON-BREAKING HYPHEN}\\3", date)
+    return f"| [{title}](../{file.relative_to(ROOT).as_posix()}) | {day} | {hardware} | {code} |"
 
 
 def of_benchmark(file: Path) -> tuple[str, str, str]:
