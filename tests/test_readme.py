@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -213,6 +214,33 @@ def test_measured_figures_are_in_the_results_that_are_linked(page: str) -> None:
         assert not (missing := [figure for figure in figures if figure not in results]), f"{page}: {missing}"
         measured += len(figures)
     assert measured >= 3
+
+
+def test_our_best_is_that_of_the_results() -> None:
+    rows = [line.split("|") for line in text_of("docs/best.md").splitlines() if "](../results/best-" in line]
+    assert len(rows) >= 6
+    for row in rows:
+        name = row[1].split("`")[1]
+        (line,) = re.findall(r"^\| our best .*±.*$", text_of(f"results/{name}.md"), re.MULTILINE)
+        assert row[6].split(";")[0].strip() in line, name
+
+
+def test_every_block_is_run_or_the_page_says_why_not() -> None:
+    """Blocks of these languages are run, parsed or compared by a test; ``sh`` has its options checked."""
+    known = {"python", "text", "console", "sh", "toml", "{toctree}"}
+    apart = {  # page: languages that are not run there, and the words that say so or say what runs them
+        "docs/from_opacus.md": ({"diff"}, "A test applies the diffs"),
+        "docs/several_processes.md": ({"py", "yaml"}, "are not run by the page's tests"),
+        "docs/from_tf_privacy.md": ({""}, "A Keras script such as"),
+        "docs/train.md": ({""}, "It takes about a minute"),
+    }
+    for page in PAGES:
+        others, words = apart.get(page, (set(), ""))
+        assert {block.language for block in blocks(page)} - known <= others, page
+        assert words in text_of(page), page
+        for block in blocks(page):
+            if block.language == "toml":
+                tomllib.loads(block.text)
 
 
 @pytest.mark.parametrize("page", DOCS)
