@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def main() -> int:
         text = "\n\n".join(
             [
                 "# The size of the source tree",
-                f"`{shlex.join(['python', '-m', 'benchmarks.house', *sys.argv[1:]])}`",
+                f"`{shlex.join(['python', '-m', 'benchmarks.house', *sys.argv[1:]])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
                 *sections,
             ]
         )
