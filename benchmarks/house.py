@@ -145,13 +145,9 @@ def main() -> int:
     sections = [environment.table(whole), "## Rooms, now", environment.table(rooms), NOTE]
     print("\n\n".join(sections))
     if given.write:
-        text = "\n\n".join(
-            [
-                "# The size of the source tree",
-                f"`{shlex.join(['python', '-m', 'benchmarks.house', *sys.argv[1:]])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-                *sections,
-            ]
-        )
+        command = shlex.join(["python", "-m", "benchmarks.house", *sys.argv[1:]])
+        made = f"`{command}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        text = "\n\n".join(["# The size of the source tree", made, *sections])
         (environment.RESULTS / "house.md").write_text(text + "\n", "utf-8")
     return 0
 
