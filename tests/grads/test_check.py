@@ -689,6 +689,28 @@ def test_gradients_whose_squares_are_no_floats_are_compared_by_what_a_norm_can_t
     compare(model, lambda model, x: scale * squares(model, x), batch, Attributed(), "bookkeeping")
 
 
+class Bent(nn.Module):
+    """A unit at its bend: beside other rows it is on, and off alone, which ``types`` of float cannot tell apart."""
+
+    def __init__(self, *types: torch.dtype, share: float = 1e-3) -> None:
+        super().__init__()
+        self.types, self.share = types, share
+        self.large, self.small = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rounding = 1e-9 * (len(x) > 1) * (x.dtype in self.types)
+        at_zero = self.small(x) - self.small(x).detach()
+        return torch.cat([self.large(x), self.share * F.relu(at_zero + rounding)], 1)
+
+
+def test_units_that_rounding_turns_on_are_no_fault() -> None:
+    """Kernels differ with the number of rows. In float64 the engine is right, and the difference is small."""
+    check(Bent(torch.float32), squares, rows())
+    for model in (Bent(torch.float32, torch.float64), Bent(torch.float32, share=1.0)):
+        with pytest.raises(UnsupportedModelError, match=r"the gradient of parameter small\.weight"):
+            check(model, squares, rows())
+
+
 def test_a_gradient_that_is_wrong_is_refused_where_it_is_small() -> None:
     """Half of what it should be, and a million times what a norm may lose."""
     model = nn.Linear(3, 2).to(DEVICE)

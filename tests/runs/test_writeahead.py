@@ -62,6 +62,20 @@ def test_blocks_stay_off_the_steps_between(tmp_path: Path) -> None:
     assert len(set(sizes)) == 3
 
 
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_a_new_key_may_take_the_steps_that_are_not_spent(left: int, tmp_path: Path) -> None:
+    ledger = created(tmp_path / "ledger", PLANS["full batch"], reserve=1)
+    for step in range(12 - left):
+        ledger.reserve(step)
+    ledger.begin(12 - left, 12 - left, 1, seeded=False)
+    assert ledger.present.last == 12
+
+
+def test_blocks_have_a_step_at_least(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reserve must be a whole number"):
+        created(tmp_path / "none", PLANS["poisson"], reserve=0)
+
+
 def test_nothing_beyond_the_plan(tmp_path: Path) -> None:
     ledger = created(tmp_path / "ledger", PLANS["poisson"])
     with pytest.raises(ValueError, match="step 13 would exceed what is planned"):

@@ -18,7 +18,7 @@ from dpgrad.errors import DataError, OptionError
 from dpgrad.grads.accumulate import clipped_sum
 from dpgrad.grads.scaling import Bounded, Hard
 from dpgrad.training.losses import NamedLoss
-from dpgrad.training.units import Owned, PerRow, numbered
+from dpgrad.training.units import Owned, PerRow, _hash, numbered
 
 IDS = ["b", "a", "b", "c", "b", "b", "a", "b", "d"]  # five rows of b, two of a, one each of c and d
 ROWS = len(IDS)
@@ -117,6 +117,12 @@ def trained(
 
 def quiet(**options: Any) -> Privacy:
     return Privacy(noise_multiplier=1e-6, rows_per_unit=3, unit_rule="first", **options)
+
+
+def test_the_hash_is_the_published_one() -> None:
+    """The first outputs of splitmix64 from seed 0, whose state grows by a constant."""
+    states = np.array([0, 0x9E3779B97F4A7C15, 0x3C6EF372FE94F82A], np.uint64)
+    assert _hash(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # type: ignore[arg-type]
 
 
 def test_fit_takes_tensors_arrays_datasets_and_memory_maps(tmp_path: Path) -> None:

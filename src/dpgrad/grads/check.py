@@ -34,7 +34,7 @@ from dpgrad.grads.ways import Attributed, Way, gradients
 __all__ = ["PROBED", "check", "compare", "prepared"]
 
 _STRETCH = 1e3  # how much larger than the examples their companions are made
-_COPIED = 1 << 24  # parameters of a model that is copied to the CPU at most
+_COPIED = 1 << 24  # parameters of a model that is copied at most, to the CPU or in float64
 _PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
 _ALONE = 12  # examples whose losses are computed alone
 PROBED = 64  # examples that are looked at where examples may meet
@@ -234,6 +234,15 @@ class _Probe:
         """The same examples and a copy of the model on the CPU."""
         rows = pytree.tree_map(lambda leaf: leaf.cpu(), self.batch)
         return _Probe(copy.deepcopy(self.model).cpu(), self.loss, rows, self.rows, self.eps)
+
+    def in_double(self) -> "_Probe | None":
+        """The same examples and a copy of the model in float64; None for one that is coarser than float32, or large."""
+        numbers = sum(parameter.numel() for parameter in self.model.parameters())
+        if numbers > _COPIED or not torch.finfo(torch.float64).eps < self.eps <= torch.finfo(torch.float32).eps:
+            return None
+        rows = pytree.tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.batch)
+        model = copy.deepcopy(self.model).double()
+        return _Probe(model, self.loss, rows, self.rows, torch.finfo(torch.float64).eps, look=False)
 
     def find_precision(self) -> None:
         """Note how coarsely a pass computes."""
@@ -506,7 +515,30 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine, alone: Sequence[
                 gradient = found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype))
             short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < _length(wanted)
             if short or not _close(gradient, wanted, own.norm, bound, probe.eps):
+                measured = float(norms[name][i]) + _allowed(gradient, own.norm, bound, probe.eps) >= _length(gradient)
+                few = _length(gradient - wanted) <= bound * own.norm  # of the gradient of all parameters
+                if measured and few and (exact := probe.in_double()) is not None and _agree(exact, compute, i):
+                    break  # units at a bend, which float64 tells apart
                 raise UnsupportedModelError(_fault(probe, engine, name, i, bound))
+
+
+def _agree(probe: _Probe, compute: Engine, i: int) -> bool:
+    """Whether the engine's gradient of every parameter is that of example ``i`` alone; not where either fails."""
+    compute = Attributed() if isinstance(compute, Attributed) else compute  # what this batch shows it is forgotten
+    weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
+    kind = leaves(probe.batch)[0].device.type
+    try:
+        with torch.autocast(kind, enabled=False), torch.enable_grad():
+            own = probe.alone(i)
+            with probe.apart():
+                found = compute(probe.model, probe.loss, probe.batch, weights, probe.rows)
+    except (RuntimeError, TypeError, ValueError):  # such as constants of float32 in the model
+        return False
+    only = torch.arange(probe.count, device=weights.device) == i
+    bound = math.pow(probe.eps, 0.25)
+    with torch.no_grad():
+        got = {name: use.kept(only).weighted_sum(only.to(weights.dtype)) for name, use in found.uses.items()}
+    return all(_close(got[name], wanted, own.norm, bound, probe.eps) for name, wanted in own.gradients.items())
 
 
 def _fault(probe: _Probe, engine: str, name: str, i: int, bound: float) -> str:
