@@ -8,37 +8,29 @@ The examples are private. What leaves is whether the model was accepted; message
 no number computed from data.
 """
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad._validate import one_of, warn
 from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.grads.accumulate import ENGINES, Engine, row_weights
-from dpgrad.grads.batch import LossShapeError, as_rows, leaves, on_device_of, part, row_losses, size
-from dpgrad.grads.following import own_functions
+from dpgrad.grads.batch import LossShapeError, as_rows, leaves, on_device_of, size
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
-from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
-from dpgrad.grads.swap import refuse_modules, swapped, unwrapped, without_dropout
+from dpgrad.grads.probe import COPIED, FEW, Own, Probe, length
+from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.swap import refuse_modules, unwrapped, without_dropout
 from dpgrad.grads.unquoted import chosen, of_torch, place
 from dpgrad.grads.ways import Attributed, Way, gradients
 
 __all__ = ["PROBED", "check", "compare", "prepared"]
 
-_STRETCH = 1e3  # how much larger than the examples their companions are made
-_COPIED = 1 << 24  # parameters of a model that is copied at most, to the CPU or in float64
-_PROBED = 4  # examples: enough to be of different company, few enough to cost nothing
 _ALONE = 12  # examples whose losses are computed alone
 PROBED = 64  # examples that are looked at where examples may meet
-_SEED = 0x6D0DE1_5EED  # that no model gives: one that seeds random numbers itself is refused
 _MOST = 1024  # examples of a batch that are passed through the engine once
 
 
@@ -94,7 +86,7 @@ def prepared(
     wide = _spread(batch, PROBED)
     if several_rows:
         wide = as_rows(wide)
-    probe = _Probe(model, loss, wide, rows)
+    probe = Probe(model, loss, wide, rows)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     with torch.enable_grad(), exact_products(), mixed:
@@ -114,13 +106,13 @@ def prepared(
                     "the loss fails with one example, though not with several: let it take any number"
                 )
             if way.name != "batched":
-                _refuse_statistics(_Probe(model, loss, wide, rows, probe.eps))
+                _refuse_statistics(Probe(model, loss, wide, rows, probe.eps))
     if tf32_is_allowed(leaves(batch)[0].device):  # the engine takes other ways then
         probe.eps = max(probe.eps, TF32)
         with torch.enable_grad(), mixed, without_dropout(model):
             _refuse_engine(probe, engine, compute)
     if isinstance(compute, Attributed):
-        if size(batch) > _PROBED:  # a model may do other things with larger batches
+        if size(batch) > FEW:  # a model may do other things with larger batches
             _try(compute, model, loss, _spread(batch, min(most, _MOST)), several_rows)
         compute.decided()
         way = compute.way  # of batches as large as these
@@ -130,7 +122,7 @@ def prepared(
 def _try(engine: Engine, model: nn.Module, loss: Loss, batch: Batch, several_rows: bool) -> None:
     """One pass of the engine over a whole batch; what it finds out is kept in it."""
     weights = row_weights(model, batch, None, several_rows)
-    probe = _Probe(model, loss, as_rows(batch) if several_rows else batch, weights.shape[1])
+    probe = Probe(model, loss, as_rows(batch) if several_rows else batch, weights.shape[1])
     with probe.apart():
         engine(model, loss, probe.batch, weights.flatten(), probe.rows)
 
@@ -138,7 +130,7 @@ def _try(engine: Engine, model: nn.Module, loss: Loss, batch: Batch, several_row
 def compare(model: nn.Module, loss: Loss, batch: Batch, engine: Engine, name: str, several_rows: bool = False) -> None:
     """Refuse where the engine no longer returns the gradients of the examples of ``batch``, at the present weights."""
     rows = row_weights(model, batch, None, several_rows).shape[1]
-    probe = _Probe(model, loss, as_rows(batch) if several_rows else batch, rows, look=False)
+    probe = Probe(model, loss, as_rows(batch) if several_rows else batch, rows, look=False)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     with torch.enable_grad(), exact_products(), mixed, without_dropout(model):
@@ -170,211 +162,7 @@ def _spread(batch: Batch, most: int) -> Batch:
     return pytree.tree_map(lambda leaf: leaf[places.to(leaf.device)], batch)
 
 
-class _Own(NamedTuple):
-    """One example's loss and gradient."""
-
-    loss: float
-    gradients: dict[str, Tensor]
-    used: frozenset[str]  # the parameters that the loss depends on
-    norm: float
-    drew: bool  # whether the pass drew random numbers
-
-
-class _Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The rounding of the coarsest floating-point type that is computed inside the block."""
-
-    eps = 0.0
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(leaf.dtype).eps)
-        return result
-
-
-@dataclass
-class _Probe:
-    """Passes over examples. Each starts from the same buffers and the same random state, and leaves both alone."""
-
-    model: nn.Module
-    loss: Loss
-    batch: Batch
-    rows: int  # of each example
-    eps: float = 0.0
-    look: bool = True  # whether to look for what a pass leaves in the model
-    left: dict[str, Tensor] | None = None  # what the first pass wrote to buffers
-
-    @property
-    def count(self) -> int:
-        return size(self.batch) // self.rows
-
-    def example(self, i: int) -> Batch:
-        """The rows of one example."""
-        return part(self.batch, i * self.rows, (i + 1) * self.rows)
-
-    def copies(self, i: int) -> Batch:
-        """As many examples as there are, all of them example ``i``."""
-        return pytree.tree_map(lambda leaf: torch.cat([leaf] * self.count), self.example(i))
-
-    def stretched(self, i: int) -> Batch:
-        """The examples as they are, all but example ``i`` enlarged: however little they act on it, it shows."""
-        own = torch.arange(self.count, device=leaves(self.batch)[0].device).repeat_interleave(self.rows) == i
-
-        def enlarged(leaf: Tensor) -> Tensor:
-            if not leaf.is_floating_point():
-                return leaf
-            return torch.where(own.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1)), leaf, _STRETCH * leaf)
-
-        return pytree.tree_map(enlarged, self.batch)
-
-    def on_cpu(self) -> "_Probe":
-        """The same examples and a copy of the model on the CPU."""
-        rows = pytree.tree_map(lambda leaf: leaf.cpu(), self.batch)
-        return _Probe(copy.deepcopy(self.model).cpu(), self.loss, rows, self.rows, self.eps)
-
-    def in_double(self) -> "_Probe | None":
-        """The same examples and a copy of the model in float64; None for one that is coarser than float32, or large."""
-        numbers = sum(parameter.numel() for parameter in self.model.parameters())
-        if numbers > _COPIED or not torch.finfo(torch.float64).eps < self.eps <= torch.finfo(torch.float32).eps:
-            return None
-        rows = pytree.tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.batch)
-        model = copy.deepcopy(self.model).double()
-        return _Probe(model, self.loss, rows, self.rows, torch.finfo(torch.float64).eps, look=False)
-
-    def find_precision(self) -> None:
-        """Note how coarsely a pass computes."""
-        with _Coarsest() as coarsest:  # type: ignore[no-untyped-call]
-            self.own(part(self.batch, 0, min(self.count, _PROBED) * self.rows), 0)
-        self.eps = coarsest.eps
-
-    def find_examples(self) -> None:
-        """Keep a few examples with a finite gradient: the others are left out of every sum. Those kept must differ."""
-        given = self.batch
-        few = max(1, -(-self.count // _PROBED))
-        for start in range(few):  # from all over, and others where none of them is finite
-            self.batch = given
-            self.keep(range(start, self.count, few))
-            self.keep_finite()
-            if self.count:
-                break
-        self._some_finite()
-        if not self._vary():
-            altered = pytree.tree_map(_altered, self.example(0))
-            self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), self.example(0), altered)
-            self._some_finite()
-        if not self._vary():
-            raise DataError("batch must hold examples that differ, to see whether they act on each other: give others")
-
-    def _some_finite(self) -> None:
-        self.keep_finite()
-        if not self.count:
-            raise UnsupportedModelError(
-                "no example that was tried has a finite gradient: look for NaN and inf in model and loss"
-            )
-
-    def keep_finite(self) -> None:
-        """Keep the examples with a finite gradient."""
-        self.keep([i for i in range(self.count) if math.isfinite(self.own(self.copies(i), i).norm)])
-
-    def keep(self, examples: Sequence[int]) -> None:
-        """Keep these examples."""
-        places = [example * self.rows + row for example in examples for row in range(self.rows)]
-        self.batch = pytree.tree_map(lambda leaf: leaf[torch.tensor(places, dtype=torch.int64)], self.batch)
-
-    def losses(self, examples: Sequence[int]) -> tuple[Tensor, bool]:
-        """The loss of each of these examples in one pass, and whether it drew random numbers."""
-        few = pytree.tree_map(lambda *leaves: torch.cat(leaves), *map(self.example, examples))
-        with self.apart(), torch.no_grad():
-            before = self._random_states()
-            found = row_losses(self.loss, self.model, few, size(few)).view(-1, self.rows).mean(1)
-            return found, not all(map(torch.equal, before, self._random_states()))
-
-    def _vary(self) -> bool:
-        return not all(map(torch.equal, leaves(self.batch), leaves(self.copies(0))))
-
-    def alone(self, i: int) -> _Own:
-        """The loss and the gradient of example ``i`` in a pass of its own; beside copies of itself where it must be."""
-        try:
-            return self.own(self.example(i), 0)
-        except (RuntimeError, IndexError, LossShapeError):  # such as a model that squeezes its output
-            return self.own(self.copies(i), i)
-
-    def own(self, batch: Batch, i: int) -> _Own:
-        """The loss and the gradient of example ``i``, from one ordinary pass over a batch."""
-        parameters = trainable(self.model)
-        buffers = dict(self.model.named_buffers())
-        kept = [(name, tensor, tensor.detach().clone()) for name, tensor in self._kept() if self.look]
-        with self.apart():
-            before = self._random_states()
-            losses = row_losses(self.loss, self.model, batch, size(batch))
-            drew = not all(map(torch.equal, before, self._random_states()))
-            _refuse_reentrant(losses)
-            loss = losses.view(-1, self.rows)[i].mean()
-            found: Sequence[Tensor | None] = [None] * len(parameters)
-            if loss.requires_grad:
-                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            if self.look:
-                self._refuse_left(buffers, kept)
-        gradients = {name: _dense(parameter, g) for (name, parameter), g in zip(parameters.items(), found, strict=True)}
-        used = frozenset(name for name, g in zip(parameters, found, strict=True) if g is not None)
-        return _Own(float(loss.detach()), gradients, used, math.hypot(*map(_length, gradients.values())), drew)
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Within the block a pass works on copies of the buffers, and draws random numbers that will be drawn again."""
-        copies = {id(buffer): buffer.clone() for buffer in self.model.buffers()}
-        with swapped(self.model, {}), torch.random.fork_rng(self._cuda()):
-            torch.default_generator.manual_seed(_SEED)
-            for module in self.model.modules():
-                for slot, buffer in module._buffers.items():
-                    module._buffers[slot] = copies.get(id(buffer))
-            yield
-
-    def _cuda(self) -> list[torch.device]:
-        return list({tensor.device for tensor in (*leaves(self.batch), *self.model.parameters()) if tensor.is_cuda})
-
-    def _random_states(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda())]
-
-    def _kept(self) -> Iterator[tuple[str, Tensor]]:
-        """What a pass may change in place: parameters, and tensors that modules hold without registering them."""
-        yield from self.model.named_parameters()
-        for path, module in self.model.named_modules():
-            for slot, value in module.__dict__.items():
-                if isinstance(value, Tensor):
-                    yield f"{path}.{slot}".lstrip("."), value
-
-    def _refuse_left(self, buffers: dict[str, Tensor], kept: list[tuple[str, Tensor, Tensor]]) -> None:
-        """Refuse what a pass left in the model, unless every pass leaves the same buffers, whatever the batch.
-
-        Values are compared, not versions: a write through ``.data`` does not count as a new version.
-        """
-        for name, tensor, before in kept:
-            if not _equal(tensor.detach(), before):
-                what = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
-                tensor.data = before
-                raise UnsupportedModelError(
-                    f"the forward pass changes {what} {name} in place, without noise: take that out"
-                )
-        left = {
-            name: buffer
-            for name, buffer in self.model.named_buffers()
-            if name not in buffers or not _equal(buffer, buffers[name])
-        }
-        first = self.left = left if self.left is None else self.left
-        for name in sorted(left.keys() | first.keys()):
-            if name not in left or name not in first or not _equal(left[name], first[name]):
-                raise UnsupportedModelError(
-                    f"the forward pass writes values of the batch to buffer {name}, which would be released without "
-                    "noise: put its module in eval mode, or turn its running statistics off (for normalization "
-                    "layers dpgrad.grads.convert(model) does)"
-                )
-
-
-def _refuse_company(probe: _Probe) -> list[str]:
+def _refuse_company(probe: Probe) -> list[str]:
     """Refuse examples whose loss or gradient changes with the others; returns the parameters that none depends on."""
     used: set[str] = set()
     for i in range(probe.count):
@@ -390,15 +178,6 @@ def _refuse_company(probe: _Probe) -> list[str]:
     return [name for name in trainable(probe.model) if name not in used]
 
 
-def _refuse_reentrant(losses: Tensor) -> None:
-    """Refuse a checkpoint that runs a backward pass of its own: what it adds to .grad nobody sees, or clips."""
-    if "CheckpointFunction" in own_functions(losses):
-        raise UnsupportedModelError(
-            "torch.utils.checkpoint with use_reentrant=True writes gradients to .grad without clipping or noise: give "
-            "use_reentrant=False"
-        )
-
-
 def _refuse_unused(names: Sequence[str]) -> None:
     """Refuse parameters that no loss depends on. Where paths depend on values, other examples may need them."""
     if names:
@@ -408,11 +187,11 @@ def _refuse_unused(names: Sequence[str]) -> None:
         )
 
 
-def _difference_far(probe: _Probe, own: _Own, i: int) -> str | None:
+def _difference_far(probe: Probe, own: Own, i: int) -> str | None:
     """What differs when the others are far larger: rounding hides a share of one part in a thousand, not of all."""
     try:
         if leaves(probe.batch)[0].is_cuda:  # where an index out of its range would end the process
-            if sum(parameter.numel() for parameter in probe.model.parameters()) > _COPIED:
+            if sum(parameter.numel() for parameter in probe.model.parameters()) > COPIED:
                 return None
             probe = probe.on_cpu()
             own = probe.own(probe.batch, i)
@@ -423,7 +202,7 @@ def _difference_far(probe: _Probe, own: _Own, i: int) -> str | None:
     return _difference(own, far, probe.eps) if math.isfinite(far.norm) else None
 
 
-def _difference(one: _Own, other: _Own, eps: float) -> str | None:
+def _difference(one: Own, other: Own, eps: float) -> str | None:
     """What differs between two passes over one example that compute it in the same way."""
     bound = math.sqrt(eps)
     for name, gradient in one.gradients.items():
@@ -432,7 +211,7 @@ def _difference(one: _Own, other: _Own, eps: float) -> str | None:
     return None if math.isclose(one.loss, other.loss, rel_tol=bound, abs_tol=bound) else "the loss"
 
 
-def _refuse_number(probe: _Probe) -> bool:
+def _refuse_number(probe: Probe) -> bool:
     """Refuse a model in which a pass leaves the number of examples; returns whether it takes one example alone."""
     try:
         probe.own(probe.example(0), 0)
@@ -441,7 +220,7 @@ def _refuse_number(probe: _Probe) -> bool:
     return True
 
 
-def _refuse_statistics(probe: _Probe) -> None:
+def _refuse_statistics(probe: Probe) -> None:
     """Refuse examples whose loss changes with the others, among several numbers of them and beside others' extremes.
 
     A pass inside vmap cannot tell: there a statistic of the batch is one of a single row.
@@ -471,7 +250,7 @@ def _refuse_statistics(probe: _Probe) -> None:
             )
 
 
-def _extremes(probe: _Probe) -> list[int]:
+def _extremes(probe: Probe) -> list[int]:
     """The examples with the smallest and the largest values, column by column."""
     found: list[int] = []
     for leaf in leaves(probe.batch):
@@ -480,7 +259,7 @@ def _extremes(probe: _Probe) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _refuse_engine(probe: _Probe, engine: str, compute: Engine, alone: Sequence[_Own] = ()) -> None:
+def _refuse_engine(probe: Probe, engine: str, compute: Engine, alone: Sequence[Own] = ()) -> None:
     """Refuse where the engine's gradients are not those of each example's own loss, or its norms are below theirs.
 
     ``alone``: what the passes over single examples gave, where they were taken already.
@@ -513,16 +292,16 @@ def _refuse_engine(probe: _Probe, engine: str, compute: Engine, alone: Sequence[
         for name, wanted in own.gradients.items():
             with torch.no_grad(), own_products():
                 gradient = found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype))
-            short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < _length(wanted)
+            short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < length(wanted)
             if short or not _close(gradient, wanted, own.norm, bound, probe.eps):
-                measured = float(norms[name][i]) + _allowed(gradient, own.norm, bound, probe.eps) >= _length(gradient)
-                few = _length(gradient - wanted) <= bound * own.norm  # of the gradient of all parameters
+                measured = float(norms[name][i]) + _allowed(gradient, own.norm, bound, probe.eps) >= length(gradient)
+                few = length(gradient - wanted) <= bound * own.norm  # of the gradient of all parameters
                 if measured and few and (exact := probe.in_double()) is not None and _agree(exact, compute, i):
                     break  # units at a bend, which float64 tells apart
                 raise UnsupportedModelError(_fault(probe, engine, name, i, bound))
 
 
-def _agree(probe: _Probe, compute: Engine, i: int) -> bool:
+def _agree(probe: Probe, compute: Engine, i: int) -> bool:
     """Whether the engine's gradient of every parameter is that of example ``i`` alone; not where either fails."""
     compute = Attributed() if isinstance(compute, Attributed) else compute  # what this batch shows it is forgotten
     weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
@@ -541,7 +320,7 @@ def _agree(probe: _Probe, compute: Engine, i: int) -> bool:
     return all(_close(got[name], wanted, own.norm, bound, probe.eps) for name, wanted in own.gradients.items())
 
 
-def _fault(probe: _Probe, engine: str, name: str, i: int, bound: float) -> str:
+def _fault(probe: Probe, engine: str, name: str, i: int, bound: float) -> str:
     """Why an engine's gradient of a parameter may differ from that of the example's own loss."""
     alone, together = probe.alone(i), probe.own(probe.batch, i)
     if not alone.drew and not _close(together.gradients[name], alone.gradients[name], alone.norm, bound, probe.eps):
@@ -557,23 +336,6 @@ def _fault(probe: _Probe, engine: str, name: str, i: int, bound: float) -> str:
     return f"engine {engine!r} does not get the gradient of parameter {name} right: {remedy}"
 
 
-def _altered(leaf: Tensor) -> Tensor:
-    """Another example of the same kind: numbers in [0, 1] stay there, and the same indices come in another order."""
-    if leaf.is_floating_point():
-        return 1 - leaf
-    return leaf.flip(-1) if leaf.ndim > 1 else leaf
-
-
-def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """A gradient as it is measured; zeros where there is none."""
-    found = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
-    return found.detach().to(sum_dtype(found.dtype))
-
-
-def _length(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))
-
-
 def _allowed(wanted: Tensor, whole: float, bound: float, eps: float) -> float:
     """By how much one parameter's gradient may be off, ``whole`` being the norm of the gradient of all parameters.
 
@@ -582,14 +344,8 @@ def _allowed(wanted: Tensor, whole: float, bound: float, eps: float) -> float:
     an example that is classified beyond doubt.
     """
     lost = math.sqrt(wanted.numel() * torch.finfo(wanted.dtype).tiny)
-    return bound * _length(wanted) + math.pow(eps, 0.75) * whole + lost
+    return bound * length(wanted) + math.pow(eps, 0.75) * whole + lost
 
 
 def _close(found: Tensor, wanted: Tensor, whole: float, bound: float, eps: float) -> bool:
-    return _length(found - wanted) <= _allowed(wanted, whole, bound, eps)  # never where there is a NaN
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN is left as it was, too
+    return length(found - wanted) <= _allowed(wanted, whole, bound, eps)  # never where there is a NaN
