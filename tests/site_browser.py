@@ -1,8 +1,8 @@
 """The built site in Chromium: ``python tests/site_browser.py [build/docs] [--pictures FOLDER]``, after ``make docs``.
 
-Home, a guide, a page of the API and a search, wide and on a phone of 390 pixels, light and dark: no page is wider than
-its window, every picture and style is there, and the search finds what it is asked for. Not a test of pytest, since the
-site takes minutes to build. With --pictures, what was seen is kept.
+Home, a guide, a page of the API and a search, on two screens and on a phone of 390 pixels, light and dark: no page is
+wider than its window, every picture and style is there, and the search finds what it is asked for. Not a test of
+pytest, since the site takes minutes to build. With --pictures, what was seen is kept.
 """
 
 import argparse
@@ -25,7 +25,11 @@ PAGES = {
     "api": "docs/api/modules/dpgrad.mechanism.mechanism.html",
     "search": "search.html?q=noise_multiplier",
 }
-VIEWS = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+VIEWS = {
+    "wide": {"width": 1440, "height": 900},
+    "laptop": {"width": 1280, "height": 900},
+    "phone": {"width": 390, "height": 844},
+}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
