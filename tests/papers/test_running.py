@@ -353,7 +353,7 @@ class TestCommand:
         monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": stopped})
         code, _, err = self.run(capsys, "toy", "--out", str(tmp_path))
         assert code == 130
-        assert "interrupted: finished trials are kept, and the same command goes on" in err
+        assert "interrupted: finished trials are kept; the same command continues" in err
 
 
 class TestSearching:

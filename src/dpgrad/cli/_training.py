@@ -47,7 +47,7 @@ def _job(parser: "Parser") -> None:
         "--method",
         metavar="NAME",
         nargs="+",
-        help=_options.First("One or more methods, such as dpsgd or psasc; auto without it, four for digits."),
+        help=_options.First("One or more methods, such as dpsgd or psasc; default: auto, or four methods for digits."),
     )
     add(
         "--baseline",
@@ -65,7 +65,7 @@ def _budget(parser: "Parser") -> None:
 
 
 def _constants(parser: "Parser") -> None:
-    group = parser.add_argument_group("constants of the method; without them, its own")
+    group = parser.add_argument_group("constants of the method, in place of its own")
     for option, settings in _options.declared(Recipe):
         group.add_argument(option, **settings)
     add = group.add_argument
@@ -142,7 +142,7 @@ def add_records(add: "Callable[..., object]") -> None:
 
 def add_device(add: "Callable[..., object]") -> None:
     """Add the device."""
-    add("--device", metavar="NAME", help="cpu or cuda; without it, cuda where there is one.")
+    add("--device", metavar="NAME", help="cpu or cuda; default: cuda if there is a CUDA device.")
 
 
 def _seed(value: int) -> None:

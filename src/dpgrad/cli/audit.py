@@ -26,7 +26,7 @@ def add(commands: "Commands") -> None:
         "try to refute the privacy of a training job",
         "Runs private steps of a training job on neighbouring data, looks at the gradients they leave, and tries to "
         "refute that they are clipped, noised, sampled and priced as claimed. It can refute a claim and never prove "
-        "it. Exit status 0: not refuted, 1: refuted, 2: not run. Nothing of it is for release.",
+        "it. Exit status 0: not refuted, 1: refuted, 2: not run. Do not release its output.",
         _answer,
     )
     parser.elsewhere = "write the options of dpgrad train into a file and give it as --config FILE.toml"

@@ -7,13 +7,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dpgrad import _validate
-from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import Event, Relation
 from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.cli import _options
 from dpgrad.cli._options import First
 from dpgrad.errors import OptionError
 from dpgrad.training.options import Budget, Privacy
+from dpgrad.training.recipes import Recipe
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
@@ -40,14 +40,14 @@ def add(commands: "Commands") -> None:
         "--group",
         metavar="K",
         type=_options.count,
-        help="Also say what K rows that change together are promised, such as those of one person.",
+        help="Also print the guarantee for any K rows together, such as those of one person.",
     )
     epsilon.add_argument(
         "--curve",
         metavar="FILE",
         type=_options.curve_file,
-        help="Write what an attack can reach, δ(ε) and the trade-off of its errors, to a .csv, .svg or .png file; of K "
-        "rows with --group K.",
+        help="Write bounds on every attack, δ(ε) and the trade-off curve to a .csv, .svg or .png file; with --group K, "
+        "for K rows.",
     )
     calibrate = _options.command(
         commands,
@@ -118,18 +118,8 @@ def _common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
             "replacement; full-batch: every row in every step; shuffle: shuffled epochs."
         ),
     )
-    add(
-        "--clip-schedule",
-        metavar="NAME",
-        help="How the clip bound shrinks to one half while the noise keeps its size: linear, affine, geometric:R or "
-        "arithmetic:R with R per step, such as geometric:0.001.",
-    )
-    add(
-        "--schedule-steps",
-        metavar="H",
-        type=_options.steps,
-        help="The step at which a linear or affine clip schedule reaches one half; by default the last step.",
-    )
+    for option, settings in _options.declared(Recipe, "clip_schedule", "schedule_steps"):
+        add(option, **settings)
     add(
         "--dataset-size",
         metavar="N",
@@ -149,21 +139,11 @@ def _common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 def _guarantee(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the guarantee").add_argument
-    add(
-        "--relation",
-        choices=[relation.value for relation in Relation],
-        default=Relation.ADD_REMOVE.value,
-        help=First(
-            "How neighbouring datasets differ: one row added or removed (add-remove, the default), the contribution "
-            "of one row set to zero (zero-out), or one row replaced (replace-one)."
-        ),
-    )
-    add(
-        "--accountant",
-        choices=list(ACCOUNTANTS),
-        default="pld",
-        help=First("The accountant that computes ε: pld, the default, is the tightest; compare papers with others."),
-    )
+    defaults = {"relation": Relation.ADD_REMOVE.value, "accountant": "pld"}
+    for option, settings in _options.declared(Privacy, *defaults):
+        default = defaults[settings["dest"]]
+        settings["help"] = First(f"{settings['help']} Default: {default}.")
+        add(option, default=default, **settings)
 
 
 def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shuffle":

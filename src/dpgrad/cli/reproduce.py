@@ -26,8 +26,8 @@ def add(commands: "Commands") -> None:
         "run a table or figure of the papers, and compare it with what was printed",
         "Runs every arm of an experiment with several seeds, and writes the table (Markdown, CSV, LaTeX), the figure "
         "(SVG, PNG), every trial (JSON lines) and one self-contained HTML page to a folder. Prints the paper's value "
-        "beside ours with its standard error, and says for every claim whether it held. A run that was stopped "
-        "goes on: finished trials are kept. The trials come from seeds: none of these models is for release.",
+        "beside ours with its standard error, and says for every claim whether it held. A stopped run "
+        "continues with the trials that are missing. Every trial has a known seed: do not release these models.",
         _answer,
     )
     add = parser.add_argument
@@ -73,7 +73,7 @@ def _answer(args: argparse.Namespace) -> str:
         if place.size == "full":
             overview.write(Path(args.out))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("finished trials are kept, and the same command goes on") from None
+        raise KeyboardInterrupt("finished trials are kept; the same command continues") from None
     if args.json:
         told = {"experiments": [one for _, one, _ in answers], "skipped": skipped, "page": str(written)}
         return json.dumps(told, allow_nan=False) + "\n"

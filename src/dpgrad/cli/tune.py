@@ -30,8 +30,8 @@ def add(commands: "Commands") -> None:
         "tune",
         "choose among settings, releasing only the winner, within one budget",
         "Trains a random number of models, each with one of several settings, and releases the one with the best "
-        "score. The budget is for the whole. Trials, scores and their number are private and are deleted. Method auto "
-        "needs no tuning: --plan says what each way of choosing would cost.",
+        "score. The budget covers the whole selection. Trials, scores and their number are private and deleted. Method "
+        "auto needs no tuning: --plan shows what each way of choosing would cost.",
         _answer,
     )
     _job(parser)

@@ -193,11 +193,15 @@ class Privacy:
     """
 
     relation: str | Relation | None = option(
-        None, "Which change of one row stays hidden.",
+        None, "How neighbouring datasets differ: one row added or removed (add-remove), the contribution of one row "
+        "set to zero (zero-out), or one row replaced (replace-one).",
         kind="choice", choices=tuple(relation.value for relation in Relation),
     )  # fmt: skip
     accountant: str = option(
-        "pld", "Which accountant computes ε; pld is the tightest.", kind="choice", choices=tuple(ACCOUNTANTS)
+        "pld",
+        "The accountant that computes ε; pld is the tightest, others are for comparison.",
+        kind="choice",
+        choices=tuple(ACCOUNTANTS),
     )
     dataset_size: int | None = option(
         None, "The number of rows as a declared constant; neighbours are then add-remove, otherwise zero-out.",
@@ -213,21 +217,21 @@ class Privacy:
         kind="choice", choices=SOURCES,
     )  # fmt: skip
     reading: str | None = option(
-        None, "What a shrinking clip bound buys (Yu et al., 2018).", kind="choice", choices=READINGS
+        None, "What a shrinking clip bound is used for (Yu et al., 2018).", kind="choice", choices=READINGS
     )
     also_released: Event | Released = NOTHING
     several_rows: bool = False
     units: Any = dataclasses.field(default=None, compare=False, repr=False)  # private
     rows_per_unit: int | None = option(
-        None, f"The most rows of one person that are used; {ROWS_PER_UNIT} if the data name persons.",
+        None, f"The most rows used of one person; default: {ROWS_PER_UNIT} if the data name persons.",
         kind="count", metavar="K",
     )  # fmt: skip
     unit_rule: str | None = option(
-        None, "Which rows of a person with more are used: by a hash of their positions, the default, or the first.",
+        None, "Which rows to use of a person who has more: by a hash of their positions (the default), or the first.",
         kind="choice", choices=UNIT_RULES,
     )  # fmt: skip
     unit_name: str | None = option(
-        None, "What the owner of rows is called in reports, such as patient; person by default.",
+        None, "The word for the owner of rows in reports, such as patient; default: person.",
         kind="text", metavar="NAME",
     )  # fmt: skip
 

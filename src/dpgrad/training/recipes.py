@@ -101,28 +101,37 @@ class Recipe:
     rule: "Literal['hard', 'automatic', 'psac', 'psasc'] | ScaleRule"
     learning_rate: "float | Schedule | None" = option(
         None,
-        "The learning rate; without one, that of the method or the optimizer's own.",
+        "The learning rate; default: the method's, or else the optimizer's own.",
         kind="positive",
         metavar="ETA",
     )
     clip: "float | Schedule | None" = option(None, "The clip bound C.", kind="positive", metavar="C")
     clip_schedule: str | None = option(
-        None, "linear, affine, geometric:R or arithmetic:R; the noise is held.", kind="text", metavar="NAME"
+        None,
+        "How the clip bound shrinks to one half while the noise keeps its size: linear, affine, geometric:R or "
+        "arithmetic:R with R per step, such as geometric:0.001.",
+        kind="text",
+        metavar="NAME",
     )
     schedule_steps: int | None = option(
-        None, "When a linear or affine clip schedule has ended.", kind="steps", metavar="H"
+        None,
+        "The step at which a linear or affine clip schedule reaches one half; default: the last step.",
+        kind="steps",
+        metavar="H",
     )
     adaptive_clip: "str | AdaptiveClip | None" = option(
         None, "Let the clip bound follow a noisy quantile of the norms: QUANTILE[:RATE[:NOISE]], such as 0.5.",
         kind="name", metavar="QUANTILE",
     )  # fmt: skip
-    momentum: float = option(0.0, "The momentum after the noise.", kind="number", metavar="M")
+    momentum: float = option(0.0, "The momentum applied to the noisy gradient.", kind="number", metavar="M")
     s: float | None = option(None, "The s of DP-PSASC.", kind="positive", metavar="S")
     r: float | None = option(None, "The r of Auto-S, DP-PSAC and DP-PSASC.", kind="positive", metavar="R")
-    gamma: float | None = option(None, "The momentum inside the clip bound.", kind="positive", metavar="G")
+    gamma: float | None = option(
+        None, "The inner momentum, applied to per-example gradients before clipping.", kind="positive", metavar="G"
+    )
     length: int | None = option(None, "How many iterates back the inner momentum reaches.", kind="count", metavar="K")
     inner: Literal["current", "past"] = option(
-        "current", "Whether the inner momentum holds the present iterate.",
+        "current", "Whether the inner momentum includes the current iterate.",
         kind="choice", choices=("current", "past"),
     )  # fmt: skip
     learning_rate_schedule: str | None = option(
