@@ -1,7 +1,7 @@
 """Files that survive a crash: replaced as a whole, or appended to line by line, each line with a checksum.
 
 Locks and durable folder entries need POSIX: `refuse_other_systems` says so where a run folder or a ledger is opened.
-Every call of the system goes through ``os``, so that a test can let any of them fail or end the process there.
+Every call of the system goes through ``os``, so a test can let any of them fail or end the process there.
 """
 
 import errno
@@ -168,9 +168,9 @@ def rename(old: Path, new: Path) -> None:
 
 
 class Lines:
-    """A file of JSON objects, one a line, that is only appended to.
+    """A file of JSON objects, one per line, that is only appended to.
 
-    A line is ``checksum object``. The checksum is over the checksum before and the object, so that a line that was
+    A line is ``checksum object``. The checksum is over the checksum before and the object, so a line that was
     edited, exchanged, left out or put in is found; lines cut from the end are not. ``checks`` are the checksums.
 
     >>> import tempfile

@@ -119,7 +119,7 @@ class ResumeError(RunError):
 
 
 class ReportError(DpgradError):
-    """A report, or the released weights beside it, is missing, damaged or of another format. Use the original files."""
+    """A report or its released weights are missing, damaged or of another format. Use the original files."""
 
 
 class RanksError(DpgradError):

@@ -78,7 +78,7 @@ def test_bounds_hold_each_other() -> None:
 
 def test_words_and_json() -> None:
     assert list(events.describe(inexact(1e-20))) == [
-        "200 × Poisson sampling at rate 0.02, Gaussian with noise multiplier 1.5, drawn otherwise with probability "
+        "200 × Poisson sampling at rate 0.02, Gaussian with noise multiplier 1.5, drawn differently with probability "
         "1e-20"
     ]
     assert events.from_json(events.to_json(inexact(1e-20))) == inexact(1e-20)

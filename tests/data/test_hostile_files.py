@@ -338,7 +338,7 @@ class TestImages:
         told(lambda: data.read(folder, schema=self.SCHEMA))
         (folder / "c").unlink()
         (folder / "stray.png").touch()
-        assert "holds files beside folders" in told(lambda: data.read(folder, schema=self.SCHEMA))
+        assert "holds files as well as folders" in told(lambda: data.read(folder, schema=self.SCHEMA))
         (tmp_path / "bare").mkdir()
         assert "holds no images" in told(lambda: data.read(tmp_path / "bare", schema=self.SCHEMA))
 

@@ -115,7 +115,7 @@ class TestCompanyIsRefused:
 
     def test_statistics_of_the_batch(self) -> None:
         mixing = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)).eval()
-        with pytest.raises(ValueError, match="gives a row other features beside other rows"):
+        with pytest.raises(ValueError, match="the features of a row change with the other rows of its batch"):
             Extractor(mixing, "features: none")(images(3, 1, 8, 8))
 
     def test_a_mean_over_the_rows(self) -> None:
@@ -123,7 +123,7 @@ class TestCompanyIsRefused:
             def forward(self, rows: torch.Tensor) -> torch.Tensor:
                 return rows - rows.mean(0)
 
-        with pytest.raises(ValueError, match="gives a row other features beside other rows"):
+        with pytest.raises(ValueError, match="the features of a row change with the other rows of its batch"):
             Extractor(Centred().eval(), "features: none")(images(3, 1, 8, 8))
 
     def test_randomness(self) -> None:

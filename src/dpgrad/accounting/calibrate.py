@@ -279,7 +279,7 @@ def _once(price: Callable[[N], float]) -> Callable[[N], float]:
 
 @runtime_checkable
 class _Estimates(Protocol):
-    """A profile that has a quick estimate beside its certified ε."""
+    """A profile that has a quick estimate as well as its certified ε."""
 
     def estimate(self, delta: float) -> float: ...
 

@@ -315,7 +315,7 @@ def _held(ask: Callable[[], Found]) -> Found | None:
 def mu(event: Event, relation: Relation, size: int = 1) -> float:
     """The μ for which the release is μ-GDP: exact for full batches, a bound for shuffled epochs; else refused.
 
-    Sampled steps are refused although the central limit theorem suggests a μ: their losses have heavier tails, so that
+    Sampled steps are refused although the central limit theorem suggests a μ: their losses have heavier tails, so
     μ understates δ(ε).
 
     >>> from dpgrad.accounting.events import Gaussian, Repeat

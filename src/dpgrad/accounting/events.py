@@ -502,7 +502,7 @@ def describe(event: Event) -> Iterator[str]:
     """Describe each distinct leaf in one line of words."""
     for leaf, count in leaves(event).items():
         if isinstance(leaf, Inexact):
-            yield f"{count:,} × {_words(leaf.event)}, drawn otherwise with probability {leaf.distance:.2g}"
+            yield f"{count:,} × {_words(leaf.event)}, drawn differently with probability {leaf.distance:.2g}"
         else:
             yield f"{count:,} × {_words(leaf)}"
 

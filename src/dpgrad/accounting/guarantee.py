@@ -300,7 +300,7 @@ def not_covered(
         found.append("attacks on floating-point noise, and on its generators, which are not cryptographic")
     if relation == Relation.ADD_REMOVE:
         found.append(
-            f"rounding: with one {unit} more, kernels may be chosen that round the gradients of the others otherwise"
+            f"rounding: with one {unit} more, kernels may be chosen that round the gradients of the others differently"
         )
     if held_out:
         found.append("the held-out rows: every figure on them is computed without noise")  # their number tells n

@@ -112,7 +112,7 @@ class Ledger:
         return f"Ledger({'in memory' if self._path is None else self._path}, {len(self.entries())} entries)"
 
     def __deepcopy__(self, memo: object) -> "Ledger":
-        """The ledger itself: a copy would be charged in its place, unseen. What is cloned goes on paying here."""
+        """The ledger itself: charges to a copy would be lost. Whatever is cloned keeps charging this ledger."""
         return self
 
     def __reduce__(self) -> tuple[type["Ledger"], tuple[Path]]:
@@ -263,7 +263,7 @@ def _refuse_old_head(lines: _Lines, head: _Head) -> None:
 
 
 def _entries(lines: _Lines) -> list[Entry]:
-    """The entries of a ledger; what is none is refused, and so is a file with a second name, unseen by the head."""
+    """The entries of a ledger. Refuse other files, and one with a second name, which its head would not notice."""
     if (lines.records or [{}])[0] != {"format": FORMAT}:
         raise LedgerError(f"{lines.path} is not a ledger of dpgrad: choose another file")
     with _files.told(lines.path, "read"):

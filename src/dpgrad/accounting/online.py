@@ -128,7 +128,7 @@ class RdpFilter:
         return self._after(step) <= self.budget
 
     def _after(self, step: Leaf) -> float:
-        # every sum is rounded up, so that no number of steps drifts past the budget
+        # every sum is rounded up, so no number of steps drifts past the budget
         return math.nextafter(self.spent + self._price(step), math.inf)
 
     def charge(self, step: Leaf) -> None:

@@ -232,7 +232,7 @@ class _Search:
 
 
 def _two_from(step: int, steps: int) -> range:
-    """The step and the one before it, so that what is kept from step to step takes part."""
+    """The step and the one before it, so what is kept from step to step takes part."""
     return range(min(max(step - 1, 0), max(steps - 2, 0)), min(max(step + 1, 2), steps))
 
 

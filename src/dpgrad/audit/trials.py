@@ -68,7 +68,7 @@ Stepper = Callable[[Trial], Iterable[Gradients]]
 class PrivateSteps:
     """dpgrad's own steps: `PrivateGradient` with a rule and its other options.
 
-    The weights move between steps by a seeded random walk that reads no data, so that momentum over iterates is used.
+    The weights move between steps by a seeded random walk that reads no data, so momentum over iterates is used.
     """
 
     rule: ScaleRule | None = None

@@ -1,4 +1,4 @@
-"""The dataset of a command: its options, and what is said where its files are missing."""
+"""The dataset of a command: its options, and the message if its files are missing."""
 
 import argparse
 from pathlib import Path

@@ -278,7 +278,7 @@ def _found(args: argparse.Namespace) -> str:
 
 
 def _group(args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Figure") -> "Guarantee | None":
-    """What a group of rows is promised, where that was asked for."""
+    """The guarantee for a group of rows, if asked for."""
     if args.command != "epsilon" or args.group is None:
         return None
     if not chosen.guarantee:
@@ -289,7 +289,7 @@ def _group(args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Fi
 def _attacks(
     args: argparse.Namespace, run: "Mechanism", event: Event, chosen: "Figure", group: "Guarantee | None"
 ) -> dict[str, Any] | None:
-    """What no attack on one row can exceed; a curve, that of a group where there is one, is written on the way."""
+    """Bounds on every attack on one row. Also writes the curve, of the group if there is one."""
     if args.command != "epsilon":
         return None
     if not chosen.guarantee:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpgrad.reports.report import Report
     from dpgrad.training.blueprints import Blueprint
 
-    Names = dict[str, list[Any]]  # what rows are told apart by: ids, files or numbers
+    Names = dict[str, list[Any]]  # what identifies rows: ids, files or numbers
 
 _ROW = "row"  # as in `dpgrad.data`
 _BLOCK = 1024  # rows

@@ -49,7 +49,7 @@ def _answer(args: argparse.Namespace) -> str:
 
 
 def _together(reports: "list[Report]") -> str | None:
-    """What all runs cost together if they used the same rows, which a report does not tell."""
+    """The cost of all runs together if they used the same rows, which reports do not say."""
     if len(reports) < 2:
         return None
     promises = [report["guarantee"] for report in reports]

@@ -1,4 +1,4 @@
-"""Convex models: losses, designs, and solvers that return coefficients and the event of having found them.
+"""Convex models: losses, designs, and solvers that return coefficients and what finding them cost.
 
 Each solver is a module with a function ``solve``: `gd` is DP-GD, `sgd` is DP-SGD, and `auto` needs no tuning; their
 rivals are `objective` and `output` perturbation and `amp`, with `one_vs_rest` for many classes; `regression` is AdaSSP.

@@ -218,7 +218,7 @@ def sgd_choice(problem: Problem, epsilon: float, bound: float, *, short: bool = 
 def sgd_distance(problem: Problem, bound: float, steps: int) -> float:
     """E‖x_t − x*‖² ≤ 2G²/(t·ν²) at t = ``steps`` + 1, for η_t = 1/(νt) and ``bound`` = G (Eq. 13).
 
-    From x₁ = 0 with ν = l2, the weight of ‖x‖²/2, −ν·x_{t+1} is the mean of the t noisy gradients of the rows, so that
+    From x₁ = 0 with ν = l2, the weight of ‖x‖²/2, −ν·x_{t+1} is the mean of the t noisy gradients of the rows, so
     the l2 term adds no more than they have: G = 2L·√(1 + p·σ²), twice `gradient_bound`, is sure to do.
 
     It holds from t = 1 on, where ν‖x₁−x*‖² ≤ ⟨∇F(x₁), x₁−x*⟩ ≤ G‖x₁−x*‖. The recursion of the proof, E r²_{t+1} ≤

@@ -8,7 +8,7 @@ counts is the expected curvature (Yu et al., "Gradient Perturbation is Underrate
 
 the mean of two curvatures: the average tr(H)/p, with weight p·s², and the one from x towards x*, with weight ‖x − x*‖².
 It is at least the minimum λ_min(H) and tends to the average as s grows. x* is the minimiser nearest the start. In DP-GD
-the noise that reaches x is η·z, so that s = η·σ, not σ: at usual budgets small, and the second weight counts. For
+the noise that reaches x is η·z, so s = η·σ, not σ: at usual budgets small, and the second weight counts. For
 underdetermined rows ν > 0 although the minimum is 0, but noise in flat directions counts in the denominator: of rank r,
 ν ≥ λ₊·r/p for x − x* in the span of the rows, λ₊ the least positive eigenvalue, not ν ≥ λ₊ as the paper remarks.
 
@@ -189,7 +189,7 @@ def minimum(objective: Objective, coefficients: Array) -> Estimate:
         return Estimate(float(np.linalg.eigvalsh(objective.hessian(coefficients))[0]), 0.0)
     product = objective.hessian_product(coefficients)
     top = _largest(product, objective.shape).value
-    # the least of H by the largest of 2·top − H, so that the tolerance is relative to top and not to a figure near zero
+    # the least of H by the largest of 2·top − H, so the tolerance is relative to top and not to a figure near zero
     rest = _largest(lambda v: 2 * top * v - product(v), objective.shape)
     return Estimate(2 * top - rest.value, rest.error)
 
@@ -455,7 +455,7 @@ class Description:
             f"{self.name}: {self.examples:,} rows{part}, {self.dimension:,} coefficients. Curvature: minimum "
             f"{self.minimum:.3g}, average {self.average:.3g}, largest {self.smoothness:.3g}.",
             f"Expected curvature: {plan.expected:.3g} at the start. At {budget} the noise of {plan.steps} steps moves "
-            f"each coefficient by {plan.noise:.2g} a step, so that the average has a weight of {plan.weight:.0%} in it "
+            f"each coefficient by {plan.noise:.2g} a step, so the average has a weight of {plan.weight:.0%} in it "
             "and the way to the minimiser the rest.",
             f"Learning rate: up to 1/{self.smoothness:.3g} = {1 / self.smoothness:.3g} descent is stable.",
             f"Steps: of {', '.join(str(p.steps) for p in self.plans)} the least risk is indicated for {plan.steps}. "

@@ -69,7 +69,7 @@ def _on_one_thread(
 ) -> "Callable[Concatenate[Design, _Given], Array]":
     """The product on one thread: blocks are too small to share, and on a busy machine sharing takes ten times as long.
 
-    The order of its sums then does not depend on the machine, so that one key gives one result.
+    The order of its sums then does not depend on the machine, so one key gives one result.
     """
 
     @functools.wraps(product)
@@ -464,7 +464,7 @@ def shortened(matrix: Matrix) -> tuple[Matrix, Array]:
 
 
 def _shorten(block: Matrix, target: Matrix, long: NDArray[np.bool_]) -> None:
-    """Write the long rows of a block to its copy, scaled: first by a power of two, so that nothing overflows."""
+    """Write the long rows of a block to its copy, scaled: first by a power of two, so nothing overflows."""
     counts = np.diff(block.indptr) if sparse.issparse(block) else np.full(len(block), block.shape[1])
     source, goal = (part.data if sparse.issparse(part) else part for part in (block, target))
     here = np.repeat(long, counts) if sparse.issparse(block) else long

@@ -67,7 +67,7 @@ class Loss(Protocol):
 class Logistic:
     """log(1 + e^{−z}) of the margin z = y·s, targets y = ±1; below the point of slope −``slope`` it goes on straight.
 
-    With ``slope`` c < 1 the loss is linear for z < log((1−c)/c), so that no row pulls harder than c; at 1 it is the
+    With ``slope`` c < 1 the loss is linear for z < log((1−c)/c), so no row pulls harder than c; at 1 it is the
     plain logistic loss.
 
     >>> Logistic(slope=0.25).lipschitz(radius=2.0), Logistic(slope=0.25).smoothness(radius=2.0)
@@ -217,7 +217,7 @@ class Softmax:
 
     def values(self, scores: Array, targets: Targets) -> Array:
         chosen = _scored(scores, targets, self.classes)[np.arange(len(targets)), targets]
-        # from the largest score, so that equal huge scores do not cancel
+        # from the largest score, so equal huge scores do not cancel
         top = scores.max(axis=1)
         return np.asarray(logsumexp(scores - top[:, None], axis=1) + (top - chosen))
 

@@ -161,7 +161,7 @@ def _paired(rows: _Held, labels: _Held) -> list[Pieces]:
 
 
 def _cut(source: Any, start: int, stop: int) -> Piece:
-    """A piece of labels; of those in memory only what is needed, so that no more is sent to a worker."""
+    """A piece of labels; of those in memory only what is needed, so no more is sent to a worker."""
     return (source, start, stop) if lazy(source) else (source[start:stop], 0, stop - start)
 
 

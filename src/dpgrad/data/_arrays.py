@@ -72,7 +72,7 @@ def header(path: object, stream: IO[bytes], size: int) -> tuple[tuple[int, ...],
         got = "objects or records, which are never unpickled" if dtype.hasobject or dtype.names else str(dtype)
         raise DataError(f"{path} must hold numbers, got {got}")
     if not shape or min(shape) < 0:
-        raise DataError(f"{path} must hold an array with one entry a row, got one of shape {shape}")
+        raise DataError(f"{path} must hold an array with one entry per row, got one of shape {shape}")
     declared, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if declared != held:
         raise DataError(f"{path} declares {declared:,} bytes of numbers and holds {held:,}: it is damaged")

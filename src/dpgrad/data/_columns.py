@@ -1,4 +1,4 @@
-"""What a schema declares of one column and of the target, and the checks of its values."""
+"""What a schema declares about one column and the target, and the checks of its values."""
 
 import json
 import math
@@ -156,7 +156,7 @@ class Column:
         return (*numbers, *marks) if self.kind == "number" else tuple(numbers)
 
     def fact(self) -> str:
-        """What is taken as public about the column, in words."""
+        """The facts about the column that are taken as public, in words."""
         said = f"column {self.name}: "
         if self.kind == "number":
             said += (
@@ -268,7 +268,7 @@ class Target:
         return found if np.ndim(unit) else float(found)
 
     def fact(self) -> str:
-        """What is taken as public about the target, in words."""
+        """The facts about the target that are taken as public, in words."""
         if self.bounds is None:
             return f"target {self.column}: its {len(self.classes)} classes"
         low, high = self.bounds

@@ -1,4 +1,4 @@
-"""What a loader returns."""
+"""The dataset that a loader returns."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -71,7 +71,7 @@ class Dataset:
 
     @property
     def outside_guarantee(self) -> tuple[str, ...]:
-        """What was read from private rows without being charged: empty for every default preprocessing."""
+        """Everything read from private rows without a charge: empty for every default preprocessing."""
         return tuple(entry for entry in self.public if entry.startswith(OUTSIDE))
 
     def flat(self) -> "Dataset":

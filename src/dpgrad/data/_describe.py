@@ -1,4 +1,4 @@
-"""A schema proposed from a file: it reads the private rows, so that a person has to confirm every entry."""
+"""A schema proposed from a file: it reads the private rows, so a person has to confirm every entry."""
 
 import json
 import math
@@ -200,7 +200,7 @@ def _unit(shared: list[str], seen: dict[str, _Seen], notes: dict[str, list[str]]
     unit = max(shared, key=lambda name: (_is_person(name), len(seen[name].counts)))
     for name in shared:
         notes[name] = [
-            "an id whose values come again: it is the unit above, so that persons are protected, not rows"
+            "an id whose values come again: it is the unit above, so persons are protected, not rows"
             if name == unit
             else "an id whose values come again, as do those of the unit above, chosen of several: if this one "
             f"names whom to protect, write unit = {json.dumps(name)} at the top"
@@ -254,7 +254,7 @@ def _preface(path: str | Path) -> list[str]:
 def _goal(table: Table, target: str | None) -> str:
     if len(table.names) < 2:
         other = ", such as --target y.npy" if table.path.endswith(".npy") else ""
-        raise DataError(f"{table.path} has one column alone: a schema needs a target beside it{other}")
+        raise DataError(f"{table.path} has only one column: a schema needs a target as well{other}")
     if target is not None:
         if target not in table.names:
             near = _validate.meant(target, table.names) if table.certain else ""

@@ -1,4 +1,4 @@
-"""Folders of images, one folder a class; an image becomes pixels in [0, 1] of the shape that is declared."""
+"""Folders of images, one folder per class; an image becomes pixels in [0, 1] of the shape that is declared."""
 
 import io
 import os
@@ -23,12 +23,12 @@ _MOST_PIXELS = 1 << 26  # of one image, before it is resized
 
 
 def table(path: Path) -> Table:
-    """The images below a folder, sorted by name; without a folder a class, the images in it, without classes."""
+    """The images below a folder, sorted by name; without a folder per class, the images in it, without classes."""
     with guarded(path, "a folder of images"):
         folders = [entry.name for entry in _entries(path) if entry.is_dir()]
         files = [entry for entry in _entries(path) if not entry.is_dir()]
         if folders and files:
-            raise DataError(f"{path} holds files beside folders: keep one folder a class, and nothing else")
+            raise DataError(f"{path} holds files as well as folders: keep one folder per class and nothing else")
         found = [
             (folder, image, place(number, at if folders else 0))
             for at, folder in enumerate(folders or [""], 1)
@@ -52,7 +52,7 @@ def place(number: int, folder: int) -> str:
 
 
 def classes(path: Path) -> tuple[str, ...]:
-    """The names of the folders below, one a class."""
+    """The names of the folders below, one per class."""
     with guarded(path, "a folder of images"):
         return tuple(entry.name for entry in _entries(path) if entry.is_dir())
 

@@ -16,7 +16,7 @@ _LONGEST = 400  # characters of a path in a message
 def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
     """Within the block anything that a library raises over a damaged file becomes one line with the file's name.
 
-    Libraries quote what they read, so that nothing of their messages is passed on.
+    Libraries quote what they read, so nothing of their messages is passed on.
     """
     named = f"{what} {path}".strip()
     named = named if len(named) <= _LONGEST else f"{named[:_LONGEST]}..."

@@ -152,7 +152,7 @@ def identified(
     schema: Given,
     tokens: Tokens | None = None,
 ) -> tuple[NDArray[Any], dict[str, list[Any]]]:
-    """The rows as `encode` gives them, and what they are told apart by: by name, one entry a row.
+    """The rows as `encode` gives them, and what identifies them: by name, one entry per row.
 
     That is every id column of the schema that the rows have, the file of each image in a folder, and else the number of
     the row, from 1.
@@ -187,7 +187,7 @@ def identified(
 
 
 def _names(encoder: Encoder, chunk: Chunk, ids: Sequence[str], before: int) -> dict[str, Sequence[Any]]:
-    """What the rows of a chunk are told apart by."""
+    """What identifies the rows of a chunk."""
     if ids:
         return {name: encoder.texts(chunk, name) for name in ids}
     if chunk.keys is not None:

@@ -1,4 +1,4 @@
-"""What a reader is told about a file: its columns, target, format and split, each declared and none learned."""
+"""What a schema declares about a file: its columns, target, format and split. Nothing is learned from the rows."""
 
 import codecs
 import math
@@ -31,7 +31,7 @@ class Split:
     """Which rows are held out: a rule in which one row's part never depends on the values of other rows.
 
     "fraction" hashes each row's position, or its id where a unit is declared, under the public ``key``. "last" takes
-    the last rows of the file, dropped ones counted, so that a memory map stays one. "column" holds out rows whose cell
+    the last rows of the file, dropped ones counted, so a memory map stays one. "column" holds out rows whose cell
     in ``column`` is one of ``values``. "file" reads them from another ``file``, named relative to the data.
 
     Guarantee: under zero-out and replace-one, rows keep their positions. Under add-remove, leaving out a row moves
@@ -205,7 +205,7 @@ class Schema:
 
     @property
     def kind(self) -> str:
-        """What an encoded row is: "table", "image" or "text"."""
+        """The kind of an encoded row: "table", "image" or "text"."""
         first = self.features[0]
         image = first.kind == "image" or (len(self.features) == 1 and len(first.shape) == 3 and not first.missing)
         return "image" if image else "text" if first.kind == "text" else "table"

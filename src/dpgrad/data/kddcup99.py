@@ -58,7 +58,7 @@ SYMBOLS: tuple[tuple[bytes, ...], ...] = (
 def load(root: Path | None = None, *, preprocessing: str = "default", download: bool = False) -> Dataset:
     """KDD Cup 1999 as (n, 122): numbers clipped to public bounds and mapped to [0, 1], a column for each known symbol.
 
-    "yu2020" is the benchmark of Iyengar et al.: 70,000 rows drawn with replacement, so that one connection may be in
+    "yu2020" is the benchmark of Iyengar et al.: 70,000 rows drawn with replacement, so one connection may be in
     several rows, also of train and of test at once; a column for each symbol *found*, then the numbers as they are.
 
     >>> load(preprocessing="raw")
@@ -77,7 +77,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
         return Dataset("kddcup99", *split_80_20(x, y), CLASSES, preprocessing, SPLIT_80_20, public)
     public += (
         OUTSIDE + "the symbols found, read from all private rows, train and test",
-        OUTSIDE + "rows are drawn with replacement, so that one connection counts several times, in train and in test",
+        OUTSIDE + "rows are drawn with replacement, so one connection counts several times, in train and in test",
     )
     random = np.random.RandomState(SEED)
     drawn = random.randint(ROWS, size=DRAWN)

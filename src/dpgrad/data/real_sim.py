@@ -29,7 +29,7 @@ def load(root: Path | None = None, *, preprocessing: str = "default", download: 
     """Real-sim as scipy CSR rows as published, shuffled and split 80/20.
 
     "yu2020" repeats a defect of the benchmark of Iyengar et al., which the paper took over: rows are shuffled, but the
-    values stay in the order of the file, so that places are right and values scrambled. That mixes values across rows
+    values stay in the order of the file, so places are right and values scrambled. That mixes values across rows
     and voids any guarantee for a row; it is there to reproduce Table 4.
 
     >>> load(preprocessing="raw")

@@ -3,7 +3,7 @@
 The sums lie in one flat buffer in float64, cut into as many *shards* as there are ranks. Every rank sends each shard to
 the rank of that number, which adds up what it receives in the order of the ranks, adds the noise of its shard and
 divides; then every rank is sent every shard. The noise of a shard is a slice of the noise of the whole, a function of
-(key, step, place), so that it is what one process would add, whatever the number of ranks.
+(key, step, place), so it is what one process would add, whatever the number of ranks.
 
 Bytes per step and rank, with V values and N ranks: 8 V (N-1)/N of sums and 4 V (N-1)/N of noisy means are sent, and as
 many received.

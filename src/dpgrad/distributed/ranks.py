@@ -116,7 +116,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Where this rank fails within the block, the others are told in their next meeting, and raise too."""
+        """If this rank fails within the block, the others learn of it in their next meeting, and raise too."""
         if self.alone:
             yield
             return
@@ -139,7 +139,7 @@ class Ranks:
 
     @contextmanager
     def committed(self) -> Iterator[None]:
-        """A collective after its meeting: where it fails, nobody can be told, and the connections are closed."""
+        """A collective after its meeting: if it fails, no rank can be informed, and the connections are closed."""
         try:
             yield
         except BaseException as error:
@@ -280,7 +280,7 @@ def _control(group: Any) -> Any:
     if group not in _CONTROL:
         if not dist.is_gloo_available():
             raise UnsupportedSystemError(
-                "several ranks need the gloo backend beside their own, and this build of torch has none: install one "
+                "several ranks need the gloo backend besides their own, and this build of torch has none: install one "
                 "that has, or run in one process"
             )
         ranks = dist.get_process_group_ranks(group)

@@ -3,7 +3,7 @@
 Parameters, gradients and the state of the optimizer stay in shards. For the passes of a step every rank gathers the
 parameters, works on its examples as one process does, and gives them back; then every rank is sent the sums of its own
 shards, adds them up in the order of the ranks, and adds the noise of its shards. No collective takes place within a
-pass, so that ranks may take different numbers of passes, and an error within one is told in the next meeting.
+pass, so ranks may take different numbers of passes, and an error within one is reported in the next meeting.
 
 Guarantee: the norm of an example is that of its whole gradient, on the rank that works on it. The noise of a shard is
 the slice of the noise of the whole parameter, a function of (key, step, name, place), added once.
@@ -162,7 +162,7 @@ class ShardExchange:
     """Sums of whole parameters on every rank, to noisy means of the shards that each rank holds.
 
     Bytes per step and rank, with V values and N ranks: 8 V (N-1)/N of sums are sent, and as many received. Parameters
-    are exchanged a few at a time, and what was exchanged is let go.
+    are exchanged a few at a time, and what was exchanged is freed.
     """
 
     def __init__(self, ranks: Ranks, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -91,7 +91,7 @@ def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
         raise
     if torch.initial_seed() != seed:
         raise UnsupportedModelError(
-            "the model or the loss seeds torch's random numbers, so that examples get them by their place in the "
+            "the model or the loss seeds torch's random numbers, so examples get them by their place in the "
             "batch: take torch.manual_seed out"
         )
     if not isinstance(found, Tensor):

@@ -114,7 +114,7 @@ def finished(
     """
     examples = tape.examples
     tape.recording = False  # a checkpointed block runs again during the backward pass
-    # By number; each is let go as soon as its uses are found, with what they were found from.
+    # By number; each is freed as soon as its uses are found, with what they were found from.
     records = dict(enumerate(tape.records))
     tape.records.clear()
     names = [record.names for record in records.values()]
@@ -136,7 +136,7 @@ def finished(
         for number, of_record in enumerate(names):
             for name, use in zip(of_record, found.pop(number), strict=False):
                 uses[name].append(use)
-        # What a form was made of is let go as soon as the form is found.
+        # What a form was made of is freed as soon as the form is found.
         for noted in (records, asked, arrived):
             noted.clear()
         return PerExample(
@@ -169,7 +169,7 @@ def _refuse_unknown(losses: Tensor, following: Following) -> None:
 def _arriving(records: dict[int, Record], found: dict[int, Sequence[Use]], every: bool) -> Iterator[set[int]]:
     """Within the block uses are found when the backward pass comes by; yields the numbers of the records it awaits.
 
-    What was needed for them can then be let go: a record that has arrived is taken out of ``records``. A place that the
+    What was needed for them can then be freed: a record that has arrived is taken out of ``records``. A place that the
     pass leaves behind on its way to others need not be asked for. Uses of a parameter that has several are put together
     first. Hooks are removed at the end: a node and its hook would keep each other alive.
     """
@@ -252,7 +252,7 @@ def _grad(losses: Tensor, places: list[Tensor | GradientEdge], weights: Tensor, 
 def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> Layouts:
     """Where the batch stands in the tensors that parameters meet, from one forward pass that is followed.
 
-    The pass is over copies of one example. Their number divides no size of model and batch, so that a shape tells
+    The pass is over copies of one example. Their number divides no size of model and batch, so a shape tells
     whether a tensor that every row has alike (a parameter expanded to the batch) has a place for each row.
     `MixedError` is raised where an operation cannot be followed.
     """

@@ -27,7 +27,7 @@ class KeptError(UnsupportedModelError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the model uses a tensor that it kept from an earlier batch, so that an example changes the gradients of "
+            "the model uses a tensor that it kept from an earlier batch, so an example changes the gradients of "
             "others in later steps: let it keep none"
         )
 

@@ -63,7 +63,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fixed: set[int] = set()  # storages made of sizes and of numbers in the code alone
         self.refused: MixedError | KeptError | None = None  # kept: a model may catch exceptions
         self._places: dict[_Key, Place] = {}
-        self._storages: dict[int, StorageWeakRef] = {}  # held, so that no address comes again
+        self._storages: dict[int, StorageWeakRef] = {}  # held, so no address comes again
         self._carrying: set[int] = set()  # storages that hold rows
         self._fresh: dict[int, set[_Key]] = {}  # storages that were made in this pass, and what is known of them
 

@@ -1,6 +1,6 @@
 """What dpgrad reads of torch's FSDP2 beyond its documented interface: the hooks and the policies of ``fully_shard``.
 
-No other module reads them. They may change with any version of torch, so that versions on which the tests have not run
+No other module reads them. They may change with any version of torch, so versions on which the tests have not run
 are refused.
 """
 

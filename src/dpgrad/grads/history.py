@@ -1,6 +1,6 @@
 """Momentum inside the clip bound: each example's gradients over past iterates are averaged before they are scaled.
 
-Huang et al. (2024), Algorithms 2 and 3, with the listings' slips mended.
+Huang et al. (2024), Algorithms 2 and 3, with the slips of their listings corrected.
 
 `InnerMomentum` (Algorithm 3) sums an example's gradients at the last iterates,
 
@@ -9,7 +9,7 @@ Huang et al. (2024), Algorithms 2 and 3, with the listings' slips mended.
 and the rule scales m_k,i. The K₀+1 terms are not normalised, and terms before step 0 are dropped. The listing computes
 m_{k−1} and uses m_k: ``inner="current"`` begins at w_k, ``inner="past"`` at w_{k−1} (so that its first step is noise
 alone). Gradients are recomputed at the stored iterates, which is exact and keeps nothing about any example; caching
-gradients from the steps at which an example took part would compute another quantity. It costs K₀+1 passes a step.
+gradients from the steps at which an example took part would compute another quantity. It costs K₀+1 passes per step.
 
 `Average` (Algorithm 2) keeps m_k,i = γ g_k,i + (1−γ) m_{k−1,i}, m_0,i = g_0,i, for every example of the data, updated
 before it is scaled (the listing scales the old one) and divided by the number of examples (the listing divides by B).
@@ -192,7 +192,7 @@ class Average:
     def engine(self, engine: Engine, step: int | Tensor) -> Engine:
         """An engine that brings the averages of its examples up to ``step`` and returns them as the gradients.
 
-        An example that was already brought up to ``step`` stays as it is, so that a piece may be worked on again. A
+        An example that was already brought up to ``step`` stays as it is, so a piece may be worked on again. A
         step on the device is not compared with what the examples have had.
         """
         if isinstance(step, int):

@@ -1,9 +1,9 @@
-"""Work beside the main stream of a CUDA device: short kernels that would leave most of the device idle.
+"""Work in parallel to the main stream of a CUDA device: short kernels that would leave most of the device idle.
 
 Lanes are streams that a captured graph turns into branches. Outside an `opened` block everything stays on the current
 stream, and nothing here does anything.
 
-Guarantee: what a lane reads may not be let go, nor written again, before the main stream has waited for the lane.
+Guarantee: what a lane reads may not be freed or overwritten before the main stream has waited for the lane.
 `beside` holds what it is given until then.
 
 >>> with beside(0):
@@ -33,7 +33,7 @@ class _Lanes:
         self.held: deque[tuple[torch.cuda.Event, tuple[object, ...]]] = deque()
 
     def settle(self, most: int) -> None:
-        """Let the main stream wait for all but the last ``most`` pieces of work, and let go what they read."""
+        """Let the main stream wait for all but the last ``most`` pieces of work, and free what they read."""
         while len(self.held) > most:
             done, _ = self.held[0]
             self.main.wait_event(done)

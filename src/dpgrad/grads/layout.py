@@ -54,7 +54,7 @@ class Layouts:
 
     @property
     def flat(self) -> bool:
-        """Whether rows are flattened anywhere, so that their order is not seen from a shape."""
+        """Whether rows are flattened anywhere, so their order is not seen from a shape."""
         return any(layout is not None and layout.flat for several in self.inputs.values() for layout in several)
 
 

@@ -457,7 +457,7 @@ def _forward(model: nn.Module, loss: Loss, batch: Batch, rows: int, tape: Tape, 
         raise
     except Exception as error:
         reason, known = _reason(error)
-    # Out of the handler, so that the error does not hold the tensors of the pass.
+    # Out of the handler, so the error does not hold the tensors of the pass.
     raise CannotLiftError(reason) if known else _UnclearError(reason)
 
 
@@ -494,7 +494,7 @@ def _quiet_fallback() -> Iterator[None]:
         _C._set_vmap_fallback_warning_enabled(True)
 
 
-_PICKS = "it picks or counts entries of an example by their values ({}), so that examples differ in shape"
+_PICKS = "it picks or counts entries of an example by their values ({}), so examples differ in shape"
 _HOOKS = "vmap: hooks on saved tensors"
 _ITEM = re.compile(r"calling \.item\(\)|data-dependent control flow")
 _WRITING = re.compile(r"vmap: .*in-?place|is not possible because there exists a Tensor .* more elements than")

@@ -27,7 +27,7 @@ def norm_error(dtype: torch.dtype) -> float:
     """τ: by how much, relatively, an example's share of the sum may exceed what its measured norm allows.
 
     Two parts: rounding in norms and factors, and rounding in the sum. Of m terms that are at most clip long the k-th
-    partial sum is at most k·clip long and rounds by u·k·clip, so that a sum errs by m²/2·u·clip, and the difference of
+    partial sum is at most k·clip long and rounds by u·k·clip, so a sum errs by m²/2·u·clip, and the difference of
     two sums, with one example and without, by twice that. At most `SUMMED_AT_ONCE` terms are added so; the sums of more
     are added in float64. One τ holds for every precision of the model: what TF32 adds is added to the norms of the
     layers where it is used (`tf32_margins`), and all else is formed in ``dtype`` (float32 for bfloat16).
@@ -39,7 +39,7 @@ def norm_error(dtype: torch.dtype) -> float:
       for data made against the order in which a device adds they do not, nor on tensor cores, which round towards
       zero: then they grow with T.
     - neighbours by add-remove. With one row more, those behind it move to other short sums, each of which may round by
-      its share, and a library may choose a kernel that rounds the gradients of all rows otherwise: by some units of
+      its share, and a library may choose a kernel that rounds the gradients of all rows differently: by some units of
       rounding (2^-24 in float32, 2^-11 in TF32, 2^-9 in bfloat16), and by more where a ReLU or a maximum turns.
 
     Guarantee: τ does not depend on how many examples were drawn. If it did, one example more or less would change the

@@ -87,5 +87,5 @@ def _projection_use(run: Fused, folded: Callable[[Tensor], Tensor]) -> Callable[
 
 
 def _held(run: Fused) -> Fused:
-    """What uses are made of; the results themselves may be let go."""
+    """What uses are made of; the results themselves may be freed."""
     return run._replace(state=(), place=run.earlier, tap=None)

@@ -19,7 +19,7 @@ def unchanged(call: Call) -> Found:
 def reshape(call: Call) -> Found:
     tensor, new = call.tensors[0], call.result.shape
     place = call.place(tensor)
-    if tensor.element_size() != call.result.element_size():  # of another type, so that the last dimension changes
+    if tensor.element_size() != call.result.element_size():  # of another type, so the last dimension changes
         if isinstance(place, Layout):
             raise call.refuse("takes numbers apart into others")
         return tuple(new)

@@ -26,7 +26,7 @@ __all__ = ["refuse_modules", "swapped", "unwrapped", "without_dropout"]
 def unwrapped(model: nn.Module, sharded: bool = False) -> nn.Module:
     """The module inside a compiled model: its parameters are the same, and each use of them can be seen.
 
-    Models that hide their modules otherwise, or that are spread over several processes or devices, are refused. With
+    Models that hide their modules in other ways, or are spread over several processes or devices, are refused. With
     ``sharded`` those of ``fully_shard`` are returned: the caller gathers their parameters before any pass.
     """
     given: object = model  # a caller may ignore types
@@ -123,7 +123,7 @@ def _kinds(module: str, names: tuple[str, ...]) -> list[type]:
 def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Wherever a module of ``model`` holds the parameter ``name``, it holds ``tensors[name]`` instead.
 
-    Every place is exchanged, so that tied parameters stay tied. The model is as before when the block ends, however it
+    Every place is exchanged, so tied parameters stay tied. The model is as before when the block ends, however it
     ends: tensors that a module was given meanwhile (a weight computed by a hook, a recurrent layer's list of weights)
     belong to the exchanged parameters and are taken back.
 

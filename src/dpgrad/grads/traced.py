@@ -1,6 +1,6 @@
 """A function of tensors as straight-line code: what one call of it did, without what torch and Python did around it.
 
-The code calls the same kernels on the same shapes in the same order, so that results are equal bit by bit. Nothing in
+The code calls the same kernels on the same shapes in the same order, so results are equal bit by bit. Nothing in
 it depends on the values of the call that was recorded: where the function reads values in Python, or does other things
 in a second call on other values, it is refused.
 """
@@ -202,7 +202,7 @@ def _binding(func: Any) -> Callable[..., Any]:
 
 
 class _Code:
-    """The operations as a Python function whose local names are the tensors, each let go after its last use."""
+    """The operations as a Python function whose local names are the tensors, each freed after its last use."""
 
     def __init__(self, found: Recording, state: Sequence[Tensor], bindings: _Bindings) -> None:
         self._found, self._bindings = found, bindings

@@ -1,4 +1,4 @@
-"""Errors of the user's own code on private rows: told by kind and place, and never in words that a row may have chosen.
+"""Errors of the user's own code on private rows: reported by kind and place, never in words that a row may have chosen.
 
 What a Dataset, a transform, a model or a loss raises may hold values of rows, and messages reach logs that others read.
 So its words are shown only where rows of zeros make the same line raise the same kind of error, and torch's own layers

@@ -8,7 +8,7 @@ A layer hands over what its gradient is made of, and four forms say how it is pu
 - `Patches` (in `patches`): a convolution, which is an `Outer` over the patches of its input.
 
 Guarantee: `measured` returns a norm that is not below the norm of what `weighted_sum` adds for that example. Summing
-over positions loses up to γ‖a‖‖g‖ to rounding, however small the sum is, so that much is added where the sum is formed
+over positions loses up to γ‖a‖‖g‖ to rounding, however small the sum is, and that much is added where the sum is formed
 anew; gradients that are kept and summed as measured need no margin. Where torch's settings allow TF32, products are
 formed in it, and the margin says what that costs.
 """
@@ -51,7 +51,7 @@ class Use(Protocol):
         """The shape of the parameter."""
 
     def settled(self) -> "Use":
-        """The form that is cheapest to measure and to sum, so that what it was made of can be let go.
+        """The form that is cheapest to measure and to sum, so what it was made of can be freed.
 
         It may be measured already, while what it is made of is near.
         """
@@ -352,7 +352,7 @@ class Lookup:
 class Tied:
     """An embedding whose weight is also that of a linear layer: Gᵢ is the sum of both gradients.
 
-    ‖R + O‖² = ‖R‖² + ‖O‖² + 2⟨R, O⟩ with ⟨R, O⟩ = Σ_t Σ_s (g^O_s)[id_t] · ⟨g^R_t, a_s⟩, so that nothing as large as the
+    ‖R + O‖² = ‖R‖² + ‖O‖² + 2⟨R, O⟩ with ⟨R, O⟩ = Σ_t Σ_s (g^O_s)[id_t] · ⟨g^R_t, a_s⟩, so nothing as large as the
     vocabulary is held for an example.
     """
 

@@ -1,7 +1,7 @@
 """Three ways to the gradients of single examples; in each, which example a gradient belongs to is no guess.
 
 1. *batched*: every operation of the pass was followed and keeps examples apart, whatever the values (`following`).
-2. *lifted*: the pass runs inside `torch.func.vmap`, so that no example can see another (`lifted`).
+2. *lifted*: the pass runs inside `torch.func.vmap`, so no example can see another (`lifted`).
 3. *certified*: an ordinary pass over the batch, shown to keep examples apart on every batch anew (`certified`).
 
 The first that takes a model is used. Which one that is follows from the operations of the model and, between the second
@@ -34,7 +34,7 @@ _BESIDES: tuple[Beside, ...] = ("lifted", "certified", "forked")
 MOST_PATHS = 8  # through a model, before a user is told
 _ONE_ROW = (
     "the loss of an example changes with the others in its batch, through a statistic of the batch: gradients are "
-    "computed as if each example were alone, so that it is the statistic of one row"
+    "computed as if each example were alone, so it is the statistic of one row"
 )
 
 # What a reason may repeat of private rows: the words of an error that the model raised on them, and shapes. A place in
@@ -167,7 +167,7 @@ class Attributed:
     def decided(self) -> None:
         """Keep to the way that was found, and follow every pass from now on: those before had no dropout.
 
-        What a later batch does then depends on that batch alone, so that a step can be replayed.
+        What a later batch does then depends on that batch alone, so a step can be replayed.
         """
         self._decided = True
         if self._layouts is not None:

@@ -85,7 +85,7 @@ class DifferentialPrivacy(Callback):
 
     @property
     def plan(self) -> Plan:
-        """What is done, and what it costs; known once `Trainer.fit` was called."""
+        """The plan and its cost; known once `Trainer.fit` was called."""
         return self._training().plan
 
     def guarantee(self) -> Guarantee:
@@ -186,7 +186,7 @@ class DifferentialPrivacy(Callback):
         pl_module.log("epsilon", self._training().epsilon(), prog_bar=True, batch_size=1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: public values, and no key."""
+        """The state for a checkpoint: public values, and no key."""
         return {} if self._run is None or not self._run.identifier else self._run.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -326,7 +326,7 @@ def _is_own(datamodule: Any, hook: str) -> bool:
 
 
 def _refuse_loader(loader: object) -> None:
-    """Refuse what is not one DataLoader over a map-style dataset in plain order."""
+    """Refuse anything but one DataLoader over a map-style dataset in plain order."""
     if not isinstance(loader, DataLoader):
         raise DataError(f"training rows must come from one torch DataLoader, got {type(loader).__name__}")
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:

@@ -48,7 +48,7 @@ _RESERVE = 50  # steps that are spent at a time, with one write that waits for t
 
 @dataclass(frozen=True)
 class Terms:
-    """What a user of another library says about privacy: arguments of `dpgrad.fit`, under the same names.
+    """The privacy settings of a run by another library: arguments of `dpgrad.fit`, under the same names.
 
     The learning rate, the optimizer and averages of a method are the other library's, and left out of it.
 
@@ -256,7 +256,7 @@ class PrivateRun:
         return self.taken >= self.last
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: public values, and no key."""
+        """The state for a checkpoint: public values, and no key."""
         state = {"run": self.identifier, "step": self.taken}
         if self._record is not None:
             now = self._record.present
@@ -268,7 +268,7 @@ class PrivateRun:
         return self._spent(self.taken)
 
     def close(self) -> None:
-        """Give back what was reserved and not taken, and the lock; closing again does nothing."""
+        """Give back steps reserved and not taken, and the lock; closing again does nothing."""
         if self.private is not None and not self._seconds:
             self._seconds = time.perf_counter() - self._began
         lock, self._lock = self._lock, None
@@ -280,7 +280,7 @@ class PrivateRun:
                 _files.unlock(lock)
 
     def event(self) -> Event:
-        """What was spent by all processes of this run."""
+        """The event of all processes of this run."""
         return self._until(self.taken)
 
     def _until(self, step: int) -> Event:

@@ -116,7 +116,7 @@ class DPTrainer(Trainer):
 
     @property
     def plan(self) -> Plan:
-        """What will be done, and what it costs; known before training."""
+        """The plan and its cost; known before training."""
         return self._training().plan
 
     def guarantee(self) -> Guarantee:

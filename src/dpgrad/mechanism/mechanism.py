@@ -364,7 +364,7 @@ class Mechanism:
         return runs[0] if len(runs) == 1 else Compose(tuple(runs))
 
     def _runs(self) -> Iterator[tuple[Leaf, int]]:
-        """The events of the run in order, and how often each is repeated; by chunks, so that memory stays small."""
+        """The events of the run in order, and how often each is repeated; by chunks, so memory stays small."""
         span = self.sampler.span
         if self._steady:
             yield self._drawn(self.sampler.event(self.multiplier_at(0))), -(-self.steps // span)
@@ -399,7 +399,7 @@ class Mechanism:
         return account(_together(beside, self.event()), self.relation, accountant)
 
     def guarantee(self, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> Guarantee:
-        """The (ε, δ) that ``accountant`` certifies for the whole run, and for what was released ``beside`` it.
+        """The (ε, δ) that ``accountant`` certifies for the whole run, together with the release ``beside`` it.
 
         >>> print(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).guarantee(1e-5))
         ε = 1.3565 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, pld accountant)

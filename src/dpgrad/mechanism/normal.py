@@ -61,7 +61,7 @@ def gaussian(key: Key, shape: tuple[int, ...], std: float, *names: str) -> "np.n
 
 
 def fill(key: Key, wanted: Iterable[Wanted], threads: int = 1) -> None:
-    """Draw values block by block, each from a generator of its own, so that threads may share the work.
+    """Draw values block by block, each from a generator of its own, so threads may share the work.
 
     The threads are those of one call: a pool that outlived it would hang a process that is forked. They run numpy
     alone, since torch would start as many threads again in each.

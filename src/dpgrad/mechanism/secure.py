@@ -91,7 +91,7 @@ def table() -> Table:
         left[more] -= capacity - left[less]
         if left[more] < capacity:
             small.append(large.pop())
-    # A column that is full gives itself either way, so that its threshold need not be 2^80.
+    # A column that is full gives itself either way, so its threshold need not be 2^80.
     threshold = [min(each, capacity - 1) for each in threshold]
     high = np.array([each >> 16 for each in threshold], np.uint64)
     low = np.array([each & 0xFFFF for each in threshold], np.uint16)

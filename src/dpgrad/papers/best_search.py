@@ -5,7 +5,7 @@
 For each task three rounds, by accuracy on held-out training rows: the known setting with one value changed (coarse);
 what gained together, and neighbours of the best (fine); the best few with all views of an image and more seeds (sure).
 The best of the last round is written to ``best.json``, which `dpgrad.papers.best` reads. Every trial is a line of
-``--log`` and is not run again, so that a stopped search goes on. ``--seconds`` bounds each task; a trial that has begun
+``--log`` and is not run again, so a stopped search goes on. ``--seconds`` bounds each task; a trial that has begun
 ends.
 
 Guarantee: none. The choice looks at private rows and is not charged to the budgets of the runs; every table says so.

@@ -1,7 +1,7 @@
 """Table 4, Figure 2 and the ablation of Yu et al., "Gradient Perturbation is Underrated" (IJCAI 2020): every solver.
 
 A *trial* is one fit of one solver with one setting on one dataset at one ε; its outcome is a few figures of the test
-split. `complete` runs the trials of a table and writes each outcome as soon as it is there, so that a run that was
+split. `complete` runs the trials of a table and writes each outcome as soon as it is there, so a run that was
 stopped goes on where it was. Replace-one neighbours, δ = 1/n². DP-GD and DP-SGD take the rows as they are and clip
 gradients, as in the paper; the others take rows of norm 1. Only `auto` and "gd-intercept" fit an intercept; the latter
 is there because the paper does not say whether its DP-GD does. As in the paper, the setting of a solver with a grid
@@ -307,7 +307,7 @@ def _against_the_rest(
     plan: Callable[[Design, Logistic, int], Planned],
     solve: Callable[..., tuple[Array, Event]],
 ) -> Model:
-    """One fit for two classes, else one a class against the rest, which share the budget."""
+    """One fit for two classes, else one per class against the rest, which share the budget."""
     design = _rows(task, trial)
     if isinstance(task.loss, Logistic):
         return _plain(solve(design, task.targets, loss, plan(design, loss, 1), key=trial.seed)[0], design)
@@ -464,7 +464,7 @@ def auc(scores: Array, positive: NDArray[np.bool_]) -> float:
 
 
 class Log:
-    """The outcomes in a JSON file, one a line: written whole after each new one, with what others wrote meanwhile."""
+    """The outcomes in a JSON file, one per line: written whole after each new one, with what others wrote meanwhile."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

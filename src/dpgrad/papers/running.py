@@ -230,7 +230,7 @@ def reproduce(
     """Run what is missing of an experiment, and return all of its trials.
 
     Trials run seed by seed, so what is there after an interruption compares all arms. ``pool`` comes from `processes`.
-    A trial that fails is told when the others are done. Without ``run``, the trials that are there are returned and no
+    A failed trial is reported when the others are done. Without ``run``, the trials that are there are returned and no
     data are needed.
     """
     if run and place.size != "tiny" and (absent := missing(experiment, place.data)):

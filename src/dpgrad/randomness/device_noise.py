@@ -1,7 +1,7 @@
 """Gaussian noise on a CUDA device as a pure function of (secret run key, step, place among the model's values).
 
 A value is made of words of Philox4x64-10, whose counter holds the step and the place, by the method of Box and Muller
-(1958), in float64. Nothing is remembered between calls, so that a captured graph draws the noise of any step.
+(1958), in float64. Nothing is remembered between calls, so a captured graph draws the noise of any step.
 
 >>> likes = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}
 >>> stream = Stream(likes, key=7, device="cpu")

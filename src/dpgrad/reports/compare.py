@@ -212,7 +212,7 @@ def _drawn(run: Mechanism) -> str:
         case sampling.Shuffle():
             return (
                 f"The rows are shuffled into {run.sampler.span:,} batches an epoch, {steps} in all. Every row is sure "
-                "to be used once an epoch, so an epoch costs one full Gaussian release and sampling saves nothing: "
+                "to be used once per epoch, so an epoch costs one full Gaussian release and sampling saves nothing: "
                 "much worse than Poisson sampling at the same rate. Pricing it as Poisson would understate ε: "
                 "where that claims 3, a known pair of datasets already shows 17.6."
             )

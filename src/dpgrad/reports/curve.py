@@ -1,4 +1,4 @@
-"""What an attack can reach, as a file: δ(ε) and the trade-off of its errors, as numbers or as a picture."""
+"""Bounds on every attack as a file: δ(ε) and the trade-off curve, as numbers or as a picture."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What a result was made with: versions and the kind of machine, without names, paths or serial numbers.
+"""How a result was made: versions and the kind of machine, without names, paths or serial numbers.
 
 >>> sorted(environment())
 ['machine', 'packages', 'python', 'system']

@@ -106,7 +106,7 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class Released(Protocol):
-    """What a solver or a PCA returned: an event that was paid for, under a relation."""
+    """The result of a solver or a PCA: an event that was charged, under a relation."""
 
     @property
     def event(self) -> Event: ...

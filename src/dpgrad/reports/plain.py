@@ -106,7 +106,7 @@ def explained(promise: dict[str, Any], released: dict[str, Any], subject: str) -
 
 
 def attack(promise: dict[str, Any]) -> str | None:
-    """One sentence on what no attack can exceed; None where that is not known.
+    """One sentence with the bounds on attacks; None where they are not known.
 
     >>> told = {"membership_advantage": 0.125, "power": [{"false_positives": 0.01, "power": 0.02, "precision": 0.67}]}
     >>> attack({"attacks": told, "relation": "add-remove"}).split(": ")[1].split(", ")[0]
@@ -128,7 +128,7 @@ def attack(promise: dict[str, Any]) -> str | None:
 
 
 def _unit(promise: dict[str, Any]) -> str:
-    """What one of the protected is called."""
+    """The word for one protected unit."""
     return str(promise.get("privacy_unit", UNIT)).removeprefix("one ")
 
 

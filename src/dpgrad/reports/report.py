@@ -215,7 +215,7 @@ def _finite(value: float) -> float | None:
 
 
 def check(report: object, name: str = "report") -> None:
-    """Refuse what is not a report of this format or of an earlier one, with the first fault.
+    """Refuse anything but a report of this or an earlier format, and name the first fault.
 
     >>> check({"format": "dpgrad privacy report 3"})
     Traceback (most recent call last):
@@ -226,7 +226,7 @@ def check(report: object, name: str = "report") -> None:
 
 
 def _current(report: Any) -> Any:
-    """A report of an earlier format in the present one; null for what it does not say.
+    """A report of an earlier format in the present one; null where it says nothing.
 
     The first was that of 0.1.0: without the way, and the batch size was called lot. The second was for runs alone.
     """

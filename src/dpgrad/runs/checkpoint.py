@@ -1,4 +1,4 @@
-"""A run that outlives its process: what it spends is on disk before it is computed, its state is replaced as a whole.
+"""A run that survives a crash: its cost is on disk before it is computed, and its state is replaced as a whole.
 
 A run folder holds
 

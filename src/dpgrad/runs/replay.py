@@ -1,7 +1,7 @@
 """When a run may use its key again: everything that the bits of a step depend on, as values that can be compared.
 
 Two results with the same noise and different sums reveal their difference without noise. So a key is used again only
-for steps that come out the same bit for bit; where anything differs, or cannot be told to be equal, a new key is drawn.
+for steps that come out the same bit for bit; where anything differs, or cannot be shown equal, a new key is drawn.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Identity:
         return [name for name in names if mine.get(name) != theirs.get(name)]
 
     def incomparable(self) -> set[str]:
-        """The names of what is equal to nothing, since it cannot be told to be."""
+        """The names of what is equal to nothing, since it cannot be shown to be."""
         held = vars(self) | self.options
         return {name for name, value in held.items() if isinstance(value, str) and incomparable(value)}
 
@@ -123,7 +123,7 @@ def _add_array(digest: "hashlib.blake2b", name: str, values: "Tensor | np.ndarra
 
 
 def incomparable(word: str) -> bool:
-    """Whether a word stands for what cannot be told to be equal to anything.
+    """Whether a word stands for what cannot be shown equal to anything.
 
     >>> incomparable(behaviour(1)), incomparable(behaviour(iter([])))
     (False, True)
@@ -132,7 +132,7 @@ def incomparable(word: str) -> bool:
 
 
 def _never_again() -> str:
-    """A word that is equal to no other: what it stands for cannot be told to be equal."""
+    """A word that is equal to no other: what it stands for cannot be shown equal."""
     return f"{_NEVER} {secrets.token_hex(16)}"
 
 

@@ -53,7 +53,7 @@ class Weights:
         return {name: value._version for name, value in self._model.named_parameters(remove_duplicate=False)}
 
     def state(self) -> dict[str, Tensor]:
-        """The state to write: each value a copy of its own, so that no memory beside it is written with it."""
+        """The state to write: each value a copy of its own, so no memory beside it is written with it."""
         self.refuse_changed()
         if self._settled is not None and self._settled != self._versions():
             raise UnsupportedModelError(

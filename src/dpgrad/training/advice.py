@@ -47,7 +47,7 @@ def cautions(plan: "Plan") -> Iterator[tuple[str, str]]:
 
 
 def batches(plan: "Plan") -> str:
-    """What Abadi et al. advise on the size of batches, beside what is planned."""
+    """The batch size that Abadi et al. advise, next to the planned one."""
     if plan.recipe.full_batch:
         return f"every step takes all {plural(plan.unit)}"
     same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)

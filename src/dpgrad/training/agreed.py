@@ -1,6 +1,6 @@
 """What the ranks of a run must have in common, compared before the first step, and what they may not do.
 
-Everything is compared by digests. What cannot be told to be equal, such as a loss that holds a generator, is left out:
+Everything is compared by digests. What cannot be shown equal, such as a loss that holds a generator, is left out:
 noise and charge do not depend on it.
 """
 

@@ -1,4 +1,4 @@
-"""The rule of ``method="auto"``: steps, batch size and learning rate from public facts, so that nothing is tuned.
+"""The rule of ``method="auto"``: steps, batch size and learning rate from public facts, without tuning.
 
 Tuning on private rows costs privacy, and constants of papers suit the data of the papers. The rule reads public facts
 alone: the number of rows n (declared, or taken from the data under zero-out), the number of trained parameters d, the

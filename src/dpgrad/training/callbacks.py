@@ -75,7 +75,7 @@ class Callbacks:
 
     @classmethod
     def of(cls, given: Any) -> "Callbacks":
-        """One callback, or several; what is none is refused."""
+        """One callback or several; anything else is refused."""
         every = list(given) if isinstance(given, Sequence | set) else [given]
         recorders = [one for one in every if isinstance(one, Diagnostics)]
         if len(recorders) > 1:
@@ -140,10 +140,10 @@ _COLUMNS = ("step", "epsilon", "delta", "learning_rate", "clip", "noise_multipli
 class CSVLog:
     """A callback that writes a row per step to a CSV file: ε so far, learning rate, clip bound and noise multiplier.
 
-    ``epsilon`` is a bound on the ε of a run whose number of steps had been fixed at this step; to stop because of what
-    was seen costs the plan. The metric on held-out rows, at steps with an evaluation, is outside the guarantee and its
-    column says so. Durations are left out: how long a step takes may depend on the size of its batch, which is private.
-    A run that is resumed goes on in the same file. A new run is refused a file with rows of another.
+    ``epsilon`` is a bound on the ε of a run whose number of steps had been fixed at this step; a run that is stopped
+    because of what it showed costs its whole plan. The metric on held-out rows, at steps with an evaluation, is outside
+    the guarantee and its column says so. Durations are left out: how long a step takes may depend on the size of its
+    batch, which is private. A resumed run continues in the same file. A new run refuses a file with rows of another.
 
     >>> import tempfile
     >>> log = CSVLog(Path(tempfile.mkdtemp()) / "log.csv")
@@ -189,7 +189,7 @@ class CSVLog:
         ])  # fmt: skip
 
     def _write(self, row: list[object]) -> None:
-        """Write the last row; what is there of one that is only half written is replaced."""
+        """Write the last row, in place of one that was cut off."""
         with _files.told(self.path), self.path.open("r+b") as file:
             file.seek(self._size)
             file.truncate()

@@ -122,7 +122,7 @@ class Spent:
         return self._known[step]
 
     def _event(self, step: int) -> Event:
-        """What was released by the first ``step`` steps, by those that an earlier key took as well, and beside them."""
+        """The event of the first ``step`` steps, of steps under an earlier key, and of other releases."""
         return Compose((self._plan.also_released, self._before, charges(self._plan.mechanism, self._began, step)))
 
 

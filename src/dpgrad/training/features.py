@@ -55,8 +55,8 @@ class Extractor:
     of zeros stays). ``public`` says what of it is taken as public; ``shape`` is what a row must have, where it is set.
 
     Guarantee: each row's features depend on that row alone, up to the rounding of the device. A module in training mode
-    is refused; so is one that gives a row of random numbers other features beside other rows, such as a BatchNorm
-    without running statistics.
+    is refused; so is one that gives a row of random numbers different features in a different batch, such as a
+    BatchNorm without running statistics.
 
     >>> pixels = Extractor(nn.Flatten().eval(), "features: the pixels", unit_norm=True)
     >>> pixels(np.array([[[3.0], [4.0]]], dtype=np.float32))
@@ -117,8 +117,8 @@ class Extractor:
         one, other = (self._features(torch.cat([rows[:1], company]))[0] for company in (rows[1:2], _COMPANY * rows[1:]))
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()), equal_nan=True):
             raise UnsupportedModelError(
-                "the module gives a row other features beside other rows: a normalization over the batch, or random "
-                "numbers; use fixed statistics, or one over each row alone"
+                "the features of a row change with the other rows of its batch: a normalization over the batch, or "
+                "random numbers; use fixed statistics, or one over each row alone"
             )
 
 

@@ -290,7 +290,7 @@ def _hugging_face(data: object, name: str) -> bool:
 class HuggingFaceRows(ByIndex):
     """Rows of a ``datasets.Dataset`` as a dict of tensors, in the format that is set or in that of torch.
 
-    A transform is applied to one row at a time, so that no row depends on others.
+    A transform is applied to one row at a time, so no row depends on others.
 
     >>> import datasets
     >>> HuggingFaceRows(datasets.Dataset.from_dict({"x": [[1.0], [2.0]]})).batch([1], default_collate)

@@ -116,7 +116,7 @@ class Checkpoint:
         return cls(folder, told["kind"], told["lora"], whole=False)
 
     def described(self) -> dict[str, Any]:
-        """What a report says of it: the folder's own name alone, never where it lies."""
+        """Its description in a report: the name of the folder, without its path."""
         source = {"file": self._folder.resolve().name, "digest": None, "kind": self.kind, "lora": self._lora}
         return {"name": self.name, "source": source}
 
@@ -290,7 +290,7 @@ class Checkpoint:
 
 
 def _notes(folder: str, before: int, outputs: int, resized: set[str], fresh: Sequence[str]) -> tuple[str, ...]:
-    """What a user should know about the weights that do not come from the checkpoint."""
+    """Notes about the weights that do not come from the checkpoint."""
     notes = []
     if resized:
         notes.append(

@@ -118,7 +118,7 @@ def _cnn(shape: Sequence[int], outputs: int) -> nn.Module:
 
 
 def _oriented_gradients(shape: Sequence[int], outputs: int) -> nn.Module:
-    """A linear model of oriented gradients; cells grow with the image, so that a side has at most about 23 of them."""
+    """A linear model of oriented gradients; cells grow with the image, so a side has at most about 23 of them."""
     channels, height, width = _image("oriented-gradients", shape)
     cell = max(2, min(height, width) // 16)
     features = OrientedGradients(cell=cell)

@@ -301,7 +301,7 @@ class Privacy:
 
     @property
     def unit(self) -> str:
-        """What is protected, in words."""
+        """The protected unit, in words."""
         return UNIT if self.units is None else self.unit_name or PERSON
 
     @property

@@ -38,7 +38,7 @@ def is_own(text: str) -> bool:
 class OwnModel:
     """The function of a user's file that builds a model from the shape of one row and the number of outputs.
 
-    ``digest`` is that of the file as it was run, so that `dpgrad predict` can tell when it has changed.
+    ``digest`` is that of the file as it was run; `dpgrad predict` uses it to notice a change.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ class OwnModel:
         self._make = self._found(self._module(source))
 
     def described(self) -> dict[str, Any]:
-        """What a report says of it: names without folders, and the digest."""
+        """Its description in a report: names without folders, and the digest."""
         file = f"{self._path.name}:{self._function}"
         return {"name": self.name, "source": {"file": file, "digest": self.digest, "kind": None, "lora": None}}
 

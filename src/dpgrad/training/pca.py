@@ -1,4 +1,4 @@
-"""Differentially private principal directions, charged beside training in one guarantee (DP-PCA, Abadi et al., 2016).
+"""Differentially private principal directions, charged with training in one guarantee (DP-PCA, Abadi et al., 2016).
 
 The second moment Σ x xᵀ of the rows, each scaled to norm 1, gets Gaussian noise, and its leading eigenvectors are the
 directions. It is neither divided by the number of rows, which would not change its eigenvectors and which is not public
@@ -90,7 +90,7 @@ class Projection:
         return found if isinstance(rows, Tensor) else found.numpy()
 
     def layer(self) -> nn.Linear:
-        """The same map as a frozen layer, so that a model that begins with it takes rows as they are.
+        """The same map as a frozen layer: a model that begins with it takes rows that are not projected.
 
         >>> first_two = Projection(torch.eye(3)[:2], Gaussian(1.0), Relation.ADD_REMOVE, reproducible=False)
         >>> first_two.layer()(torch.tensor([[1.0, 2.0, 3.0]]))

@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """What the guarantee assumes to be public."""
+        """The values that the guarantee assumes to be public."""
         found = compare.assumed_public(self.mechanism, None)
         counted = "declared" if self.declared else "taken from the data"
         size = f"the number of {plural(self.unit)} ({self.dataset_size:,}, {counted})"

@@ -122,8 +122,8 @@ class PrivateGradient:
     unless the mechanism has ``secure_values`` (docs/secure_noise.md); rounding beyond
     `dpgrad.grads.precision.norm_error` (add-remove neighbours, long sums over positions); that the comparison of the
     engine with its definition before the first step passed; and errors and warnings. What your own code raises on
-    training rows is told without its words (`dpgrad.grads.unquoted`), but a message of torch may reveal the batch size.
-    Do not release it.
+    training rows is reported without its words (`dpgrad.grads.unquoted`). A message of torch may reveal the batch size:
+    do not release it.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class PrivateGradient:
 
     @property
     def key(self) -> Key:
-        """What all randomness of the run follows from."""
+        """The key that all randomness of the run follows from."""
         return self.work.key
 
     @property
@@ -250,7 +250,7 @@ class PrivateGradient:
 
     @property
     def _own_ledger(self) -> Event:
-        """What the steps under the present key released."""
+        """The event of the steps under the present key."""
         return grouped(self._charged) if self._charged else NOTHING
 
     def spent(self, delta: float, accountant: str = "pld") -> Guarantee:
@@ -282,7 +282,7 @@ class PrivateGradient:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What fails on this rank is told to the others; processes that were connected since are refused."""
+        """A failure on this rank is reported to the others; processes that were connected since are refused."""
         if self.ranks.alone:
             _processes.refuse_several()
         with self.ranks.together():
@@ -348,7 +348,7 @@ class PrivateGradient:
             yield
 
     def _computed_in_shards(self, data: Any, rows: int, step: int) -> None:
-        """Compare and compute while the parameters are gathered, which all ranks do once a step."""
+        """Compare and compute while the parameters are gathered, which all ranks do once per step."""
         runner = self._runner(data, rows)
         assert isinstance(runner, Taped)
         with self._passing(data, step):
@@ -524,7 +524,7 @@ class PrivateGradient:
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
 
     def _stop(self) -> None:
-        """Let go of who runs the steps, and of what was captured."""
+        """Free what runs the steps, and what it captured."""
         if isinstance(self._running, Pieces):
             self._running.close()
         self._running = None

@@ -344,7 +344,7 @@ def _name(rule: object) -> str:
 
 
 def optimizer_name(optimizer: "OptimizerChoice | None") -> str:
-    """What an optimizer is called in a plan.
+    """The name of an optimizer in a plan.
 
     >>> optimizer_name(None), optimizer_name("adam")
     ('sgd', 'adam')
@@ -388,7 +388,7 @@ def refuse_optimizer(optimizer: "OptimizerChoice | None", momentum: float = 0.0)
 def optimizers() -> "dict[str, Callable[..., torch.optim.Optimizer]]":
     """The optimizers of torch by lower-case name, without those that a private step does not suit, and our own.
 
-    LBFGS evaluates the loss several times a step, and SparseAdam needs sparse gradients.
+    LBFGS evaluates the loss several times per step, and SparseAdam needs sparse gradients.
 
     >>> "adam" in optimizers(), "lbfgs" in optimizers()
     (True, False)

@@ -207,7 +207,7 @@ class Session:
         elif self.run.state is not None and self.run.state["captured"] != self._forms:
             raise ResumeError(
                 f"the steps of this run were taken as {self.run.state['captured']}, and would now be as "
-                f"{self._forms}, which rounds otherwise: resume it as it was, with as much free memory, or give "
+                f"{self._forms}, which rounds differently: resume it as it was, with as much free memory, or give "
                 f"capture={capture is not True and self.private.form == Graphed.form} to go on with a new key"
             )
 

@@ -159,7 +159,7 @@ def _joined(singles: list[Batch]) -> Batch:
 def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
     """The examples of a Dataset as one batch of tensors.
 
-    Guarantee: a ``collate`` of the user's own is called with one example at a time, so that none can act on another.
+    Guarantee: a ``collate`` of the user's own is called with one example at a time, so none can act on another.
 
     >>> together([(torch.zeros(2), 1), (torch.ones(2), 3)])[1]
     tensor([1, 3])

@@ -173,7 +173,7 @@ class ArrowRows(ByIndex):
         self._place, self._schema = place, held.schema
         self._target = target_in(self._schema.names, target, place)
         if len(self._schema.names) < 2:
-            raise DataError(f"{place} has no columns of features beside {target!r}")
+            raise DataError(f"{place} has no feature columns besides {target!r}")
         for field in self._schema:
             _refuse_arrow(field, place)
         self._held = held

@@ -56,7 +56,7 @@ class Configuration:
         return recipe(self.method)
 
     def budget(self, epsilon: float, delta: float) -> Budget:
-        """What one trial may spend, and on what."""
+        """The budget of one trial, and what it is spent on."""
         return Budget(epsilon, delta, self.epochs, self.steps, self.batch_size)
 
 
@@ -84,7 +84,7 @@ class SelectionPlan:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """The plan in words: what is chosen among, what each way would cost, and what needs no choice."""
+        """The plan in words: the candidates, the cost of each way of choosing, and what needs no choice."""
         delta, relation = self.guarantee.delta, self.guarantee.relation
         few = price(self.event.events, mean=self.trials.mean, delta=delta, relation=relation)
         found = [

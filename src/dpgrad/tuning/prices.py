@@ -48,7 +48,7 @@ def price(
     relation: Relation = Relation.ZERO_OUT,
     settings: int | None = None,
 ) -> list[Price]:
-    """What it costs to choose among trials, before anything is spent.
+    """The cost of choosing among trials, before anything is spent.
 
     ``trial`` is the event of one trial, or those of the settings, one of which a trial draws uniformly. ``mean`` is the
     expected number of trials, and ``settings`` how many there are (default: as many as events).

@@ -52,7 +52,7 @@ class PublicScore:
 
     @property
     def event(self) -> Event:
-        """What it costs the protected rows: nothing."""
+        """The cost for the protected rows: nothing."""
         return NOTHING
 
     def of(
@@ -96,7 +96,7 @@ class PrivateScore:
 
     @property
     def event(self) -> Event:
-        """What it costs: one Gaussian release."""
+        """The cost: one Gaussian release."""
         return Gaussian(2 * self.std)
 
     def of(

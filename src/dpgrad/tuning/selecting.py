@@ -135,7 +135,7 @@ def select(
 
 
 def _saved(winner: Fitted, release: Callable[[Path, Fitted], None], folder: Path) -> None:
-    """Write the winner's weights, and what the caller writes beside them."""
+    """Write the winner's weights, and what the caller adds to them."""
     folder.mkdir(parents=True, exist_ok=True)
     assert winner.weights is not None
     winner.weights.write(folder / WEIGHTS)
@@ -217,7 +217,7 @@ class _Task:
     def rehearse(self, found: SelectionPlan) -> None:
         """Train a step of each configuration on rows of zeros: what cannot be trained is refused before it is paid for.
 
-        No private value is read, so that what is raised may be told.
+        No private value is read, so the error may be shown.
         """
         zeros = zeros_like(self.data, 4, self.collate)
         own = replace(
@@ -269,7 +269,7 @@ class _Selection:
         return self._released(fitted, best), best.configuration
 
     def _trial(self, trial: int, settings: int, best: Best | None) -> Best | None:
-        """One trial; the best so far. What it raises is not told: it may depend on the rows."""
+        """One trial; the best so far. Its error is not shown: it may depend on the rows."""
         fitted, score = None, -math.inf
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

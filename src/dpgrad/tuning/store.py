@@ -136,7 +136,7 @@ class Store:
 
     @property
     def key(self) -> Key:
-        """What the number of trials and their settings follow from. Secret."""
+        """The key that the number of trials and their settings follow from. Secret."""
         return Key(bytes.fromhex(self._state["key"]), bool(self._state["reproducible"]))
 
     @property
@@ -207,7 +207,7 @@ class Store:
         self.forget()
 
     def forget(self) -> None:
-        """Remove what is private."""
+        """Remove the private files."""
         _files.remove(self._private)
 
     def __enter__(self) -> "Store":

@@ -400,7 +400,7 @@ def compose(factors: Sequence[Factor]) -> Measure:
 
 
 def convolve(factors: Sequence[Product], faint: float) -> Measure:
-    """The composition of powers of single measures, by definition: every mass is a sum of positive products, so that it
+    """The composition of powers of single measures, by definition: every mass is a sum of positive products, so it
     keeps its relative precision where the FFT's round-off would drown it. For few points only.
 
     About ``faint`` of the tilted mass is cut from each end of every product.

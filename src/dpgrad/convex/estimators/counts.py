@@ -33,7 +33,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
 
     ``data_norm`` and ``target_bounds`` are required, chosen without looking at the data: longer rows are clipped to the
     norm, and targets to their bounds (low, high), low ≥ 0. No expected target exceeds the bounds, in the fit and in
-    prediction. Noise is in proportion to the upper bound, so that a bound near the largest usual count serves best.
+    prediction. Noise is in proportion to the upper bound, so a bound near the largest usual count serves best.
     ``inference_share`` pays for `confidence_intervals`, which assume that targets are Poisson. The other arguments are
     those of `DPLogisticRegression`.
 

@@ -188,7 +188,7 @@ def _columns(X: Any) -> list[tuple[str, str, Any]]:
 def narrowed(X: Matrix) -> Matrix:
     """The rows in float32, in which products take half the time; sparse ones without duplicates, in order.
 
-    Rows that are longer than float32 can hold are shortened first, by the rule of `Design`; a block at a time, so that
+    Rows that are longer than float32 can hold are shortened first, by the rule of `Design`; a block at a time, so
     nothing wider than float32 is held of all rows.
 
     Guarantee: whole numbers pass through float64, as they do where another row is not whole and all are floats. Rounded

@@ -173,7 +173,7 @@ def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) 
 
 
 def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
-    """DP-SGD on a tenth of the rows a step; see `_descended`."""
+    """DP-SGD on a tenth of the rows per step; see `_descended`."""
     prepared = prepared_rows(rows, task)
     clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
     sampled = options.get("sampling_rate", 0.1)

@@ -58,7 +58,7 @@ def calibrated(
     The paper tunes noise_share over .9, .95, .98, .99, output_share over .001, .01, .1, .5 and radius over .1, 1, 10.
     ``radius`` is ``design.bound``; ``rows`` as for `gd.calibrated`. Λ is the least that the precondition allows, or
     ``ridge`` if that is larger. ``models`` such fits on the same rows get ε and δ divided by their number. ``unit`` is
-    what the length of rows is measured in: γ = unit/n², so that rows and radius in other units give the same fit.
+    what the length of rows is measured in: γ = unit/n², so rows and radius in other units give the same fit.
 
     Guarantee: 0 < ε₁ − ε₃ < 1 and Λ ≥ r·β/(ε₁ − ε₃) are enforced, and so is μ ≤ 2.
 

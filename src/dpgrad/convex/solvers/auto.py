@@ -25,7 +25,7 @@ by a third to two thirds where rows follow a logistic model. Accuracy gains by i
 bound. `fitted_chances` gives probabilities that allow for it. For the coefficients of a logistic model take `gd` at
 the pace of `pace`, or `objective`: they can do without clipping.
 
-All releases are Gaussian, so that together they are exactly μ-GDP with μ² the sum of theirs (Dong, Roth and Su 2019):
+All releases are Gaussian, so together they are exactly μ-GDP with μ² the sum of theirs (Dong, Roth and Su 2019):
 nothing is lost by there being several.
 
 >>> import numpy as np
@@ -107,7 +107,7 @@ KEPT = 0.01  # of the probabilities by the scores, which keeps their order stric
 SECOND_MOMENT = "second moment"
 KNOWN = (Logistic, HuberSvm, Softmax, Joint, Weighted)
 _CHUNK = 64  # columns of the second moment that are summed at once
-_ROUNDING = 1e-9  # μ stays below the target by this much, so that the price does in floating point
+_ROUNDING = 1e-9  # μ stays below the target by this much, so the price does in floating point
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +340,7 @@ def unclipped(log_chances: Array, length: float, outputs: int) -> Array:
 def fitted_chances(log_chances: Array, cut: float, outputs: int) -> Array:
     """The logarithms of the probabilities that a descent with clipped gradients fitted, given those by its scores.
 
-    `unclipped` for a row of typical length, the same for all, so that their order stays that of the scores. Two classes
+    `unclipped` for a row of typical length, the same for all, so their order stays that of the scores. Two classes
     may come out equally probable over a range of scores: a hundredth of the probabilities by the scores keeps order.
 
     Guarantee: a function of public numbers and of what has been released.

@@ -239,7 +239,7 @@ def clipped_sum(
 
     Guarantee: setting a row to zero moves it by at most ``clip``, exchanging one by at most twice that, as it is
     computed: clipped and summed in float64, whatever the precision of the rows. Taking a row out altogether moves
-    others to other places of a block, where their float32 scores may round otherwise: that bound is for
+    others to other places of a block, where their float32 scores may round differently: that bound is for
     ``design.precise()``. A row whose gradient is not finite counts as absent.
 
     >>> from dpgrad.convex.losses import Squared

@@ -11,7 +11,7 @@ and a direction in which the loss has curvature λ is descended to its end where
 gradient cannot be told from noise, and stopping early is what keeps the coefficients small.
 
 **Steps.** Plain descent at the rate 1/β̂, for β̂ the largest curvature possible, would take N = G·β̂ steps. With momentum
-√(cN) steps do, at 1 − β = √(c/N): a step contracts by √β at best, so that T·(1 − β) = c leaves e^{−c/2} of the way.
+√(cN) steps do, at 1 − β = √(c/N): a step contracts by √β at best, so T·(1 − β) = c leaves e^{−c/2} of the way.
 
 **Averaging.** The mean of the second half of the iterates is returned. In a direction that was descended to its end the
 noise on it has a std of √2·m·C/(n·μ·λ), whatever T and G; the last iterate would have √(G·λ/4) times as much.

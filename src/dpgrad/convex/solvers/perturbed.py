@@ -170,7 +170,7 @@ def noise(law: Law, key: Key, step: int, shape: tuple[int, ...], scale: float) -
 def minimiser(design: Rows, targets: Targets, loss: Curved, ridge: float, linear: Array, tolerance: float) -> Array:
     """Coefficients at which the gradient of Σ lossᵢ + (ridge/2)·‖w‖² + linear·w is no longer than ``tolerance``.
 
-    Newton's method, its equations solved by conjugate gradients, so that no Hessian is formed. Gradients are summed in
+    Newton's method, its equations solved by conjugate gradients, so no Hessian is formed. Gradients are summed in
     float64, and what rounding may hide of them counts against the tolerance.
 
     >>> one = Design([[1.0]], radius=1.0)

@@ -10,7 +10,7 @@ for rows of norm at most R and targets in [−B, B]. Three Gaussian releases sha
     Xᵀy                  R·B           2R·B
     λ_min(XᵀX)           R²            R²             (xxᵀ − x′x′ᵀ has its eigenvalues in [−R², R²])
 
-λ̃_min is the noisy smallest eigenvalue less its noise's quantile, so that, but with probability ρ, XᵀX + E₁ + λI is
+λ̃_min is the noisy smallest eigenvalue less its noise's quantile, so, except with probability ρ, XᵀX + E₁ + λI is
 positive definite and no larger than it has to be; the noise E₁ is symmetric, s₁ on its diagonal and s₁/√2 off it. The
 alternative is `gd` on the loss `Squared(bound)`, whose residuals are cut.
 

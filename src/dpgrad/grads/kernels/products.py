@@ -1,7 +1,7 @@
 """Products of per-example factors on tensor cores: ghost norms, operands of weighted sums.
 
 TF32 keeps 10 bits of a fraction. A product of operands that have no more is exact, and the sum of products is formed in
-float32, so that a norm and a sum made of the same operands speak of the same gradient.
+float32, so a norm and a sum made of the same operands speak of the same gradient.
 """
 
 from functools import cache

@@ -49,7 +49,7 @@ def _packed_projection(inputs: tuple[Tensor, Tensor, Tensor], weight: Tensor, bi
 
     Each distinct input meets the whole weight and only the part that is needed is kept of the product. That is three
     times the arithmetic where all three inputs differ, once where they are the same tensor, and always exact: the parts
-    that are cut off have no gradient. The inputs are joined along time, so that the weight is used once.
+    that are cut off have no gradient. The inputs are joined along time, so the weight is used once.
     """
     distinct = list({id(tensor): tensor for tensor in inputs}.values())
     joined = distinct[0] if len(distinct) == 1 else torch.cat(distinct, dim=1)

@@ -2,10 +2,10 @@
 
 *accumulate* takes the rows of one piece to their clipped sum and adds it to those of the pieces before; *release* adds
 noise to the whole, divides and writes ``.grad``. They are called (`taped`) or captured and replayed (`graphed`). The
-last piece of a step does both, parameter by parameter, so that no second copy of all sums is held. On several ranks
+last piece of a step does both, parameter by parameter, so no second copy of all sums is held. On several ranks
 accumulate ends with the sums in one buffer, and release is the exchange that follows it (`release.Exchanged`).
 
-Guarantee: all that a body reads of a step lies in its buffers, so that a replay computes the step they describe. Rows
+Guarantee: all that a body reads of a step lies in its buffers, so a replay computes the step they describe. Rows
 beyond `count` weigh nothing. An example whose gradient is not finite is left out within the body.
 """
 

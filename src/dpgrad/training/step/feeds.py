@@ -1,6 +1,6 @@
 """Rows of the data on their way to the device: gathered there, or on the host while the device works on others.
 
-Where each piece begins and ends is known before its step, so that the host can fetch rows ahead. Fetching releases
+Where each piece begins and ends is known before its step, so the host can fetch rows ahead. Fetching releases
 nothing; what is computed from the rows is charged before it is computed.
 """
 
@@ -66,7 +66,7 @@ class Feed:
 
 
 class _Fetched(Feed):
-    """Rows of data on the host, fetched by a thread ahead of time and copied beside what the device is doing."""
+    """Rows of data on the host, fetched by a thread ahead of time and copied while the device computes."""
 
     def __init__(
         self, data: Any, device: torch.device, collate: source.Collate, lots: Lots, sizes: Sizes, last: int
@@ -108,7 +108,7 @@ class _Fetched(Feed):
         return pytree.tree_map(Tensor.pin_memory, batch) if self._device.type == "cuda" else batch
 
     def _sent(self, batch: Batch) -> Batch:
-        """The rows on the device, copied beside what it is doing."""
+        """The rows on the device, copied while it computes."""
         if self._copying is None:
             return batch
         now = torch.cuda.current_stream(self._device)

@@ -1,7 +1,7 @@
 """A private step whose bodies are CUDA graphs: a step of many small kernels does not wait for Python to launch them.
 
 There is a graph for each size of a piece. Those that the next steps need are captured before the first step, the others
-when they are first needed. Rows, clip bound, noise and step lie in buffers that are filled before a replay, so that no
+when they are first needed. Rows, clip bound, noise and step lie in buffers that are filled before a replay, so no
 graph has to be captured anew for them. Nothing in a step waits for the device.
 
 Guarantee: that of `pieces`.
@@ -146,7 +146,7 @@ class Graphed(Pieces):
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         collecting = gc.isenabled()
-        gc.disable()  # what is let go meanwhile might wait for the device
+        gc.disable()  # what is freed meanwhile might wait for the device
         try:
             with self._on_stream():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

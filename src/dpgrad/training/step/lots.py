@@ -1,4 +1,4 @@
-"""The rows of each step, drawn on the device for many steps ahead, so that no step waits for them."""
+"""The rows of each step, drawn on the device for many steps ahead, so no step waits for them."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class _Block:
 class Lots:
     """The rows of the steps of a mechanism: the same functions of (key, step) as `draw.chosen`.
 
-    ``beyond`` more places follow the rows of a lot, so that a piece may reach over its end. With ``to_host`` the
+    ``beyond`` more places follow the rows of a lot, so a piece may reach over its end. With ``to_host`` the
     indices are brought to the host. Of several ranks each draws the whole lot and takes its ``share`` of it.
     """
 

@@ -1,6 +1,6 @@
 """In how many pieces, and of which sizes, the examples of a step are worked on.
 
-A captured graph has a fixed number of places. A batch takes full pieces and a smaller one for the rest, so that few
+A captured graph has a fixed number of places. A batch takes full pieces and a smaller one for the rest, so few
 places stay empty; memory is that of one full piece, whatever the batch.
 """
 
@@ -32,7 +32,7 @@ class Sizes:
         cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, coarse: bool = False,
         share: Share = WHOLE,
     ) -> "Sizes":  # fmt: skip
-        """Those of a run: steps of half a deviation, so that a few sizes hold nearly all batches.
+        """Those of a run: steps of half a deviation, so a few sizes hold nearly all batches.
 
         ``coarse``: of a whole one, where a size costs more and a place less. Of several ranks each has its ``share``.
 
@@ -73,7 +73,7 @@ def _aligned(size: int) -> int:
 def _expected(mechanism: Mechanism, rows: int) -> tuple[float, float]:
     """Mean and standard deviation of the number of examples, at the step with the largest batch.
 
-    Of Poisson batches the declared size is taken: a size computed from the data would round otherwise with a row more.
+    For Poisson batches this is the declared size: one computed from the data would round differently with one more row.
     """
     sampler = mechanism.sampler
     if not isinstance(sampler, sampling.Poisson):

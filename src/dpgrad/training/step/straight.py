@@ -1,6 +1,6 @@
 """A private step on a CPU whose body is straight-line code (`dpgrad.grads.traced`), where that saves time.
 
-The code of a piece gives the bits of its body, so that when it is made, and whether, changes no result: it is tried for
+The code of a piece gives the bits of its body. Whether and when it is made changes no result: it is tried for
 bodies that take little time, of which Python takes the most, and kept where it is faster.
 """
 

@@ -71,7 +71,7 @@ class Taped:
                 return seen
             if self._work.replayed:
                 raise MemoryError(
-                    "this step did not fit in memory in one piece, and smaller pieces round differently, so that it "
+                    "this step did not fit in memory in one piece, and smaller pieces round differently, so it "
                     "could not be replayed: give microbatch"
                 )
             if most == 1:

@@ -1,4 +1,4 @@
-"""What a graph keeps of the time of its capture, remembered so that it is soon compared before every step."""
+"""What a graph fixed when it was captured, in a form that is quick to compare before every step."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

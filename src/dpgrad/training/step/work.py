@@ -143,7 +143,7 @@ class Work:
         """The batch, if its examples have the shapes that examples had before.
 
         Guarantee: shapes are the same at every step. Padded to the longest of a batch, the gradient of one example
-        would be measured otherwise where another takes part, and the factors of all would change.
+        would be measured differently where another takes part, and the factors of all would change.
         """
         shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
         if shapes != self.shapes.setdefault(made_by, shapes):
