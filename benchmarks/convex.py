@@ -1,9 +1,10 @@
-"""Table 4, Figure 2, Table 2 and speed of the convex solvers, beside the paper's figures and beside diffprivlib.
+"""Every convex solver on every dataset, beside diffprivlib; the bounds on excess risk; and speed.
 
-    python -m benchmarks.convex run [--peer PYTHON]     what is missing of the tables; goes on where it was stopped
-    python -m benchmarks.convex report                  the tables and figures of what there is
+    python -m benchmarks.convex run [--peer PYTHON]     what is missing of the tables; continues a stopped run
+    python -m benchmarks.convex report                  the tables of the finished trials
     python -m benchmarks.convex speed --peer PYTHON     time and memory of a Covertype fit; cost in n, p and K
 
+Tables 2 to 4, Figure 2 and the ablation of the paper itself are `dpgrad reproduce yu2020`.
 
 The peer needs an interpreter of its own: python -m venv peer; peer/bin/pip install diffprivlib 'scikit-learn<1.6'.
 """
@@ -27,7 +28,6 @@ from benchmarks import environment
 from dpgrad import data
 from dpgrad.accounting.events import Relation
 from dpgrad.convex import Softmax, bounds, curvature
-from dpgrad.convex.losses import Squared
 from dpgrad.convex.solvers import auto, gd
 from dpgrad.papers import convex as lab
 
@@ -59,10 +59,6 @@ NAMES = {
     PEER: "diffprivlib, best of 6 C",
 }  # fmt: skip
 PEER_GRID = (0.001, 0.003, 0.01, 0.1, 1.0, 10.0)
-FIGURE_2 = (0.03, 0.1, 0.3, 1.0, 3.0)
-CURVES = ("adult", "mnist", "reuters")
-FIGURE_2_SOLVERS = ("auto", "gd", "sgd", "amp", "output")
-ABLATION = [(noise, decay) for noise in ("bound", "accountant") for decay in ("constant", "halved")]
 
 
 def file(dataset: str) -> Path:
@@ -88,23 +84,8 @@ def missing(given: argparse.Namespace) -> Iterator[lab.Outcome]:
         if given.peer:
             yield from peer_rows(task, log, epsilon, given.peer, given.peer_runs)
         if name == "adult":
-            for trial in ablation(log):
-                yield from lab.repeated(task, log, trial, given.runs)
             for trial in risk_trials(epsilon):
                 yield from lab.repeated(task, log, trial, given.runs)
-        if name in given.curves:
-            for other in FIGURE_2:
-                for solver in FIGURE_2_SOLVERS:
-                    yield from lab.complete(task, log, solver, other, runs=min(given.runs, 5), pilot=1)
-
-
-def ablation(log: lab.Log) -> list[lab.Trial]:
-    """DP-SGD at its best setting, noise by bound or accountant × rate constant or halved."""
-    first = lab.Trial("adult", "sgd", EPSILONS["adult"])
-    setting = chosen(log.outcomes.values(), first)
-    if setting is None:
-        return []
-    return [replace(first, setting=(*setting, ("noise", noise), ("decay", decay))) for noise, decay in ABLATION]
 
 
 def risk_trials(epsilon: float) -> list[lab.Trial]:
@@ -225,19 +206,6 @@ def tried(name: str, like: lab.Trial, outcomes: list[lab.Outcome]) -> str:
     return "–" if len(grid) == 1 else f"{len(set(grid) & set(cells(outcomes, like)))} of {len(grid)}"
 
 
-def ablation_table(outcomes: list[lab.Outcome]) -> list[list[str]]:
-    """DP-SGD on Adult: noise by bound or accountant × rate constant or halved."""
-    rows = [["noise by", "rate constant", "rate halved at T/2"]]
-    found = cells(outcomes, lab.Trial("adult", "sgd", EPSILONS["adult"]))
-    for noise in ("bound", "accountant"):
-        line = [noise]
-        for decay in ("constant", "halved"):
-            ran = [one for s, them in found.items() for one in them if {("noise", noise), ("decay", decay)} <= set(s)]
-            line.append(spread([one.accuracy for one in ran]) if ran else "–")
-        rows.append(line)
-    return rows
-
-
 def risk_table(given: argparse.Namespace, outcomes: list[lab.Outcome]) -> list[list[str]]:
     """DP-GD on Adult's unit rows: excess risk measured, and its two bounds with the curvature along a run."""
     epsilon = EPSILONS["adult"]
@@ -284,101 +252,18 @@ def iterates(objective: curvature.Objective, std: float, rate: float, steps: int
     return kept
 
 
-def table_2(root: str | None) -> list[list[str]]:
-    """Minimum and average curvature of the four regression datasets."""
-    rows = [["dataset", "minimum, paper", "minimum", "average, paper", "average", "ν at noise 1", "why"]]
-    for name, (least, mean, why) in curvature.TABLE_2.items():
-        found = curvature.describe(data.load(name, root, "yu2020"), Squared(float("inf")))
-        expected = dict(found.curve)[1.0]
-        rows.append(
-            [
-                name,
-                f"{least:.3g}",
-                f"{found.minimum:.3g}",
-                f"{mean:.2g}",
-                f"{found.average:.3g}",
-                f"{expected:.3g}",
-                why,
-            ]
-        )
-    return rows
-
-
-def table_3(root: str | None) -> list[list[str]]:
-    """Rows, columns and classes."""
-    rows = [["dataset", "paper", "here"]]
-    for name, (count, columns, classes) in lab.SHAPES.items():
-        try:
-            found = data.load(name, root, "yu2020").flat()
-            total = found.x_train.shape[0] + found.x_test.shape[0]
-            here = f"{total:,} × {found.x_train.shape[1]:,}, {len(found.classes or ())} classes"
-        except data.MissingFileError:
-            here = "the file is not here"
-        rows.append([name, f"{count:,} × {columns:,}, {classes} classes", here])
-    return rows
-
-
-def figure_2(name: str, outcomes: list[lab.Outcome], path: Path) -> list[list[str]]:
-    """Accuracy over ε as a table, and drawn."""
-    from matplotlib.figure import Figure
-
-    rows = [["ε", *(NAMES[solver] for solver in FIGURE_2_SOLVERS)]]
-    lines: dict[str, list[tuple[float, float]]] = {solver: [] for solver in FIGURE_2_SOLVERS}
-    for epsilon in FIGURE_2:
-        line = [f"{epsilon:g}"]
-        for solver in FIGURE_2_SOLVERS:
-            like = lab.Trial(name, solver, epsilon)
-            setting = chosen(outcomes, like)
-            ran = cells(outcomes, like)[setting] if setting is not None else []
-            line.append(f"{spread([one.accuracy for one in ran])} ({len(ran)})" if ran else "–")
-            if ran:
-                lines[solver].append((epsilon, _mean(ran)))
-        rows.append(line)
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    styles = zip(("o", "s", "^", "D", "v"), ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True)
-    for (solver, points), (marker, colour) in zip(lines.items(), styles, strict=True):
-        if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=solver)
-    best = [one.accuracy for one in outcomes if one.trial.solver == "non-private"]
-    if best:
-        axes.axhline(max(best), color="#7F7F7F", linestyle="--", label="non-private")
-    axes.set(xscale="log", xlabel="ε (replace-one, δ = 1/n²)", ylabel="test accuracy, %", title=name)
-    axes.grid(True, color="#DDDDDD")
-    axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    return rows
-
-
 def report(given: argparse.Namespace) -> None:
-    """convex.md, and the figures beside it, of what there is."""
+    """Write convex.md from the finished trials."""
     logs = {name: list(lab.Log(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
-    sections = [NOTE, DIFFERENCES]
+    sections = [NOTE, DIFFERENCES, ELSEWHERE]
     for name, outcomes in logs.items():
         sections += [f"## Table 4: {name}, ε = {EPSILONS[name]:g}", environment.table(table_4(name, outcomes))]
     adult = logs.get("adult", [])
-    sections += [
-        "## Ablation: DP-SGD on Adult, ε = 0.1, accuracy in %",
-        environment.table(ablation_table(adult)),
-        ABLATION_NOTE,
-    ]
     sections += [
         "## Excess empirical risk and its bounds: DP-GD, Adult, unit rows, η = 1",
         environment.table(risk_table(given, adult)),
         RISK_NOTE,
     ]
-    for name in given.curves:
-        if len({one.trial.epsilon for one in logs.get(name, []) if one.trial.solver == "auto"}) < 2:
-            continue  # no curve yet
-        path = environment.RESULTS / f"convex_{name}.svg"
-        rows = figure_2(name, logs[name], path)
-        sections += [
-            f"## Figure 2: {name}, accuracy in % over ε (runs)",
-            environment.table(rows),
-            f"![accuracy over ε]({path.name})",
-        ]
-    sections += ["## Table 2: curvature under the squared loss", environment.table(table_2(given.data_dir))]
-    sections += ["## Table 3: shapes", environment.table(table_3(given.data_dir))]
     where = environment.describe("benchmarks.convex")
     environment.write("convex", {"environment": where}, "Convex solvers beside the paper and diffprivlib", sections)
 
@@ -415,8 +300,11 @@ DIFFERENCES = (
     "approximate minimisers. The share of the tuning-free AMP was fitted to the larger ridge of that code, which is a "
     "row of its own."
 )
-ABLATION_NOTE = (
-    "The bound is the one of Iyengar et al. that the paper speaks of, σ = 4L√(T·log(1/δ))/(nε) on the mean of a batch."
+ELSEWHERE = (
+    "The paper's own [Table 2](../../results/yu2020-table2.md), [Table 3](../../results/yu2020-table3.md), Figure 2 ("
+    "[Adult](../../results/yu2020-figure2-adult.md), [MNIST](../../results/yu2020-figure2-mnist.md), "
+    "[Reuters](../../results/yu2020-figure2-reuters.md)) and [ablation](../../results/yu2020-ablation.md) are made by "
+    "`dpgrad reproduce yu2020`."
 )
 RISK_NOTE = (
     "ν is the least expected curvature at sixteen points of one run: read from the private rows, it explains and is "
@@ -532,7 +420,6 @@ def main() -> int:
     parser.add_argument("--peer", help="an interpreter that has diffprivlib")
     parser.add_argument("--datasets", nargs="+", choices=EPSILONS, default=list(EPSILONS))
     parser.add_argument("--solvers", nargs="+", choices=SOLVERS, default=list(SOLVERS))
-    parser.add_argument("--curves", nargs="*", choices=EPSILONS, default=list(CURVES), help="the datasets of Figure 2")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--pilot", type=int, default=3, help="runs of each setting of a grid")
     parser.add_argument("--peer-runs", type=int, default=20)
