@@ -26,13 +26,14 @@ VIEWS = {
 # Elements beyond the sides of the window, text that is cut off, and text of a chart outside it.
 CUT_OFF = """() => {
   const width = document.documentElement.scrollWidth, wide = width > innerWidth ? [`the page is ${width} wide`] : [];
-  const shown = [...document.body.querySelectorAll("*")].filter(e => e.getClientRects().length && !e.closest("svg"));
+  const drawn = e => e.getClientRects().length, all = [...document.body.querySelectorAll("*")];
+  const shown = all.filter(e => drawn(e) && !e.closest("svg, .plot"));
   const name = e => `${e.tagName} ${(e.textContent || "").slice(0, 40)}`;
   const beside = shown.filter(e => {
     const r = e.getBoundingClientRect(); return r.left < -0.5 || r.right > innerWidth + 0.5; });
   const cut = shown.filter(e => e.clientWidth && (e.scrollWidth > e.clientWidth + 1
     || (e.scrollHeight > e.clientHeight + 1 && getComputedStyle(e).overflowY !== "visible")));
-  const labels = [...document.querySelectorAll("svg text")].filter(t => {
+  const labels = [...document.querySelectorAll("svg text")].filter(drawn).filter(t => {
     const r = t.getBoundingClientRect(), s = t.closest("svg").getBoundingClientRect();
     return r.left < s.left - 1 || r.right > s.right + 1 || r.top < s.top - 1 || r.bottom > s.bottom + 1; });
   return wide.concat(beside.map(e => "beside: " + name(e)), cut.map(e => "cut: " + name(e)),
@@ -56,13 +57,19 @@ CONTRAST = """() => {
     const style = getComputedStyle(e), colour = parse(e.closest("svg") ? style.fill : style.color);
     found.push(["text", ratio(colour, behind(e)), text.slice(0, 40)]);
   }
-  for (const e of document.querySelectorAll("svg [id^=line2d] path")) {
+  for (const e of document.querySelectorAll("svg [id^=line2d] path, svg path.js-line")) {
     const stroke = getComputedStyle(e).stroke;
-    if (e.closest("[id^=axes]") && stroke !== "none" && !e.closest("[id^=xtick], [id^=ytick]"))
+    const tick = e.closest("[id^=xtick], [id^=ytick]"), line = e.closest("[id^=axes], .scatterlayer");
+    if (e.getClientRects().length && line && !tick && stroke !== "none")
       found.push(["line", ratio(parse(stroke), behind(e)), stroke]);
   }
   return found.sort((a, b) => a[1] - b[1]);
 }"""
+
+
+# How high the letters of each chart are, in pixels of the screen.
+LETTERS = """() => [...document.querySelectorAll("svg text")].filter(t => t.getClientRects().length).map(t =>
+  parseFloat(getComputedStyle(t).fontSize) * Math.hypot(t.getScreenCTM().a, t.getScreenCTM().b))"""
 
 
 def launched() -> Iterator[Browser]:
@@ -90,6 +97,12 @@ class Seen:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.fetched.append(request.url))
         self.page.goto(path.as_uri())
+        if self.page.locator(".plots").count():
+            self.drawn()
+
+    def drawn(self) -> None:
+        """Wait until Plotly has drawn every chart."""
+        self.page.wait_for_selector("html[data-charts=drawn]", timeout=120_000)
 
 
 def pixels(png: bytes) -> "np.ndarray[Any, Any]":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from browsing import CONTRAST, CUT_OFF, VIEWS, Seen, near, pixels
+from browsing import CONTRAST, CUT_OFF, LETTERS, VIEWS, Seen, near, pixels
 from dpgrad.papers import page, running
 from dpgrad.papers.experiment import Arm, Place
 from dpgrad.papers.figures import COLOURS, curves
@@ -54,10 +54,7 @@ def test_every_view(seen: Seen, written: Path) -> None:
     assert pictures.count() == 2
     assert near(pixels(pictures.nth(0).screenshot()), COLOURS[0]) > 30  # ours
     assert near(pixels(pictures.nth(0).screenshot()), COLOURS[1]) > 10  # the paper's
-    heights = seen.page.evaluate(
-        "[...document.querySelectorAll('svg text')].map(t => parseFloat(getComputedStyle(t).fontSize) * "
-        "Math.hypot(t.getScreenCTM().a, t.getScreenCTM().b))"
-    )
+    heights = seen.page.evaluate(LETTERS)
     assert min(heights) >= 6.5
     seen.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert seen.page.evaluate(CUT_OFF) == []

@@ -56,7 +56,8 @@ def test_it_stands_alone(made: report.Report) -> None:
     assert found.fetched == []
     assert not {"link", "img", "iframe", "object", "embed"} & set(found.tags)
     assert not re.search(r"@import|url\((?!#)", text)
-    assert len(text) < 200_000
+    assert len(text) < 5_000_000
+    assert len(re.sub(r'<script type="text/plain" id="plotly">.*?</script>', "", text)) < 200_000
 
 
 def test_every_run_is_in_it(made: report.Report) -> None:
@@ -80,7 +81,7 @@ def test_the_reports_can_be_read_from_it(made: report.Report) -> None:
 def test_a_name_cannot_break_it(made: report.Report) -> None:
     name = "</script><script>alert(1)</script>"
     found = read(page({name: made}))
-    assert found.tags.count("script") == 1
+    assert found.tags.count("script") == read(page({"a": made})).tags.count("script")
     assert name in found.shown
 
 
@@ -88,7 +89,7 @@ def test_the_way_is_shown_and_cannot_break_it(made: report.Report) -> None:
     assert "batched: no operation depends on values" in read(page({"a": made})).shown
     odd = {**made, "way": {"name": "certified", "reason": "</td><script>x</script>", "cost": "<b>much</b>"}}
     found = read(page({"a": odd}))
-    assert found.tags.count("script") == 1
+    assert found.tags.count("script") == read(page({"a": made})).tags.count("script")
     assert "b" not in found.tags
     assert "certified: </td><script>x</script>; every batch is checked, which costs <b>much</b>" in found.shown
 

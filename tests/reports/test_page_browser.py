@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from browsing import BROWSER, CONTRAST, CUT_OFF, VIEWS, Seen, near, pixels
-from dpgrad.reports import chart, report
+from browsing import BROWSER, CONTRAST, CUT_OFF, LETTERS, VIEWS, Seen, near, pixels
+from dpgrad.reports import chart, interactive, report
 from dpgrad.reports.page import Beside, page
 from dpgrad.training.fit import Fitted
 
@@ -69,10 +69,7 @@ class TestInEveryView:
             assert near(picture, chart._COLOURS[4]) < 20  # no fifth
 
     def test_text_is_large_enough(self, seen: Seen) -> None:
-        heights = seen.page.evaluate(
-            "[...document.querySelectorAll('svg text')].map(t => parseFloat(getComputedStyle(t).fontSize) * "
-            "t.getScreenCTM().a)"
-        )
+        heights = seen.page.evaluate(LETTERS)
         assert len(heights) > 30
         assert min(heights) >= 8
 
@@ -116,6 +113,7 @@ def test_ticking_compares_runs(browser: Browser, written: Path) -> None:
     for place in range(5):
         assert near(pixels(charts.nth(place).screenshot()), first) > 60
     opened.page.click("#tick-1")
+    opened.drawn()
     for place in range(5):
         picture = pixels(charts.nth(place).screenshot())
         assert near(picture, first) < 20, place
@@ -125,9 +123,55 @@ def test_ticking_compares_runs(browser: Browser, written: Path) -> None:
     assert opened.page.get_by_label("dpsgd", exact=True).is_visible()  # to tick it again
     opened.page.focus("#tick-1")
     opened.page.keyboard.press("Space")
+    opened.drawn()
     assert near(pixels(charts.nth(0).screenshot()), first) > 60
     assert opened.said == []
     opened.context.close()
+
+
+def test_the_pointer_shows_values(browser: Browser, written: Path, fitted: Fitted) -> None:
+    """Over a chart the value of every run is shown, in words of the page's data."""
+    opened = Seen(browser, written, **VIEWS["wide, dark"])
+    chart = opened.page.locator(".charts .plot").nth(2)  # ε over steps
+    chart.scroll_into_view_if_needed()
+    place = chart.locator(".nsewdrag").bounding_box()
+    assert place is not None
+    opened.page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    hover = chart.locator(".hoverlayer .legend")
+    hover.wait_for()
+    said = hover.text_content() or ""
+    told = {f"{point['epsilon']:.6g}" for point in report.privacy(fitted)["curves"]}
+    for name in ("dpsgd", "dpsgd-momentum", "runs/of/a_folder_with_a_long_name"):
+        assert name in said or name[-31:] in said
+    assert any(value in said for value in told)
+    assert opened.said == []
+    opened.context.close()
+
+
+def test_without_scripts_and_in_print_matplotlib_drew_the_charts(browser: Browser, written: Path) -> None:
+    context = browser.new_context(offline=True, java_script_enabled=False, **VIEWS["wide, light"])
+    plain = context.new_page()
+    plain.goto(written.as_uri())
+    assert plain.locator(".charts .chart > svg").first.is_visible()
+    assert near(pixels(plain.locator(".charts figure").nth(0).screenshot()), chart._COLOURS[0]) > 60
+    context.close()
+    opened = Seen(browser, written, **VIEWS["wide, light"])
+    static, live = opened.page.locator(".charts .chart > svg").first, opened.page.locator(".charts .plots").first
+    assert (static.is_visible(), live.is_visible()) == (False, True)
+    opened.page.emulate_media(media="print")
+    assert (static.is_visible(), live.is_visible()) == (True, False)
+    opened.context.close()
+
+
+def test_the_page_is_small_and_whole_without_plotly(
+    written: Path, fitted: Fitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert written.stat().st_size < 5_000_000
+    monkeypatch.setattr(interactive, "_packed", lambda: "")
+    alone = page({"a": report.privacy(fitted)})
+    assert "<svg" in alone
+    assert 'class="plots"' not in alone
+    assert "Plotly" not in alone
 
 
 def test_numbers_stand_under_every_chart(browser: Browser, written: Path, fitted: Fitted) -> None:

@@ -1,7 +1,6 @@
 """One self-contained page over experiments: each table with the paper's value beside ours, its figure and its claims.
 
-Figures are those of `figures`, drawn by matplotlib and set into the page as SVG: it is a dependency already, its output
-needs no script, takes its ink from the page in light and dark, and is small. The numbers stand under each figure.
+Figures are those of `figures`. They answer to the pointer (`reports.interactive`), and the numbers stand under each.
 """
 
 import html
@@ -15,6 +14,7 @@ from dpgrad.papers import figures, tables
 from dpgrad.papers.experiment import Outcomes
 from dpgrad.papers.running import Done
 from dpgrad.reports.chart import inlined, page_colours
+from dpgrad.reports.interactive import plots, script
 from dpgrad.reports.style import STYLE
 
 __all__ = ["SEVERAL", "page", "write"]
@@ -30,14 +30,15 @@ def page(found: Sequence[Done]) -> str:
     if not found:
         raise OptionError("a page needs at least one experiment")
     title = "Papers and ours" if len(found) > 1 else f"{found[0].experiment.paper}, {found[0].experiment.item}"
+    sections = "".join(map(_section, found))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head><body>\n<h1>{html.escape(title)}</h1>\n{_contents(found)}"
-        f"{''.join(map(_section, found))}"
+        f"{sections}"
         '<p class="note">The trials come from fixed seeds: none of these models is for release. '
-        f"Written by dpgrad {__version__}.</p>\n</body></html>\n"
+        f"Written by dpgrad {__version__}.</p>\n{script(sections)}</body></html>\n"
     )
 
 
@@ -89,7 +90,8 @@ def _drawn(done: Done) -> str:
         with page_colours(done.experiment.name):
             figure = figures.drawn(done.experiment, done.outcomes)
             figure.set_size_inches(*(_SMALLER * side for side in figure.get_size_inches()))
-            made = inlined(figure, f"{done.experiment.paper}, {done.experiment.item}: the table below has its numbers")
+            label = f"{done.experiment.paper}, {done.experiment.item}: the table below has its numbers"
+            made = plots(figure, inlined(figure, label), label)
     except ImportError:
         return '<p class="note">No figure: install matplotlib and run the command again with --finished.</p>\n'
     return f'<figure class="paper">{made}</figure>\n'

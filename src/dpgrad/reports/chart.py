@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dpgrad.accounting.guarantee import up
+from dpgrad.reports.interactive import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ __all__ = ["Chart", "Line", "draw_tradeoff", "inlined", "page_colours", "tradeof
 # Okabe and Ito's palette, which colour-blind readers tell apart, without black and with its lightest two darkened: all
 # can be seen on white and on dark paper. Dashes tell lines apart that lie on one another.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#A87900", "#3A96D0")
-_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+_DASHES = ("-", "--", ":", "-.")
 
 # what a chart is drawn with, and what it takes from the page instead
 _INK, _GRID = "#010203", "#dddcdb"
@@ -85,7 +86,18 @@ class Chart:
         >>> Chart("accuracy", {"dpsgd": ([1, 2], [0.5, 0.9])}).svg()[:4]
         '<svg'
         """
-        return _drawn(self.title, f"{self.title} over {self.across}", self._draw)
+        return self._drawn()[1]
+
+    def html(self) -> str:
+        """The chart for a page: it answers to the pointer where scripts run (`reports.interactive`)."""
+        return plots(*self._drawn(), self._spoken)
+
+    @property
+    def _spoken(self) -> str:
+        return f"{self.title} over {self.across}"
+
+    def _drawn(self) -> "tuple[Figure, str]":
+        return _drawn(self.title, self._spoken, self._draw)
 
     def _draw(self, axes: Any) -> None:
         styles = zip(itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=False)
@@ -94,7 +106,7 @@ class Chart:
             style = {"color": colour, "linestyle": dash, "linewidth": 1.8, "marker": marker}
             axes.plot(steps, values, label=_short(name), gid=self._id(name, "line"), **style)
         if self.level is not None:
-            axes.axhline(self.level[1], label=self.level[0], color="#777777", linewidth=1.2, linestyle=(0, (2, 2)))
+            axes.axhline(self.level[1], label=self.level[0], color="#777777", linewidth=1.2, linestyle="--")
         axes.set_xlabel(self.across)
         if len(self.lines) > 1 or self.level is not None:
             legend = axes.legend(frameon=False, fontsize=9)
@@ -122,22 +134,22 @@ class Chart:
 
 
 def tradeoff(attacks: Mapping[str, Any]) -> str:
-    """The trade-off curve of the figures of `accounting.curves.figures` as SVG, with its points at some rates.
+    """The trade-off curve of the figures of `accounting.curves.figures` for a page, with its points at some rates.
 
     >>> curve = [{"false_positives": x, "false_negatives": 1 - x} for x in (0.0, 1.0)]
     >>> tradeoff({"tradeoff": curve, "power": [], "membership_advantage": 0.0})[:4]
-    '<svg'
+    '<div'
     """
     told = ", ".join(f"{100 * one['false_positives']:g} %: {up(100 * one['power'])} %" for one in attacks["power"])
     advantage = f"advantage at most {up(attacks['membership_advantage'])}"
     spoken = f"Least false negatives over false positives of any attack; {advantage}; largest power at {told}"
-    return _drawn(_ERRORS, spoken, partial(draw_tradeoff, attacks=attacks))
+    return plots(*_drawn(_ERRORS, spoken, partial(draw_tradeoff, attacks=attacks)), spoken)
 
 
 def draw_tradeoff(axes: Any, attacks: Mapping[str, Any]) -> None:
     """Draw the trade-off curve on the axes of a figure."""
     curve = attacks["tradeoff"]
-    axes.plot([0, 1], [1, 0], color="#777777", linewidth=1.2, linestyle=(0, (2, 2)), label="guessing without looking")
+    axes.plot([0, 1], [1, 0], color="#777777", linewidth=1.2, linestyle="--", label="guessing without looking")
     at, errors = ([point[name] for point in curve] for name in ("false_positives", "false_negatives"))
     axes.plot(at, errors, color=_COLOURS[0], linewidth=1.8, label="the best attack")
     axes.fill_between(at, 0, errors, color=_COLOURS[0], alpha=0.08, linewidth=0)
@@ -155,8 +167,8 @@ def draw_tradeoff(axes: Any, attacks: Mapping[str, Any]) -> None:
     axes.legend(frameon=False, fontsize=9, loc="lower left")
 
 
-def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> str:
-    """A chart of the page's own ink; ``spoken`` is read out to those who do not see it."""
+def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> "tuple[Figure, str]":
+    """A chart in the colours of the page, and as SVG; ``spoken`` is read out to those who do not see it."""
     from matplotlib.figure import Figure
 
     with page_colours(title):
@@ -168,4 +180,4 @@ def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> str:
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        return inlined(figure, spoken)
+        return figure, inlined(figure, spoken)

@@ -12,6 +12,7 @@ from dpgrad.accounting.guarantee import up
 from dpgrad.errors import OptionError, ReportError
 from dpgrad.reports import strict_json
 from dpgrad.reports.chart import Chart, Line, tradeoff
+from dpgrad.reports.interactive import script
 from dpgrad.reports.style import STYLE
 from dpgrad.reports.words import facts, shown
 
@@ -47,6 +48,7 @@ def page(runs: Reports, beside: Beside | None = None, together: str | None = Non
     if not runs:
         raise OptionError("a page needs at least one run")
     curves = _curves(runs, beside)
+    plain = "".join(_plain(name, report, alone=len(runs) == 1) for name, report in runs.items())
     sections = "".join(_section(number, *run) for number, run in enumerate(runs.items(), 1))
     embedded = json.dumps(dict(runs), allow_nan=False).replace("<", "\\u003c")
     return (
@@ -54,14 +56,14 @@ def page(runs: Reports, beside: Beside | None = None, together: str | None = Non
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}{_hidden(runs)}</style></head><body>\n<h1>{_title(runs)}</h1>\n"
         f"{_contents(runs, bool(curves))}{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
-        f"{''.join(_plain(name, report, alone=len(runs) == 1) for name, report in runs.items())}{curves}{sections}\n"
+        f"{plain}{curves}{sections}\n"
         f'<p class="note">Written by dpgrad {__version__}.</p>\n'
-        f'<script type="application/json" id="reports">{embedded}</script>\n</body></html>\n'
+        f'<script type="application/json" id="reports">{embedded}</script>\n{script(plain + curves)}</body></html>\n'
     )
 
 
 def _hidden(runs: Reports) -> str:
-    """Styles that hide the lines, numbers and report of a run that is not ticked; no script is needed."""
+    """Styles that hide the lines, numbers and report of a run that is not ticked, also where no script runs."""
     rules = (
         f'body:has(#tick-{n}:not(:checked)) :is(.run-{n}, [id^="run-{n}-"]) {{ display: none }}\n'
         for n in range(1, len(runs) + 1)
@@ -123,7 +125,7 @@ def _tradeoff(found: Mapping[str, Any] | None) -> str:
 
 def _curves(runs: Reports, beside: Beside | None) -> str:
     charts = "".join(
-        f"<figure>{chart.svg()}<details><summary>The numbers of this chart</summary>{chart.table()}</details></figure>"
+        f"<figure>{chart.html()}<details><summary>The numbers of this chart</summary>{chart.table()}</details></figure>"
         for chart in _charts(runs, beside)
     )
     if not charts:

@@ -18,7 +18,10 @@ table { border-collapse: collapse; width: 100% } th, td { text-align: left; padd
 th { border-bottom: 2px solid var(--rule) } td { border-bottom: 1px solid var(--line); vertical-align: top }
 td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal }
 .charts, .reach { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem }
-.charts figure, .reach figure { margin: 0 } .charts svg, .reach svg { width: 100%; height: auto }
+.charts figure, .reach figure { margin: 0 } .chart > svg { width: 100%; height: auto }
+.plots { display: none; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: .5rem 1rem }
+.plot { min-width: 0 } .panel { margin: 0; font-weight: 600; font-size: .95rem }
+@media screen { .live > svg { display: none } .live > .plots { display: grid } }
 .warning { background: var(--warn-paper); border-left: 4px solid var(--warn); padding: .5rem 1rem }
 .plain { background: var(--mark-paper); border-left: 4px solid var(--mark); padding: .5rem 1rem; font-size: 1.05rem }
 .facts td:first-child { white-space: nowrap; font-weight: 600; width: 9rem }
@@ -28,7 +31,7 @@ summary:focus-visible, input:focus-visible { outline: 3px solid var(--mark); out
 input[type="checkbox"] { width: 1.1rem; height: 1.1rem; vertical-align: -.15rem } label { cursor: pointer }
 .data { width: auto } .data td { font-size: .9rem; font-variant-numeric: tabular-nums }
 .arms td:not(:first-child), .arms th:not(:first-child) { text-align: right; font-variant-numeric: tabular-nums }
-.settings td { font-size: .9rem } .paper svg { width: 100%; max-width: 42rem; height: auto } .paper { margin: 1rem 0 }
+.settings td { font-size: .9rem } .paper .chart > svg { max-width: 42rem } .paper { margin: 1rem 0 }
 .held { border-left: 4px solid #009e73; padding-left: .7rem } .failed { border-left: 4px solid var(--warn);
   padding-left: .7rem } .open { border-left: 4px solid var(--rule); padding-left: .7rem } ul.claims { list-style: none;
   padding: 0 } ul.claims li { margin: .4rem 0 }
