@@ -1,5 +1,6 @@
 """Selections: what is charged, what is kept, what leaves, and what a crash may not change."""
 
+import functools
 import json
 import math
 import os
@@ -78,6 +79,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no figures into pages: tests of pages are elsewhere, and one here writes a whole one."""
+    monkeypatch.setattr(dpgrad.reports.page, "page", lambda *_: "")
+
+
+@functools.cache
+def whole_weights(seed: int) -> Tensor:
+    """The weights of the winner of a selection that nothing interrupts."""
+    return weights(chosen(seed=seed).model)
+
+
 def drawn(seed: int, law: Any = LAW) -> int:
     return selecting._drawn(law, Key.from_seed(seed))
 
@@ -142,6 +155,7 @@ def test_only_the_winner_leaves(tmp_path: Path) -> None:
     assert 'score": ' not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_and_memory_agree(tmp_path: Path) -> None:
     one, other = chosen(), chosen(folder=tmp_path / "run")
     assert one.configuration == other.configuration
@@ -153,13 +167,14 @@ class Crash(BaseException):  # as sudden as a kill
     pass
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("within", [False, True], ids=["after a trial", "within a trial"])
 def test_a_selection_goes_on_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], at: int, within: bool
 ) -> None:
     seed = next(seed for seed in range(50) if drawn(seed) == 5)
-    whole = chosen(seed=seed)
+    whole = whole_weights(seed)
     counted.clear()
     ledger, calls = Ledger(), iter(range(100))
     private = tmp_path / "run" / "private"
@@ -179,7 +194,7 @@ def test_a_selection_goes_on_after_a_crash(
     with pytest.raises(RunError, match="not finished: resume it"):
         chosen(seed=seed, folder=tmp_path / "run", ledger=ledger)
     found = chosen(seed=seed, folder=RunFolder(tmp_path / "run", resume=True), ledger=ledger)
-    assert torch.equal(weights(found.model), weights(whole.model))
+    assert torch.equal(weights(found.model), whole)
     assert len(counted) <= 6  # none that had ended was trained again
     assert len(ledger.entries()) == 1
     assert not private.exists()
