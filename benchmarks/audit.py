@@ -1,10 +1,12 @@
 """Planted faults against the methods of `dpgrad.audit`, and how often the audits raise a false alarm on honest code.
 
-    python -m benchmarks.audit [--repetitions 1000] [--games 800] [--only faults|alarms]
+    python -m benchmarks.audit [--repetitions 1000] [--games 800] [--runs 400] [--only faults|runs|alarms]
 
-Every planted fault (`benchmarks.planted`) is audited by the step audit, by the two-world game over single steps (white
-box: the score reads the noisy sum along the canary) and by one run with 1,000 canaries. For the false alarms each check
-is repeated on honest code, on slices of long runs: steps are independent under the claim, so slices are repetitions.
+Every planted fault (`benchmarks.planted`) is audited by the step audit, by the two-world game over single steps and
+over whole runs, and by one run with 1,000 canaries. A game's score reads the noisy sums along the canary (white box),
+the final weights along it, or the loss of a mislabelled row at the final weights (black box). For the false alarms each
+check is repeated on honest code, on slices of long runs: steps are independent under the claim, so slices are
+repetitions.
 Results go to results/audit.{json,md}.
 """
 
@@ -26,13 +28,15 @@ from dpgrad import audit
 from dpgrad.accounting.events import Relation
 from dpgrad.audit import betting, claims, exact, games, noise, price, sampled
 from dpgrad.audit.claims import Curve
-from dpgrad.audit.trials import PrivateSteps, Target, rows_of
+from dpgrad.audit.trials import Canaried, PrivateSteps, Target, Trial, rows_of
 from dpgrad.errors import DpgradError
 from dpgrad.mechanism import sampling
 
 LEVELS = (0.05, 0.01, 0.001)
 RESULTS = environment.ROOT / "results"
 CANARIES = 1000
+RUN = 6  # steps of a whole run
+GAMES = ("every iterate", "final weights", "black box")
 SLICE, FEW = 24, 4  # steps of one repetition of the noise checks, alone and in differences
 BATCHES = 40
 TITLE = "Audits: planted faults, and false alarms"
@@ -84,11 +88,85 @@ def step_game(case: planted.Case, runs: int) -> dict[str, Any]:
             claim = claims.claimed(full.with_steps(1).profile())
         except DpgradError as error:
             return {"refuted": None, "says": f"dpgrad refuses it: {error}"[:90]}
-    record = games.scores(scores[1], scores[0], claim.curve)
-    return {
-        "refuted": record.refuted, "p": record.checks[0].p, "lower_epsilon": record.lower_epsilon,
-        "claimed_epsilon": full.with_steps(1).profile().epsilon(planted.DELTA),
-    }  # fmt: skip
+    return verdict(scores[1], scores[0], claim)
+
+
+def verdict(inside: Any, outside: Any, claim: claims.Claimed) -> dict[str, Any]:
+    """What a game says of scores with and without the row."""
+    record = games.scores(inside, outside, claim.curve)
+    return {"refuted": record.refuted, "p": record.checks[0].p, "lower_epsilon": record.lower_epsilon}
+
+
+def run_games(case: planted.Case, runs: int) -> dict[str, dict[str, Any]]:
+    """The game over whole runs of `RUN` steps: slices of one long run, whose steps are independent under the claim.
+
+    White box, all other rows are silent, and the score of a run is its likelihood ratio, or the sum along the canary,
+    which is what is left of it in the final weights at a fixed learning rate. Black box, a model is trained.
+    """
+    subject = case.subject()
+    target = target_of(subject, steps=RUN * runs)
+    mechanism, rows = target.mechanism, target.rows
+    push = torch.zeros(rows)
+    push[-1] = 1.0
+    way = np.concatenate([target.directions[name].double().numpy().ravel() for name in target.names])
+    found: dict[str, dict[str, Any]] = {}
+    with case.fault():
+        try:
+            claim = claims.claimed(mechanism.with_steps(RUN).profile())
+            along, steps = [], range(RUN * runs)
+            for world, pushed in enumerate((0.0, push)):
+                data = target.columns(target.data, 0.0, pushed)
+                sums = target.released(data, 70 + world, steps, mechanism, canaried=True).sums
+                along.append(((sums / target.stds(steps)) @ way).reshape(runs, RUN))
+            places, norm = target.stds(range(1)).ravel(), float(np.linalg.norm(way))
+            clips = np.concatenate([
+                np.full(part.stop - part.start, mechanism.clip_at(0, target.group_of(name)))
+                for name, part in target.slices().items()
+            ])  # fmt: skip
+            shift = float((clips * way / places) @ way)  # where the canary takes part
+            rate = 1 / mechanism.sampler.steps_per_epoch
+            chances = np.log([1 - rate, rate])
+            ratios = [
+                np.logaddexp(chances[0], chances[1] + shift / norm**2 * (each - shift / 2)).sum(1) for each in along
+            ]
+            found["every iterate"] = verdict(ratios[1], ratios[0], claim)
+            found["final weights"] = verdict(along[1].sum(1), along[0].sum(1), claim)
+            losses = [black_box(subject, target, world, runs // 3) for world in (0, 1)]
+            found["black box"] = verdict(losses[1], losses[0], claim)
+        except DpgradError as error:
+            return {"every iterate": {"refuted": None, "says": f"dpgrad refuses it: {error}"[:90]}}
+    return found
+
+
+def black_box(subject: planted.Subject, target: Target, world: int, runs: int) -> Any:
+    """The loss of the last row, with another row's target, at the final weights of runs with and without it."""
+    mechanism, wide = subject.mechanism.with_steps(RUN * runs), target.ours is not None and target.ours.several_rows
+    inputs, targets = target.data
+    wrong = targets.clone()
+    wrong[-1] = (targets[-1] + 1) % 2
+    weights = torch.ones(len(inputs))
+    weights[-1] = float(world)
+    data = target.columns((inputs, wrong), weights, 0.0)
+    trial = Trial(target.model, Canaried(target.loss, target.directions), mechanism, data, 90 + world, range(1))
+    run = (target.ours or PrivateSteps()).canaried()
+    model, found = target.model, []
+    first = {name: p.detach().clone() for name, p in model.named_parameters()}
+    one = rows_of((inputs, wrong), slice(len(inputs) - 1, len(inputs)))
+    one = tuple(part[:, 0] for part in one) if wide else one
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        private = run.private(trial)
+        for _ in range(runs):
+            for _ in range(RUN):
+                private.step(data)
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 1.0 * parameter.grad
+            with torch.no_grad():
+                found.append(-float(target.loss(model, one).sum()))
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(first[name])
+    return np.array(found)
 
 
 def single(case: planted.Case) -> dict[str, Any]:
@@ -115,13 +193,24 @@ def single(case: planted.Case) -> dict[str, Any]:
     return {"lower_epsilon": record.lower_epsilon, "claimed_epsilon": mechanism.with_steps(1).profile().epsilon(1e-5)}
 
 
-def faults(runs: int) -> Iterator[dict[str, Any]]:
-    """Every fault by every method."""
-    cases = (planted.Case("none", planted.honest, planted.subject, "all", 100), *planted.CASES)
-    for case in cases:
-        row = {"fault": case.name, "step": step_audit(case), "game": step_game(case, runs), "one_run": single(case)}
+CASES = (planted.Case("none", planted.honest, planted.subject, "all", 100), *planted.CASES)
+
+
+def faults(games: int) -> Iterator[dict[str, Any]]:
+    """Every fault by every method but whole runs."""
+    for case in CASES:
+        row = {"fault": case.name, "step": step_audit(case), "game": step_game(case, games), "one_run": single(case)}
         print(case.name, row["step"]["says"][:80], row["game"].get("p"), flush=True)
         yield row
+
+
+def whole_runs(runs: int) -> dict[str, Any]:
+    """Every fault by the game over whole runs."""
+    found = {}
+    for case in CASES:
+        found[case.name] = run_games(case, runs)
+        print(case.name, {name: game.get("p") for name, game in found[case.name].items()}, flush=True)
+    return found
 
 
 # ---------------------------------------------------------------- false alarms
@@ -245,14 +334,20 @@ def alarms(repetitions: int) -> Iterator[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- the page
-def shown(row: dict[str, Any]) -> list[str]:
+def shown(row: dict[str, Any], runs: dict[str, Any]) -> list[str]:
     """One row of the table of faults."""
-    step, game, one = row["step"], row["game"], row["one_run"]
-    verdict = {True: "REFUTED", False: "not refuted", None: ""}
-    of_game = game["says"] if game["refuted"] is None else f"{verdict[game['refuted']]}, p = {game['p']:.1g}"
+    step, one = row["step"], row["one_run"]
     bound = one.get("says") or f"ε ≥ {one['lower_epsilon']:.2f} of {one['claimed_epsilon']:.2f}"
     says = f"REFUTED, {step['says']}" if step["refuted"] else step["says"]
-    return [row["fault"], says, of_game, bound]
+    of_runs = [played(runs[name]) if name in runs else "" for name in GAMES]
+    return [row["fault"], says, played(row["game"]), *of_runs, bound]
+
+
+def played(game: dict[str, Any]) -> str:
+    """What a game says, in a cell."""
+    if game["refuted"] is None:
+        return str(game["says"])
+    return f"{'REFUTED' if game['refuted'] else 'not refuted'}, p = {game['p']:.1g}"
 
 
 def rejected(cell: dict[str, Any]) -> str:
@@ -264,9 +359,12 @@ def rejected(cell: dict[str, Any]) -> str:
 def page(data: dict[str, Any]) -> str:
     """The results in words; each part says when, where and by which command it was made."""
     parts = [f"# {TITLE}"]
-    if "faults" in data:
-        part = data["faults"]
-        head = ["planted fault", "step audit, level 0.001", "game over single steps, white box", "one run, no verdict"]
+    if "faults" in data and "runs" in data:
+        part, whole = data["faults"], data["runs"]
+        head = [
+            "planted fault", "step audit, level 0.001", "game over single steps, white box",
+            *(f"game over whole runs, {name}" for name in GAMES), "one run (weak: no verdict)",
+        ]  # fmt: skip
         caught = sum(bool(row["step"]["refuted"]) for row in part["rows"][1:])
         parts += [
             environment.heading(part["environment"], "Planted faults").replace("# ", "## ", 1),
@@ -274,7 +372,10 @@ def page(data: dict[str, Any]) -> str:
             f"2 × {part['games']:,} single steps on full batches, with and without a canary. One run has {CANARIES:,} "
             "canaries and 200 guesses, at 5 %; its bound is beside the claimed ε of one step, and it gives no verdict. "
             "Two real processes, a user's own loop and scripts of Opacus are audited in tests/audit/test_own_code.py.",
-            environment.table([head, *map(shown, part["rows"])]),
+            f"The games over whole runs have 2 × {whole['runs']:,} runs of {RUN} steps, sampled as the mechanism says "
+            f"(black box: a third as many): `{whole['environment']['command']}`, {whole['environment']['date']}. They "
+            "are cut from one long run, so that a fault that grows with the number of the step is larger there.",
+            environment.table([head, *(shown(row, whole["rows"].get(row["fault"], {})) for row in part["rows"])]),
         ]
     if "alarms" in data:
         part = data["alarms"]
@@ -305,14 +406,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--games", type=int, default=800)
-    parser.add_argument("--only", choices=("faults", "alarms"))
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--only", choices=("faults", "runs", "alarms"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    if args.only != "alarms":
+    if args.only in (None, "runs"):
+        ran = environment.describe("benchmarks.audit")
+        found["runs"] = {"environment": ran, "runs": args.runs, "rows": whole_runs(args.runs)}
+    if args.only in (None, "faults"):
         ran = environment.describe("benchmarks.audit")
         found["faults"] = {"environment": ran, "games": args.games, "rows": list(faults(args.games))}
-    if args.only != "faults":
+    if args.only in (None, "alarms"):
         ran = environment.describe("benchmarks.audit")
         sensitivity = sensitivity_alarms(args.repetitions)
         rows = list(alarms(args.repetitions))

@@ -4,6 +4,7 @@ A fault is a context manager that changes dpgrad within a block, or a loop of a 
 """
 
 import contextlib
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad.accounting.events import NOTHING, Relation
-from dpgrad.audit.trials import Stepper, Trial
+from dpgrad.audit.trials import PrivateSteps, Stepper, Trial
 from dpgrad.grads import history, scaling, uses
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.history import InnerMomentum
@@ -508,13 +509,20 @@ def _row(data: Any, row: int) -> Any:
 
 # ---------------------------------------------------------------- two processes
 def _rank(rank: int, meeting: str, pipe: Any) -> None:
-    """One of two processes: clip the rows of this rank, add half of the noise's variance, sum over ranks."""
+    """One of two processes: dpgrad's own steps, or rows clipped, half of the noise's variance added, and summed."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     while (asked := pipe.recv()) is not None:
-        trial, lost = asked
+        trial, fault = asked
+        if isinstance(fault, str):
+            trial = replace(trial, model=copy.deepcopy(trial.model))  # what was sent is memory that all ranks share
+            with RANK_FAULTS[fault]() if rank else honest():
+                steps = [dict(each) for each in PrivateSteps()(trial)]
+            pipe.send([{name: value.numpy() for name, value in one.items()} for one in steps] if not rank else None)
+            continue
+        lost = fault
         own = replace(trial, data=_every_second(trial.data, rank), seed=2 * trial.seed + rank)
         factor = 0.0 if rank == lost else 2**-0.5
         found = own_loop(own, noise_factor=factor)
@@ -529,10 +537,22 @@ def _every_second(data: Any, rank: int) -> Any:
     return tuple(_every_second(part, rank) for part in data) if isinstance(data, tuple) else data[rank::2]
 
 
-class TwoRanks:
-    """A user's own loop on two real processes; the noise of rank ``lost`` is not added."""
+def _no_noise(likes: Any, parts: Any, stds: Any, key: Any, step: int) -> list[Tensor]:
+    return [torch.zeros(part.stop - part.start) for part in parts]
 
-    def __init__(self, folder: Any, lost: int | None = None, patience: float = 300.0) -> None:
+
+RANK_FAULTS: dict[str, Fault] = {  # of the second of two ranks that take dpgrad's own steps
+    "none": honest,
+    "noise lost": lambda: patched(noise, gaussian_parts=_no_noise),
+    "clip not applied": no_clip,
+}
+
+
+class TwoRanks:
+    """Steps of two real processes. A user's own loop, without the noise of rank ``lost``; or dpgrad's own, where
+    ``lost`` names a fault of the second rank."""
+
+    def __init__(self, folder: Any, lost: int | str | None = None, patience: float = 300.0) -> None:
         import torch.multiprocessing as several
 
         context = several.get_context("spawn")

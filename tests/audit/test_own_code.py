@@ -81,6 +81,29 @@ class TestTwoProcesses:
         assert audited(ranks, ["noise"]).refuted
 
 
+class TestTwoRanksOfDpgrad:
+    """dpgrad's own steps on two real processes, which meet, exchange their sums and each add the noise of a part."""
+
+    def test_honest_ranks_are_not_refuted(self, ranks: planted.TwoRanks) -> None:
+        ranks.lost = "none"
+        audited(ranks, ["noise"], steps=16).assert_held()
+
+    @pytest.mark.exhaustive
+    def test_no_row_of_honest_ranks_contributes_more_than_the_clip_bound(self, ranks: planted.TwoRanks) -> None:
+        ranks.lost = "none"
+        audited(ranks, ["sensitivity"]).assert_held()
+
+    def test_lost_noise_of_one_rank_is_refuted(self, ranks: planted.TwoRanks) -> None:
+        ranks.lost = "noise lost"
+        assert audited(ranks, ["noise"], steps=16).refuted
+
+    def test_a_rank_that_does_not_clip_is_refuted(self, ranks: planted.TwoRanks) -> None:
+        ranks.lost = "clip not applied"
+        found = audited(ranks, ["sensitivity"])
+        assert found.refuted
+        assert "of the clip bound" in found.words
+
+
 def opacus_script(trial: Trial, *, ghost: bool = False, realised: bool = False) -> list[dict[str, Tensor]]:
     """A training script of Opacus with a clip bound that falls, at learning rate 0."""
     with warnings.catch_warnings():

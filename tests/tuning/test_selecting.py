@@ -281,7 +281,7 @@ def test_no_trial_at_all_is_told_alike(tmp_path: Path) -> None:
 def test_scores_that_are_no_numbers_and_ties(values: list[float], counted: list[str]) -> None:
     """NaN and ∞ are the worst of all; of equal scores the first wins."""
     seed = next(seed for seed in range(50) if drawn(seed) == 3)
-    calls = iter([0.0, *values, -1.0, -1.0])  # the first is the rehearsal
+    calls = iter([0.0] * len(MANY) + [*values, -1.0, -1.0])  # the first are the rehearsals
     found = chosen(seed=seed, score=PublicScore(function=lambda model: next(calls)))
     wanted = 0 if values == [1.0, 1.0] else 1
     rates = [f"{one.recipe.learning_rate:g}" for one in MANY]
@@ -294,6 +294,28 @@ def test_what_cannot_be_trained_is_refused_before_it_is_paid_for() -> None:
         chosen(model=nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), ledger=ledger)
     with pytest.raises(ZeroDivisionError):
         chosen(score=PublicScore(function=lambda model: 1 / 0), ledger=ledger)
+    assert not ledger.entries()
+
+
+def test_a_call_that_cannot_be_made_shows_before_it_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial and its rehearsal are one call: an error in it is told, not counted as a failed trial."""
+    plain, ledger = selecting.fit, Ledger()
+
+    def renamed(model: Any, data: Any, loss: Any, *, method: Any, target_epsilon: Any = None, **rest: Any) -> Any:
+        if "epsilon" in rest:
+            raise TypeError("fit() got an unexpected keyword argument 'epsilon'")
+        return plain(model, data, loss, method=method, epsilon=target_epsilon, **rest)
+
+    monkeypatch.setattr(selecting, "fit", renamed)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epsilon'"):
+        chosen(ledger=ledger)
+    assert not ledger.entries()
+
+
+def test_every_configuration_is_scored_before_it_is_paid_for() -> None:
+    calls, ledger = iter([0.0]), Ledger()
+    with pytest.raises(StopIteration):
+        chosen(score=PublicScore(function=lambda model: next(calls)), ledger=ledger)
     assert not ledger.entries()
 
 

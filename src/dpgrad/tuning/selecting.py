@@ -36,7 +36,7 @@ from dpgrad.training import forms, source
 from dpgrad.training.curves import Point
 from dpgrad.training.fit import WEIGHTS, Fitted, ResumeWarning, fit
 from dpgrad.training.losses import loss_named
-from dpgrad.training.options import Computing, HeldOut, Privacy, RunFolder
+from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder
 from dpgrad.training.plan import Plan
 from dpgrad.training.recipes import Recipe
 from dpgrad.training.task import owners_of
@@ -229,12 +229,16 @@ class _Task:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 copied = copy.deepcopy(self.model)
-                size = None if one.recipe.full_batch else 2
-                fit(
-                    copied, zeros, self.loss, method=one.recipe, delta=0.1, steps=1, batch_size=size, privacy=own,
-                    computing=computing, seed=0,
-                )  # fmt: skip
-        self.score.of(copied, loss_named(self.loss), Key.from_seed(0), 0, zeros, self.collate)
+                budget = Budget(delta=0.1, steps=1, batch_size=None if one.recipe.full_batch else 2)
+                self.trained(copied, zeros, one.recipe, budget, privacy=own, computing=computing, seed=0)
+                self.score.of(copied, loss_named(self.loss), Key.from_seed(0), 0, zeros, self.collate)
+
+    def trained(self, model: nn.Module, data: Any, method: Recipe, budget: Budget, **how: Any) -> Fitted:
+        """Fit one trial. The rehearsal makes the same call, so that a mistake in it shows before any row is read."""
+        return fit(
+            model, data, self.loss, method=method, epsilon=budget.epsilon, delta=budget.delta, epochs=budget.epochs,
+            steps=budget.steps, batch_size=budget.batch_size, **how,
+        )  # fmt: skip
 
 
 def _digest(key: Key, text: str) -> str:
@@ -311,10 +315,9 @@ class _Selection:
         privacy = replace(task.privacy, accountant=ACCOUNTANT)
 
         def run(folder: RunFolder | None) -> Fitted:
-            return fit(
-                copy.deepcopy(task.model), self._train, task.loss, method=one.recipe, epsilon=budget.epsilon,
-                delta=budget.delta, epochs=budget.epochs, steps=budget.steps, batch_size=budget.batch_size,
-                folder=folder, seed=seed, privacy=privacy, computing=task.computing,
+            return task.trained(
+                copy.deepcopy(task.model), self._train, one.recipe, budget, folder=folder, seed=seed, privacy=privacy,
+                computing=task.computing,
             )  # fmt: skip
 
         if self._store is None:
