@@ -374,7 +374,8 @@ def page(data: dict[str, Any]) -> str:
             "Two real processes, a user's own loop and scripts of Opacus are audited in tests/audit/test_own_code.py.",
             f"The games over whole runs have 2 × {whole['runs']:,} runs of {RUN} steps, sampled as the mechanism says "
             f"(black box: a third as many): `{whole['environment']['command']}`, {whole['environment']['date']}. They "
-            "are cut from one long run, so that a fault that grows with the number of the step is larger there.",
+            "are cut from one long run, so that a fault that grows with the number of the step is larger there. So few "
+            "runs can only find gross faults.",
             environment.table([head, *(shown(row, whole["rows"].get(row["fault"], {})) for row in part["rows"])]),
         ]
     if "alarms" in data:
