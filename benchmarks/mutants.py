@@ -56,7 +56,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "training/step/release.py": ("training/step/test_graphed.py", "training/test_private.py"),
     "training/step/graphed.py": ("training/step/test_graphed.py",),
     "training/step/lots.py": ("training/step/test_graphed.py",),
-    "training/step/pieces.py": ("training/step/test_straight.py", "training/test_private.py"),
+    "training/step/pieces.py": ("training/step/test_straight.py", "training/step/test_graphed.py"),
     "training/step/straight.py": ("training/step/test_straight.py",),
     "training/units.py": ("training/test_units.py",),
     "tuning/selecting.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),

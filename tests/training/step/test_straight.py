@@ -96,6 +96,14 @@ def test_the_same_to_the_bit(given: dict[str, Any], ran: list[bool], monkeypatch
     assert all(torch.equal(a, b) for a, b in zip(found.parameters(), wanted.parameters(), strict=True))
 
 
+def test_steps_that_are_observed_are_called(ran: list[bool]) -> None:
+    """Code gives sums alone: what is observed would be that of an earlier step."""
+    seen: list[float] = []
+    trained(10, observe=lambda found: seen.append(float(found.norms.sum())))
+    assert not ran
+    assert len(set(seen)) == 10
+
+
 def test_it_is_near_the_step_on_as_many_rows_as_there_are(ran: list[bool]) -> None:
     found, _ = trained()
     wanted, private = trained(capture=False)
