@@ -138,7 +138,8 @@ class TestUniform:
 
     def fill(self, pairs: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         uniform = np.zeros((2, pairs))
-        normal._fill(*uniform, np.random.Generator(np.random.SFC64(0)), Key.from_seed(30).derive("test"))
+        state = Key.from_seed(30).derive("test")
+        normal._fill(*uniform, [slice(0, pairs)], np.random.Generator(np.random.SFC64(0)), [state])
         return uniform
 
     def test_small_ones_have_further_digits(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """From each example's gradient to the clipped sum: norms, factors, one weighted sum."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from dpgrad import _triton
 from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error, own_products
 from dpgrad.grads.sums import ClippedSum, Groups, Scale
-from dpgrad.grads.uses import Dense, Outer, Use, select
+from dpgrad.grads.uses import Dense, Outer, Use, products, select
 
 __all__ = ["PerExample", "Scaled", "ZeroRows"]
 
@@ -65,28 +65,46 @@ class PerExample:
             return self._measured(groups or {})[0]
 
     def _measured(self, groups: Groups) -> tuple[Tensor, dict[str, Use]]:
-        norms: list[list[Tensor]] = [[] for _ in range(max(groups.values(), default=0) + 1)]
-        values = [0] * len(norms)
-        uses = {}
+        parts: list[list[Tensor | Outer]] = [[] for _ in range(max(groups.values(), default=0) + 1)]
+        values = [0] * len(parts)
+        uses: dict[str, Use] = {}
         for name, use in self.uses.items():
-            found, uses[name] = use.measured()
-            group = _group(groups, name)
-            norms[group].append(found)
+            group, settled = _group(groups, name), use.settled()
+            if isinstance(settled, Outer) and settled.apart is not None:
+                uses[name] = settled
+                parts[group].append(settled)
+            else:
+                found, uses[name] = settled.measured()
+                parts[group].append(found)
             values[group] += use.shape.numel()
-        like = next(found for of_group in norms for found in of_group)
+        measured = [_in_order(found) if found else None for found in parts]
+        like = next(found for found in measured if found is not None)
         every = [
-            _together(found, count + len(found)) if found else torch.zeros_like(like)
-            for found, count in zip(norms, values, strict=True)
+            torch.zeros_like(like[0]) if found is None else _together(found, count + len(found))
+            for found, count in zip(measured, values, strict=True)
         ]
         return torch.stack(every) if len(every) > 1 else every[0][None], uses
 
 
-def _together(parts: list[Tensor], squares: int) -> Tensor:
-    """The norm of each example from those of its parts, made of so many squares.
+def _in_order(parts: Sequence[Tensor | Outer]) -> Tensor:
+    """The norms of parts, (parts, examples); those of products of two factors are formed together."""
+    outers = {place: part for place, part in enumerate(parts) if isinstance(part, Outer)}
+    others = {place: part for place, part in enumerate(parts) if isinstance(part, Tensor)}
+    if not outers:
+        return torch.stack([*others.values()])
+    found = products([*outers.values()])
+    if not others:
+        return found
+    places = [*outers, *others]
+    order = torch.tensor(sorted(range(len(places)), key=places.__getitem__), device=found.device)
+    return torch.cat([found, torch.stack([*others.values()])]).index_select(0, order)
+
+
+def _together(every: Tensor, squares: int) -> Tensor:
+    """The norm of each example from those of its parts, (parts, examples), made of so many squares.
 
     Guarantee: it is not below the norm: what squares below the least float have lost is added.
     """
-    every = torch.stack(parts)
     lost = math.sqrt(squares * torch.finfo(every.dtype).tiny)
     if every.dtype == torch.float32 and _triton.runs_on(every):
         from dpgrad.grads.kernels.factors import together

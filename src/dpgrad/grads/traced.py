@@ -91,8 +91,15 @@ class Traced:
         return fits and _settings() == self._settings and self._code.bound()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if not self.takes(*inputs):
+        found = self.called(*inputs)
+        if found is None:
             raise CannotTraceError("shapes, types or settings of torch are not those of the call that was recorded")
+        return found
+
+    def called(self, *inputs: Tensor) -> tuple[Tensor, ...] | None:
+        """The results; None where the code does not stand for a call on these inputs."""
+        if not self.takes(*inputs):
+            return None
         plainly = torch.autocast("cpu", enabled=False) if self._settings[0] else nullcontext()
         with torch.no_grad(), plainly:
             return self._code.run(*inputs)

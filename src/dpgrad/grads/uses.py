@@ -29,7 +29,7 @@ from dpgrad.grads.sums import sum_dtype
 
 __all__ = [
     "Dense", "Drop", "Layer", "Lookup", "Outer", "Tied", "Use", "combined", "ghost_squares", "lengths", "lost",
-    "mass_of", "norm", "one_by_one", "rounding", "select", "wide", "worth_forming",
+    "mass_of", "norm", "one_by_one", "products", "rounding", "select", "wide", "worth_forming",
 ]  # fmt: skip
 
 # Rounding errors of a sum of n products stay below λ√n·u with probability 1 − 2n·exp(−λ²/2) (Higham and Mary, 2019).
@@ -206,6 +206,7 @@ class Outer:
     tf32: bool | None = None  # whether it is measured and summed in TF32; None until it is settled
     norms: Tensor | None = None  # (examples,), where they are known
     layer: Layer | None = None  # whose weight it is, where that is measured with its bias
+    apart: tuple[Tensor, Tensor] | None = None  # ‖aᵢ‖ and ‖gᵢ‖, (examples,) each, of which `products` makes norms
 
     @property
     def shape(self) -> torch.Size:
@@ -220,7 +221,7 @@ class Outer:
     def settled(self) -> Use:
         p, d = self.shape
         positions = self.inputs.shape[1]
-        if self.norms is not None:
+        if self.norms is not None or self.apart is not None:
             return self
         if worth_forming(positions, d, p, self.inputs.device):
             return Dense(self.per_example()).settled()
@@ -229,7 +230,7 @@ class Outer:
             return Outer(self.inputs, self.gradients, tf32=False, norms=layer.norms[0])
         if positions == 1:
             a, g = wide(self.inputs), wide(self.gradients)
-            return Outer(a, g, tf32=False, norms=lengths(a) * lengths(g))
+            return Outer(a, g, tf32=False, apart=(norm(a.flatten(1)), norm(g.flatten(1))))
         if not self._in_tf32:
             return self
         from dpgrad.grads.kernels.products import ghost
@@ -244,6 +245,8 @@ class Outer:
             return settled.measured()
         if isinstance(settled, Outer) and settled.norms is not None:
             return settled.norms, settled
+        if isinstance(settled, Outer) and settled.apart is not None:
+            return products([settled])[0], settled
         a, g = wide(self.inputs), wide(self.gradients)
         return ghost_squares(a, g).sqrt(), Outer(a, g, tf32=False)
 
@@ -274,6 +277,10 @@ class Outer:
             with in_tf32():
                 return g.reshape(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
         a, g = wide(self.inputs), wide(self.gradients)
+        if len(factors) == 1 and a.shape[1] == 1:  # a plain product of matrices
+            a, g, factors = a[:, 0], g[:, 0], factors.view(-1, 1)
+            a, g = (a * factors, g) if a.shape[1] < g.shape[1] else (a, g * factors)
+            return (g.mT @ a)[None]
         pieces, factors = len(factors), factors.reshape(-1, 1, 1)
         a, g = (a * factors, g) if a.shape[2] < g.shape[2] else (a, g * factors)
         return g.reshape(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
@@ -430,7 +437,23 @@ def one_by_one(use: Use, factors: Tensor) -> Tensor:
 def lengths(tensor: Tensor, dims: int = 1) -> Tensor:
     """The norm over all but the first ``dims`` dimensions, no smaller than it is: tiny entries square to zero."""
     flat = tensor.reshape(*tensor.shape[:dims], -1)
-    return norm(flat) + math.sqrt(flat.shape[dims] * torch.finfo(flat.dtype).tiny)
+    return norm(flat) + _hidden(flat.shape[dims], flat.dtype)
+
+
+def _hidden(values: int, dtype: torch.dtype) -> float:
+    """What the norm of so many values may have lost because their squares are below the least float."""
+    return math.sqrt(values * torch.finfo(dtype).tiny)
+
+
+def products(outers: Sequence[Outer]) -> Tensor:
+    """The norms ‖aᵢ‖‖gᵢ‖ of uses at one position whose factors are measured, (uses, examples): all of them at once."""
+    found = []
+    for place in (0, 1):
+        pairs = [outer.apart for outer in outers if outer.apart is not None]
+        every = torch.stack([pair[place] for pair in pairs])
+        values = max((outer.inputs, outer.gradients)[place].shape[2] for outer in outers)
+        found.append(every + _hidden(values, every.dtype))
+    return found[0] * found[1]
 
 
 def norm(rows: Tensor) -> Tensor:

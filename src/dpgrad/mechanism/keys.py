@@ -12,6 +12,7 @@ import hashlib
 import operator
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import SupportsIndex, TypeAlias
 
 from dpgrad import _validate
@@ -106,8 +107,7 @@ class Key:
         >>> key.derive("noise", "ab", "c") == key.derive("noise", "a", "bc")
         False
         """
-        words = [_text(word) for word in (purpose, *names)]
-        message = b"".join(len(word).to_bytes(8, "little") + word for word in words)
+        message = b"".join(map(_with_length, (purpose, *names)))
         return hashlib.blake2b(message, digest_size=size, key=self.secret, person=b"dpgrad derive").digest()
 
 
@@ -131,10 +131,13 @@ def _whole(name: str, value: object) -> int:
     return number
 
 
-def _text(word: object) -> bytes:
+@lru_cache(1 << 14)  # a step asks for the same names as the one before
+def _with_length(word: object) -> bytes:
+    """The bytes of a word behind their number."""
     if not isinstance(word, str):
         raise OptionError(f"name must be text, got {_validate.shown(word)}")
-    return word.encode()
+    text = word.encode()
+    return len(text).to_bytes(8, "little") + text
 
 
 def _digest(person: bytes, message: bytes) -> bytes:

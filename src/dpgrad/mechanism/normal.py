@@ -6,7 +6,7 @@ the least significant bits for differential privacy", CCS 2012).
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ from dpgrad.mechanism.keys import Key
 __all__ = ["Array", "Wanted", "fill", "gaussian"]
 
 _BLOCK = 1 << 16  # values that share a generator: their number is part of the function
-_AT_ONCE = 1 << 12  # pairs of values of several short blocks, which are transformed together
+_AT_ONCE = 1 << 14  # pairs of values of several short blocks, which are transformed together
 _SHORT = 2.0**-20  # uniform numbers below it are given further digits
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -82,6 +82,9 @@ def fill(key: Key, wanted: Iterable[Wanted], threads: int = 1) -> None:
 def _blocks(key: Key, wanted: Wanted, cut: list[tuple[Array, Array]]) -> Iterator[_Block]:
     """The blocks that values lie in; of one that is not wanted whole, all is drawn elsewhere, and noted in ``cut``."""
     values, std, names, start, size = wanted
+    if not start and size is None and 0 < len(values) <= _BLOCK:
+        yield _Block(values, std, key.derive(*names, "0"))
+        return
     stop = start + len(values)
     size = stop if size is None else size
     for place in range(start // _BLOCK, -(-stop // _BLOCK)) if len(values) else ():
@@ -128,13 +131,14 @@ def _draw(groups: Iterator[list[_Block]]) -> None:
     They are cos 2πv = 2/(1 + t²) − 1 and sin 2πv = 2t/(1 + t²) with t = tan πv: one function in place of two.
     """
     random = np.random.Generator(np.random.SFC64(0))
-    held = np.empty((3, max(_AT_ONCE, (_BLOCK + 1) // 2)))
+    held = np.empty((3, 0))
     for blocks in groups:
         ends = [*accumulate((len(block.values) + 1) // 2 for block in blocks)]
-        lengths, tangents, bases = held[:, : ends[-1]]
         parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        for block, part in zip(blocks, parts, strict=True):
-            _fill(lengths[part], tangents[part], random, block.state)
+        if held.shape[1] < ends[-1]:
+            held = np.empty((3, ends[-1]))
+        lengths, tangents, bases = held[:, : ends[-1]]
+        _fill(lengths, tangents, parts, random, [block.state for block in blocks])
         np.log(lengths, out=lengths)
         np.multiply(lengths, -2, out=lengths)
         np.sqrt(lengths, out=lengths)
@@ -153,15 +157,28 @@ def _draw(groups: Iterator[list[_Block]]) -> None:
             values[pairs:] = bases[part][: len(values) - pairs]
 
 
-def _fill(lengths: Array, angles: Array, random: np.random.Generator, state: bytes) -> None:
-    """Uniform numbers from a state of 256 bits: in (0, 1) for the lengths of pairs, in [0, 1) for their angles.
+def _fill(
+    lengths: Array, angles: Array, parts: Sequence[slice], random: np.random.Generator, states: Sequence[bytes]
+) -> None:
+    """Uniform numbers, part by part from a state of 256 bits: in (0, 1) for the lengths of pairs, in [0, 1) for angles.
 
     numpy's are multiples of 2^-53. Small ones, of which a length far out is made, are given 53 further binary digits.
     """
-    words = {"state": np.frombuffer(state, "<u8").astype(np.uint64, copy=False)}
-    random.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": 0, "uinteger": 0}
-    random.random(out=lengths)
-    random.random(out=angles)
-    if lengths.min() < _SHORT:
-        short = np.flatnonzero(lengths < _SHORT)
-        lengths[short] += (1 - random.random(len(short))) * 2.0**-53
+    words = np.frombuffer(b"".join(states), "<u8").astype(np.uint64, copy=False).reshape(-1, 4)
+    state: dict[str, Any] = {"bit_generator": "SFC64", "state": {}, "has_uint32": 0, "uinteger": 0}
+
+    def begin(part: slice, own: Array) -> None:
+        state["state"]["state"] = own
+        random.bit_generator.state = state
+        random.random(out=lengths[part])
+        random.random(out=angles[part])
+
+    for part, own in zip(parts, words, strict=True):
+        begin(part, own)
+    if lengths.min() >= _SHORT:
+        return
+    for part, own in zip(parts, words, strict=True):
+        short = part.start + np.flatnonzero(lengths[part] < _SHORT)
+        if len(short):
+            begin(part, own)  # the digits are those that follow
+            lengths[short] += (1 - random.random(len(short))) * 2.0**-53

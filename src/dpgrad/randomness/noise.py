@@ -12,7 +12,9 @@ significance of the least significant bits for differential privacy", CCS 2012).
 True
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -24,9 +26,10 @@ from dpgrad.mechanism import normal
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.randomness import device_noise
 
-__all__ = ["Part", "Std", "gaussian", "gaussian_parts", "gaussians", "noisy_means"]
+__all__ = ["Means", "Part", "Std", "gaussian", "gaussian_parts", "gaussians", "noisy_means"]
 
 Std = float | Tensor
+_TOGETHER = 1 << 20  # values of several parameters that are drawn before their totals are added
 
 
 def gaussian(like: Tensor, std: Std, key: AnyKey, step: int, name: str) -> Tensor:
@@ -129,6 +132,63 @@ def noisy_means(
     return drawn
 
 
+class Means:
+    """`noisy_means` at every step of a run on a CPU, written to a flat tensor, one parameter after another.
+
+    Guarantee: every value is written once, with the result: no noise without its total is ever in the tensor.
+
+    >>> import torch
+    >>> totals, stds = {"weight": torch.ones(6), "bias": torch.ones(3)}, {"weight": 2.0, "bias": 1.0}
+    >>> out = torch.empty(9)
+    >>> Means(totals, key=7, divisor=4).write(out, [*totals.values()], [*stds.values()], step=0)
+    >>> bool((out[6:] == noisy_means(totals, stds, key=7, step=0, divisor=4)["bias"]).all())
+    True
+    """
+
+    def __init__(self, likes: Mapping[str, Tensor], key: AnyKey, divisor: float) -> None:
+        self._names, self._sizes = [*likes], [like.numel() for like in likes.values()]
+        self._key, self._divisor = Key.of(key), divisor
+        self._held: dict[torch.dtype, list[_Some]] = {}
+
+    def write(self, out: Tensor, totals: list[Tensor], stds: Sequence[float], step: int) -> None:
+        """Write to ``out``; the totals are flat and have one type, in which noise is drawn."""
+        _validate.whole(most=_validate.MOST_STEPS, step=step)
+        dtype, threads, at = _drawn_type(totals[0]), torch.get_num_threads(), str(step)
+        for std in set(stds):
+            _check_std(std, dtype)
+        for some in self._held.get(dtype) or self._together(dtype):
+            drawn = zip(self._names[some.places], some.values, stds[some.places], strict=True)
+            wanted = [normal.Wanted(values, std, ("noise", name, at)) for name, values, std in drawn]
+            normal.fill(self._key, wanted, threads)
+            torch._foreach_add_(some.parts, totals[some.places])
+            torch.div(some.flat, self._divisor, out=out[some.start : some.start + len(some.flat)])
+
+    def _together(self, dtype: torch.dtype) -> "list[_Some]":
+        """All parameters, some at a time, in memory that is kept where it is short."""
+        found, first, start = [], 0, 0
+        sizes = self._sizes
+        memory = torch.empty(min(sum(sizes), max(_TOGETHER, *sizes)), dtype=dtype, device="cpu")
+        while first < len(sizes):
+            stop = first + max(1, bisect_right([*accumulate(sizes[first:])], _TOGETHER))
+            flat = memory[: sum(sizes[first:stop])]
+            parts = tuple(torch.split(flat, sizes[first:stop]))
+            found.append(_Some(slice(first, stop), flat, parts, [part.numpy() for part in parts], start))
+            first, start = stop, start + len(flat)
+        if len(memory) <= _TOGETHER:
+            self._held = {dtype: found}
+        return found
+
+
+class _Some(NamedTuple):
+    """Neighbouring parameters whose noise is drawn together."""
+
+    places: slice  # among all parameters
+    flat: Tensor  # their noise, in memory that they share with others
+    parts: tuple[Tensor, ...]
+    values: list[normal.Array]
+    start: int  # values before them
+
+
 def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> None:
     _validate.whole(most=_validate.MOST_STEPS, step=step)
     known: set[tuple[float, torch.dtype]] = set()  # parameters have few standard deviations among them
@@ -154,22 +214,32 @@ def _drawn_type(like: Tensor) -> torch.dtype:
 
 def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step: int) -> dict[str, Tensor]:
     """The noise of every parameter, in one piece of memory for each type."""
-    of_type: dict[torch.dtype, list[str]] = {}
+    of_type: dict[torch.dtype, dict[str, Tensor]] = {}
     for name, like in likes.items():
-        of_type.setdefault(_drawn_type(like), []).append(name)
-    drawn, wanted = {}, []
-    for dtype, names in of_type.items():
-        sizes = [likes[name].numel() for name in names]
-        flat = torch.empty(sum(sizes), dtype=dtype, device="cpu")
-        values, start = flat.numpy(), 0
-        parts = torch.split(flat, sizes)
-        for name, size, part in zip(names, sizes, parts, strict=True):
-            drawn[name] = part.view(likes[name].shape)
-            few = values[start : start + size]
-            wanted.append(normal.Wanted(few, float(stds[name]), _stream(name, step)))
-            start += size
+        of_type.setdefault(_drawn_type(like), {})[name] = like
+    drawn: dict[str, Tensor] = {}
+    wanted: list[normal.Wanted] = []
+    for some in of_type.values():
+        _, parts, values = _flat(some, stds, step)
+        wanted += values
+        drawn |= {name: part.view(some[name].shape) for name, part in zip(some, parts, strict=True)}
     normal.fill(key, wanted, threads=torch.get_num_threads())
     return {name: drawn[name] for name in likes}
+
+
+def _flat(
+    likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int
+) -> tuple[Tensor, Sequence[Tensor], list[normal.Wanted]]:
+    """Memory for the noise of parameters that are drawn in one type: whole, by parameter, and what to fill it with."""
+    sizes = [like.numel() for like in likes.values()]
+    dtypes = {_drawn_type(like) for like in likes.values()}
+    flat = torch.empty(sum(sizes), dtype=dtypes.pop() if dtypes else torch.float32, device="cpu")
+    assert not dtypes
+    values, wanted, start = flat.numpy(), [], 0
+    for name, size in zip(likes, sizes, strict=True):
+        wanted.append(normal.Wanted(values[start : start + size], float(stds[name]), _stream(name, step)))
+        start += size
+    return flat, torch.split(flat, sizes), wanted
 
 
 def _check_std(std: Std, dtype: torch.dtype) -> None:

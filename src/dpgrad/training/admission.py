@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from itertools import chain
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from dpgrad.training.models import MODELS
 from dpgrad.training.options import ROWS_ON_RANK, Computing, Privacy
 
 __all__ = [
-    "check_computing", "check_examples", "refuse_arguments", "refuse_kinds", "refuse_model", "rule_fault", "signature",
+    "Signature", "check_computing", "check_examples", "refuse_arguments", "refuse_kinds", "refuse_model", "rule_fault",
     "warn_of_size",
 ]  # fmt: skip
 
@@ -179,20 +181,37 @@ def warn_of_size(mechanism: Mechanism, rows: int) -> None:
         )
 
 
-def signature(model: nn.Module) -> list[object]:
-    """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step."""
-    found: list[object] = []
-    known: set[int] = set()
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and id(module) not in known:
-            known.add(id(module))
-            found += (id(module), module.training, *module._modules, *module._forward_hooks)
-            found += (None, *module._forward_pre_hooks)  # set apart from the other hooks
-            for name, parameter in module._parameters.items():
-                found.append(name)
-                if parameter is not None:
-                    found += (id(parameter), parameter.requires_grad)
-            waiting += module._modules.values()
-    return found
+class Signature:
+    """What a check of the model relies on, apart from the values of its parameters. It is asked for at every step.
+
+    >>> model = nn.Sequential(nn.Linear(2, 1))
+    >>> signature = Signature(model)
+    >>> signature.same(), model.append(nn.Tanh()) is model, signature.same()
+    (True, True, False)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [*model.modules()]
+        self._before, self._held = self._now()  # held, lest another object be found where one of them was
+
+    def same(self) -> bool:
+        """Whether nothing has changed."""
+        return self._now()[0] == self._before
+
+    def _now(self) -> tuple[list[list[object]], list[object]]:
+        modules = self._modules
+        children = [each._modules for each in modules if each._modules]
+        parameters = [each._parameters for each in modules if each._parameters]
+        values = [*chain.from_iterable(table.values() for table in parameters)]
+        held: list[object] = [*chain.from_iterable(table.values() for table in children), *values]
+        hooks = [each._forward_hooks for each in modules if each._forward_hooks]
+        before = [each._forward_pre_hooks for each in modules if each._forward_pre_hooks]
+        tables: list[dict[Any, Any]] = [*children, *parameters, *hooks, *before]
+        return [
+            [each.training for each in modules],
+            [*map(id, tables)],
+            [*map(len, tables)],
+            [*chain.from_iterable(tables)],
+            [*map(id, held)],
+            [value is not None and value.requires_grad for value in values],
+        ], [held, tables]

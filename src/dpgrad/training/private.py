@@ -57,12 +57,12 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import draw
 from dpgrad.training import agreed, source
 from dpgrad.training.admission import (
+    Signature,
     check_computing,
     check_examples,
     refuse_kinds,
     refuse_model,
     rule_fault,
-    signature,
     warn_of_size,
 )
 from dpgrad.training.augment import Augment, probed
@@ -190,7 +190,7 @@ class PrivateGradient:
         self._data = SameData(self.work, parts)
         self.way: Way | None = None  # how gradients are computed; known from the first step on
         self._again = Again()
-        self._checked: list[object] = []
+        self._checked: Signature | None = None
         self._charge, self._start, self._before = charge, start, before
         self._charged: list[Leaf] = []
         self._owed: set[int] = set()  # charged and not yet computed
@@ -495,9 +495,9 @@ class PrivateGradient:
         It is where other parameters are trained, where parameters, modules or hooks were exchanged, and where a module
         is in the other mode: BatchNorm lets examples act on each other in training mode only.
         """
-        now = signature(self.model)
-        if now == self._checked:
+        if self._checked is not None and self._checked.same():
             return
+        now = Signature(self.model)
         with self._passing(data, self._step):
             if self._data.held:
                 self._choose_engine(data, rows)

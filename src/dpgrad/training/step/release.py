@@ -57,7 +57,7 @@ class Release(Protocol):
 
 @dataclass
 class OnHost:
-    """Noise of a CPU, which is drawn for all parameters at once."""
+    """Noise of a CPU, which is drawn for all parameters at once; the gradients lie in memory that stays."""
 
     parameters: Mapping[str, nn.Parameter]
     figures: "Figures"
@@ -70,22 +70,42 @@ class OnHost:
         self._step = 0
         self._totals: dict[str, Tensor] = {}
         self._noisy: Mapping[str, Tensor] = {}
+        self._groups = [self.figures.place(name) for name in self.parameters]
+        self._memory = torch.empty(0)  # of all gradients, where they have one type
+        if len({parameter.dtype for parameter in self.parameters.values()}) == 1:
+            like = next(iter(self.parameters.values()))
+            self._memory = torch.empty(sum(part.values for part in self.parts), dtype=like.dtype)
+            places = torch.split(self._memory, [part.values for part in self.parts])
+            each = zip(self.parameters.items(), places, strict=True)
+            self._grads = {name: place.view(parameter.shape) for (name, parameter), place in each}
+            self._means = noise.Means(self.parameters, self.key, self.divisor)
 
     def at(self, step: int) -> None:
         self._step = step
 
     def add(self, part: device_noise.Segment, total: Tensor) -> None:
-        self._totals.update(part.split(total, self.parameters))
+        self._totals[part.names[0]] = total
 
     def finish(self) -> None:
         totals, self._totals = self._totals, {}
         values = self.figures.stds(self._step)
-        stds = {name: values[self.figures.place(name)] for name in totals}
-        self._noisy = noise.noisy_means(totals, stds, self.key, self._step, self.divisor)
+        stds = [values[group] for group in self._groups]
+        sums = [*totals.values()]  # in the order of the parameters
+        if len(self._memory) and len({total.dtype for total in sums}) == 1:
+            self._means.write(self._memory, sums, stds, self._step)
+            self._noisy = self._grads
+        else:
+            of_name = dict(zip(totals, stds, strict=True))
+            self._shape(noise.noisy_means(totals, of_name, self.key, self._step, self.divisor))
+
+    def _shape(self, means: Mapping[str, Tensor]) -> None:
+        """Keep the means, which are flat, in the shapes of the parameters."""
+        self._noisy = {name: mean.view(self.parameters[name].shape) for name, mean in means.items()}
 
     def show(self) -> Mapping[str, Tensor]:
-        for name, parameter in self.parameters.items():
-            parameter.grad = self._noisy[name].to(parameter.dtype)
+        for parameter, noisy in zip(self.parameters.values(), self._noisy.values(), strict=True):
+            if parameter.grad is not noisy:
+                parameter.grad = noisy.to(parameter.dtype)
         return self._noisy
 
 
@@ -314,7 +334,7 @@ class SecureOnHost(OnHost):
         totals, self._totals = self._totals, {}
         grids = self._grids.at(self._step)
         units = {name: grids[self.figures.place(name)] for name in totals}
-        self._noisy = secure_noise.noisy_means(totals, units, self.key, self._step, self.divisor)
+        self._shape(secure_noise.noisy_means(totals, units, self.key, self._step, self.divisor))
 
 
 @dataclass

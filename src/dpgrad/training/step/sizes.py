@@ -15,6 +15,7 @@ __all__ = ["Sizes", "capacity"]
 
 # A full piece holds most batches, or a second, small piece would cost time, and takes little more memory than one.
 _LEAST, _MOST, _SHARE = 1.0, 3.0, 0.1  # deviations above the expected batch, those at most, and a share of it
+_COARSE = 2.0  # deviations above it and between sizes, where a size costs more and a place less
 _RARELY = 6.0  # deviations beyond which a Poisson batch is drawn on its own
 _LAST = 8  # sizes of the last piece, where a batch takes several
 _ALIGNED = 8  # rows, of sizes that are large enough
@@ -34,7 +35,7 @@ class Sizes:
     ) -> "Sizes":  # fmt: skip
         """Those of a run: steps of half a deviation, so a few sizes hold nearly all batches.
 
-        ``coarse``: of a whole one, where a size costs more and a place less. Of several ranks each has its ``share``.
+        ``coarse``: of two, where a size costs more and a place less. Of several ranks each has its ``share``.
 
         >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
         Sizes(most=552, fine=8)
@@ -42,10 +43,10 @@ class Sizes:
         mean, deviation = _expected(mechanism, rows)
         if not share.whole:
             mean, deviation, rows = mean / share.size, deviation / math.sqrt(share.size), max(1, share.most(rows))
-        above = max(_LEAST * deviation, min(_MOST * deviation, _SHARE * mean))
+        above = max((_COARSE if coarse else _LEAST) * deviation, min(_MOST * deviation, _SHARE * mean))
         most = max(math.ceil(mean), math.floor(mean + above), 1)
         most = min(_aligned(most), rows, microbatch or rows)
-        fine = max(1.0, deviation if coarse else deviation / 2, 0 if mean <= most else most / _LAST)
+        fine = max(1.0, (_COARSE if coarse else 0.5) * deviation, 0 if mean <= most else most / _LAST)
         return cls(most, min(most, 1 << round(math.log2(fine))))
 
     def pieces(self, count: int) -> list[int]:

@@ -5,6 +5,7 @@ bodies that take little time, of which Python takes the most, and kept where it 
 """
 
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ __all__ = ["Straight"]
 _SHORT = 0.1  # seconds of a body beyond which Python's share does not matter
 _LONG = 200  # steps of a run that is worth a trial
 _FASTER = 0.8  # of the time of the body, which the code may take at most
+_OFTEN = 2  # times that a body is needed in the steps whose lots are drawn, from which on its code is made ahead
 
 
 class Straight(Pieces):
@@ -33,8 +35,28 @@ class Straight(Pieces):
         self._draws = True
         self.worth = work.mechanism.steps >= _LONG and work.average is None  # an average is changed in place
 
+        self.faster = False  # whether code was found to be
+
     def _made(self, form: Form) -> Graph:
         return _Body(self, self._work, self._bodies, form)
+
+    def _renew(self) -> None:
+        super()._renew()
+        self.faster = False
+
+    def step(self, data: Any, rows: int, step: int) -> None:
+        known = self.faster
+        super().step(data, rows, step)
+        if self.faster and not known and step + 1 < self._work.mechanism.steps:
+            self._make_ahead(step + 1)
+
+    def _make_ahead(self, step: int) -> None:
+        """Make the code that coming steps need, once code was found to be faster: no later step waits for it."""
+        coming = Counter(form for lot in self._lots.known(step) for _, form in self._forms(step, lot))
+        for form, times in coming.items():
+            body = self._graphs.get(form) or self._made(form)
+            if times >= _OFTEN and isinstance(body, _Body) and body.make():
+                self._graphs[form] = body
 
 
 class _Body:
@@ -55,6 +77,17 @@ class _Body:
         elif not self._run(self._code):
             self._bodies.accumulate(self._form)
 
+    def make(self) -> bool:
+        """Make the code of a body that may not have been called yet; whether there is any."""
+        if self._code is None and not self._took:
+            with torch.random.fork_rng([]):
+                began = time.thread_time()
+                self._bodies.sums(self._form.size)(*self._bodies.inputs(self._form.size))  # which follows new shapes
+                self._took = time.thread_time() - began
+        if self._code is None and self._may_be_traced():
+            self._trace()
+        return self._code is not None
+
     def _may_be_traced(self) -> bool:
         engine, form = self._work.engine, self._form
         if not self._owner.worth or form.observed or self._took > _SHORT or not isinstance(engine, Attributed):
@@ -73,17 +106,17 @@ class _Body:
         except CannotTraceError:
             faster = False
         if faster:
-            self._code = code
+            self._code, self._owner.faster = code, True
         else:
             self._owner.worth = False
 
     def _run(self, code: Traced) -> bool:
         """Run the code; False where it does not stand for this piece, with nothing done."""
-        inputs = self._bodies.inputs(self._form.size)
-        if not code.takes(*inputs):
-            return False
         state = torch.get_rng_state()
-        *totals, finite = code(*inputs)
+        found = code.called(*self._bodies.inputs(self._form.size))
+        if found is None:
+            return False
+        *totals, finite = found
         if not bool(finite):  # an example is to be left out
             torch.set_rng_state(state)
             return False

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
+from operator import is_
 from types import CellType, ModuleType
 from typing import Any
 
@@ -33,26 +34,37 @@ class Watch:
     def __init__(self, model: nn.Module, *functions: Callable[..., Any]) -> None:
         modules = _modules(model, functions)
         owned: list[dict[str, Any]] = [owner for each in modules for owner in (each._parameters, each._buffers)]
-        self._tensors = [(owner, name) for owner in owned for name, value in owner.items() if value is not None]
+        tensors = [(owner, name) for owner in owned for name, value in owner.items() if value is not None]
         of_modules: list[dict[str, Any]] = [module.__dict__ for module in modules]
         self._owners = [*of_modules, *(vars(owner) for owner in map(_owner, functions) if hasattr(owner, "__dict__"))]
         places: list[_Place] = [
             (owner, name) for owner in of_modules for name in owner if name not in _OF_TORCH or name == "training"
         ]
         places += chain.from_iterable(map(_names, functions))
-        self._numbers = [(owner, name) for owner, name in places if isinstance(owner.get(name), (*_NUMBERS, Tensor))]
+        self._tensors = tensors + [(owner, name) for owner, name in places if isinstance(owner.get(name), Tensor)]
+        self._numbers = [(owner, name) for owner, name in places if isinstance(owner.get(name), _NUMBERS)]
+        self._seen: list[object] = []  # the numbers, as objects
         self._cells = [cell for given in functions for cell in _cells(given)]
         self._holding = [(owner, name) for owner, name in places if _parts(owner.get(name))]
         self._before = self._now()
+        self._before_numbers = [_token(owner.get(name)) for owner, name in self._numbers]
 
     def same(self) -> bool:
         """Whether nothing has changed."""
-        return self._now() == self._before
+        return self._numbers_are_same() and self._now() == self._before
+
+    def _numbers_are_same(self) -> bool:
+        """Whether numbers and words are what they were: mostly the same objects, which is seen at once."""
+        now = [owner.get(name) for owner, name in self._numbers]
+        if len(now) == len(self._seen) and all(map(is_, now, self._seen)):
+            return True
+        same = [*map(_token, now)] == self._before_numbers
+        self._seen = now if same else []
+        return same
 
     def _now(self) -> list[object]:
         return [
-            [owner[name].data_ptr() if owner.get(name) is not None else None for owner, name in self._tensors],
-            [_token(owner.get(name)) for owner, name in self._numbers],
+            [_token(owner.get(name)) for owner, name in self._tensors],
             [_token(_content(cell)) for cell in self._cells],
             [_inside(owner.get(name)) for owner, name in self._holding],
             [_inside(_content(cell)) for cell in self._cells],
@@ -163,6 +175,6 @@ def _content(cell: CellType) -> object:
 
 def _token(value: object) -> object:
     """A value that can be compared: a number, where a tensor lies, or which object it is."""
-    if isinstance(value, _NUMBERS):
-        return value
-    return value.data_ptr() if isinstance(value, Tensor) else id(value)
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    return value if isinstance(value, _NUMBERS) else id(value)

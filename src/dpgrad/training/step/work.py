@@ -1,7 +1,7 @@
 """What a private step computes, apart from how it is run: one record that every runner reads."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -163,11 +163,15 @@ class Work:
         device, rank = self.device, self.ranks.rank
         own = ("rank", str(rank)) if rank else ()
         seed = int.from_bytes(self.key.derive("model", str(step), *own, size=8), "little")
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        before = torch.default_generator.get_state()
+        with torch.random.fork_rng([device]) if device.type == "cuda" else nullcontext():
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":
                 torch.cuda.default_generators[device.index].manual_seed(seed)
-            yield
+            try:
+                yield
+            finally:
+                torch.default_generator.set_state(before)
 
 
 def width(batch: Batch) -> int:
