@@ -133,6 +133,23 @@ class TestConvex:
             assert_uncorrelated(a, b)
 
 
+class TestMeans:
+    """Noise that is added to sums at every step of a run, in memory that is kept."""
+
+    @pytest.mark.parametrize("most", [1, 300, 1 << 20])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_they_are_the_noisy_means(self, dtype: torch.dtype, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(noise, "_TOGETHER", most)
+        totals = {name: torch.randn(size).to(dtype) for name, size in (("a", 200), ("b", 1), ("c", 700), ("d", 3))}
+        stds = {"a": 1.0, "b": 2.0, "c": 1.0, "d": 0.5}
+        means = noise.Means(totals, Key.from_seed(45), 7.0)
+        for step in (0, 1, 5):
+            out = torch.empty(904)
+            means.write(out, [*totals.values()], [*stds.values()], step)
+            wanted = noise.noisy_means(totals, stds, Key.from_seed(45), step, 7.0)
+            assert torch.equal(out, torch.cat([*wanted.values()]).float())
+
+
 class TestUniform:
     """What values are made of."""
 

@@ -69,7 +69,8 @@ class PerExample:
         values = [0] * len(parts)
         uses: dict[str, Use] = {}
         for name, use in self.uses.items():
-            group, settled = _group(groups, name), use.settled()
+            group = _group(groups, name)
+            settled = use.settled()
             if isinstance(settled, Outer) and settled.apart is not None:
                 uses[name] = settled
                 parts[group].append(settled)

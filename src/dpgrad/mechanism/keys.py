@@ -12,7 +12,6 @@ import hashlib
 import operator
 import secrets
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import SupportsIndex, TypeAlias
 
 from dpgrad import _validate
@@ -107,7 +106,8 @@ class Key:
         >>> key.derive("noise", "ab", "c") == key.derive("noise", "a", "bc")
         False
         """
-        message = b"".join(map(_with_length, (purpose, *names)))
+        words = [_text(word) for word in (purpose, *names)]
+        message = b"".join(len(word).to_bytes(8, "little") + word for word in words)
         return hashlib.blake2b(message, digest_size=size, key=self.secret, person=b"dpgrad derive").digest()
 
 
@@ -131,13 +131,10 @@ def _whole(name: str, value: object) -> int:
     return number
 
 
-@lru_cache(1 << 14)  # a step asks for the same names as the one before
-def _with_length(word: object) -> bytes:
-    """The bytes of a word behind their number."""
+def _text(word: object) -> bytes:
     if not isinstance(word, str):
         raise OptionError(f"name must be text, got {_validate.shown(word)}")
-    text = word.encode()
-    return len(text).to_bytes(8, "little") + text
+    return word.encode()
 
 
 def _digest(person: bytes, message: bytes) -> bytes:

@@ -237,7 +237,8 @@ def _flat(
     assert not dtypes
     values, wanted, start = flat.numpy(), [], 0
     for name, size in zip(likes, sizes, strict=True):
-        wanted.append(normal.Wanted(values[start : start + size], float(stds[name]), _stream(name, step)))
+        few = values[start : start + size]
+        wanted.append(normal.Wanted(few, float(stds[name]), _stream(name, step)))
         start += size
     return flat, torch.split(flat, sizes), wanted
 

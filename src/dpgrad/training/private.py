@@ -100,8 +100,8 @@ class PrivateGradient:
     follow changes of the model, the loss, the rule and torch's settings between steps.
 
     ``seed`` makes the run reproducible and unfit for release: anyone who guesses it can subtract the noise. ``.grad``
-    is overwritten, so `zero_grad` is not needed. Noise is added to every coordinate, including the row of an
-    embedding's ``padding_idx``.
+    is overwritten in place, so `zero_grad` is not needed; clone a gradient to keep it beyond the next step. Noise is
+    added to every coordinate, including the row of an embedding's ``padding_idx``.
 
     A run that outlives its process (`dpgrad.checkpoint.Run`) passes its ``key``, the first step ``start`` of that key,
     what was spent ``before`` under other keys, and ``charge``. ``charge`` is called with the number of each step before

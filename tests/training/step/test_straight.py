@@ -141,6 +141,21 @@ def test_a_model_that_reads_values_is_called(ran: list[bool]) -> None:
     assert not ran
 
 
+def test_code_is_made_before_it_is_needed(ran: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    trace = straight._Body._trace
+
+    def noted(self: Any) -> None:
+        made.append(len(ran))
+        trace(self)
+
+    monkeypatch.setattr(straight._Body, "_trace", noted)
+    trained(40)
+    assert made[:1] == [0]
+    assert set(made[1:]) == {1}  # at the end of the same step: no later one waits for it
+    assert all(ran)
+
+
 def test_what_changes_is_followed(ran: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode, a frozen layer, the memory of a weight, a module, and a number of the loss."""
 

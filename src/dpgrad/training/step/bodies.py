@@ -122,11 +122,8 @@ class Bodies:
 
     def inputs(self, size: int) -> list[Tensor]:
         """What `sums` of a piece reads beside parameters and buffers: its rows, their weights and the clip bounds."""
-        if self._work.several_rows:
-            batch, weights, _ = self._weighted(size)
-            return [*pytree.tree_leaves(batch), weights, self._clips]
-        leaves = [leaf if len(leaf) == size else leaf[:size] for leaf in pytree.tree_leaves(self.rows)]
-        return [*leaves, self._filled(size), self._clips]
+        batch, weights, _ = self._weighted(size)
+        return [*pytree.tree_leaves(batch), weights, self._clips]
 
     def sums(self, size: int) -> Callable[..., tuple[Tensor, ...]]:
         """The part of `accumulate` that writes nothing, as a function of `inputs`: the sums, part by part.
@@ -192,15 +189,11 @@ class Bodies:
     def _weighted(self, size: int) -> tuple[Batch, Tensor, int]:
         """Rows, what each counts for within its example, and how many rows an example has."""
         batch = pytree.tree_map(lambda leaf: leaf[:size], self.rows)
-        filled = self._filled(size)
+        filled = (torch.arange(size, device=self._count.device) < self._count).to(self._dtype)
         if not self._work.several_rows:
             return batch, filled, 1
         wide = width(batch)
         return as_rows(batch), (filled / wide).repeat_interleave(wide), wide
-
-    def _filled(self, size: int) -> Tensor:
-        """1 for each of the first rows, which count, and 0 for the others."""
-        return (torch.arange(size, device=self._count.device) < self._count).to(self._dtype)
 
     def _own_index(self, size: int) -> Tensor:
         assert self.index is not None

@@ -70,7 +70,6 @@ class OnHost:
         self._step = 0
         self._totals: dict[str, Tensor] = {}
         self._noisy: Mapping[str, Tensor] = {}
-        self._groups = [self.figures.place(name) for name in self.parameters]
         self._memory = torch.empty(0)  # of all gradients, where they have one type
         if len({parameter.dtype for parameter in self.parameters.values()}) == 1:
             like = next(iter(self.parameters.values()))
@@ -89,14 +88,13 @@ class OnHost:
     def finish(self) -> None:
         totals, self._totals = self._totals, {}
         values = self.figures.stds(self._step)
-        stds = [values[group] for group in self._groups]
+        stds = {name: values[self.figures.place(name)] for name in totals}
         sums = [*totals.values()]  # in the order of the parameters
         if len(self._memory) and len({total.dtype for total in sums}) == 1:
-            self._means.write(self._memory, sums, stds, self._step)
+            self._means.write(self._memory, sums, [*stds.values()], self._step)
             self._noisy = self._grads
         else:
-            of_name = dict(zip(totals, stds, strict=True))
-            self._shape(noise.noisy_means(totals, of_name, self.key, self._step, self.divisor))
+            self._shape(noise.noisy_means(totals, stds, self.key, self._step, self.divisor))
 
     def _shape(self, means: Mapping[str, Tensor]) -> None:
         """Keep the means, which are flat, in the shapes of the parameters."""
