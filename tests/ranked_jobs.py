@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import warnings
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import replayed
 import sharded_jobs
 from dpgrad import Computing, Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, sampling
 from dpgrad.distributed.exchange import Exchange
+from dpgrad.errors import RanksError
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Group
@@ -26,6 +28,7 @@ from dpgrad.runs.snapshot import Snapshot
 from dpgrad.training.augment import Shifts
 
 ROWS, SEED = 400, 5
+WAITED = 15  # seconds that a group of ranks waits for one that is silent
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -127,7 +130,7 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
             raise ZeroDivisionError("on one rank")
         return loss(model, batch)
 
-    state = {"broken": False}
+    state: dict[str, Any] = {"broken": False}
     private = PrivateGradient(network(), broken, plan(), seed=SEED, capture=False)
 
     def in_a_step() -> None:
@@ -173,6 +176,20 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
             private.step(data)
             optimizer.step()
 
+    def other_loss(**given: Any) -> None:
+        """A row counts twice as much on the last rank."""
+        rows_of = part_of(data) if given else data
+        many = 1.0 + (rank == last)
+        PrivateGradient(network(), lambda model, batch: many * loss(model, batch), plan(), **given).step(rows_of)
+
+    def other_loss_later() -> None:
+        """The last rank changes its loss after the first step, which is seen before the seventeenth."""
+        state["more"] = 1.0
+        own = PrivateGradient(network(), lambda model, batch: state["more"] * loss(model, batch), plan(), seed=SEED)
+        for _ in range(17):
+            own.step(data)
+            state["more"] = 1.0 + (rank == last)
+
     def another_order() -> None:
         mine = (data[0].flip(0), data[1].flip(0)) if rank == last else data
         PrivateGradient(network(), loss, plan(), rows_on_rank="part").step(mine)
@@ -180,6 +197,9 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
     tries = {
         "in a step": in_a_step,
         "other optimizer": other_optimizer,
+        "other loss": other_loss,
+        "other loss on parts": partial(other_loss, rows_on_rank="part"),
+        "other loss later": other_loss_later,
         "same part in another order": another_order,
         "other data": unlike_data,
         "other mechanism": lambda: PrivateGradient(network(), loss, plan(noise=0.5 + (rank == last))),
@@ -304,6 +324,27 @@ def resumed(rank: int, ranks: int, folder: Path, left: str, began: int) -> dict[
     return fitted(folder, rank, resume=True, seed=7)
 
 
+def silent(rank: int, ranks: int, folder: Path) -> str:
+    """The last rank is stopped after its first step, as if its machine were gone; rank 0 ends it in the end."""
+    stopped = folder / "stopped"
+    group = dist.new_group(timeout=timedelta(seconds=WAITED))
+    private, ledger = PrivateGradient(network(), loss, plan(), seed=SEED, group=group), 0
+    try:
+        for _ in range(3):
+            private.step(rows())
+            ledger = private.steps_taken
+            if rank == ranks - 1:
+                stopped.with_suffix(".new").write_text(str(os.getpid()), "utf-8")
+                stopped.with_suffix(".new").rename(stopped)
+                os.kill(os.getpid(), signal.SIGSTOP)
+    except RanksError as error:
+        return f"after {ledger} steps: {error}"
+    finally:
+        if rank == 0:
+            os.kill(int(stopped.read_text("utf-8")), signal.SIGKILL)
+    return "nothing was noticed"
+
+
 def full_disk(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     """Rank 0 cannot write its second checkpoint."""
     original, saves = Snapshot.write, 0
@@ -331,7 +372,7 @@ JOBS: dict[str, Any] = {
     each.__name__: each
     for each in (
         loops, captured, empty_lots, failing, connected_later, fits, fits_parts, stopped_by_a_callback,
-        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders,
+        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders, silent,
     )
 }  # fmt: skip
 for left, began in (("first_killed", 2), ("last_killed", 3)):

@@ -1,16 +1,22 @@
 """What ranks do in tests/distributed/test_shards.py: models of FSDP2 beside the same models in one process."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dpgrad import HeldOut, Mechanism, Privacy, PrivateGradient, fit, recipes, sampling
+from dpgrad.grads import probe
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Group
@@ -74,12 +80,14 @@ def plan(rate: float = 0.2, **given: Any) -> Mechanism:
     return Mechanism(sampling.Poisson(rate), steps=20, noise_multiplier=0.5, batch_size=BATCH, **given)
 
 
-def sharded(model: nn.Module, **given: Any) -> nn.Module:
-    """The model of this rank, as users shard it; in one process the model itself."""
+def sharded(model: nn.Module, layers: bool = False, **given: Any) -> nn.Module:
+    """The model of this rank, as users shard it, or layer by layer; in one process the model itself."""
     if not dist.is_initialized():
         return model
     from torch.distributed.fsdp import fully_shard
 
+    for layer in [each for each in model.modules() if layers and isinstance(each, nn.Linear)]:
+        fully_shard(layer, **given)
     for block in getattr(model, "blocks", ()):
         fully_shard(block, **given)
     return fully_shard(model, **given)
@@ -92,10 +100,11 @@ def whole(tensor: Any) -> Tensor:
 
 def trained(
     taken: int = 3, optimizer: str = "Adam", rate: float = 0.2, model: dict[str, bool] | None = None,
-    mechanism: dict[str, Any] | None = None, half: bool = False, passes: bool = False, **given: Any,
+    mechanism: dict[str, Any] | None = None, half: bool = False, passes: bool = False, layers: bool = False,
+    shard: Callable[[nn.Module], nn.Module] | None = None, **given: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Weights, gradients and what this rank holds of them after some steps."""
-    network = sharded(Transformer(**model or {}))
+    network = sharded(Transformer(**model or {}), layers) if shard is None else shard(Transformer())
     private = PrivateGradient(network, loss, plan(rate, **mechanism or {}), seed=SEED, **given)
     parameters = {name: each for name, each in network.named_parameters() if each.requires_grad}
     stepper = getattr(torch.optim, optimizer)(parameters.values(), lr=0.01)
@@ -127,6 +136,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "engine vmap": {"engine": "vmap", "taken": 2},
     "mostly empty": {"rate": 0.02, "taken": 6},
     "empty": {"rate": 1e-9, "taken": 2},
+    "a unit a layer": {"layers": True, "microbatch": 5, "taken": 1},
 }
 
 
@@ -138,10 +148,94 @@ def sharded_loops(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
 
 def _hybrid(network: nn.Module) -> nn.Module:
+    """In two shards, each of which two ranks hold; on an odd number of ranks a whole replica on each."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicas", "shards"))
-    return sharded(network, mesh=mesh)
+    ranks = dist.get_world_size()
+    shape = (ranks // 2, 2) if ranks % 2 == 0 else (ranks, 1)
+    return sharded(network, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")))
+
+
+def sharded_hybrid(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    return trained(taken=1, optimizer="SGD", shard=_hybrid)
+
+
+def _crossed(network: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return sharded(network, mesh=DeviceMesh("cpu", [2, 0, 1]))
+
+
+def low_precision(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Passes in bfloat16 by ``mp_policy``, with weights and sums in float32; in one process by hand."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    if ranks > 1:
+        found = trained(taken=2, optimizer="SGD", shard=lambda model: sharded(model, mp_policy=policy))
+        found["types"] = {str(each.dtype) for each in (*found["weights"].values(), *found["gradients"].values())}
+        return found
+    network, low = Transformer(), Transformer().bfloat16()
+    private = PrivateGradient(low, loss, plan(), seed=SEED)
+    stepper = torch.optim.SGD(network.parameters(), lr=0.01)
+    for _ in range(2):
+        low.load_state_dict(network.state_dict())
+        private.step(rows())
+        for own, other in zip(network.parameters(), low.parameters(), strict=True):
+            assert other.grad is not None
+            own.grad = other.grad.float()
+        stepper.step()
+    return {"weights": dict(network.named_parameters())}
+
+
+class Wide(nn.Sequential):
+    """Eight units of 16,576 values."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(*(nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)) for _ in range(8)))
+
+
+def peaks(rank: int, ranks: int, folder: Path) -> list[float]:
+    """The most bytes that tensors of this rank took in each of three steps, as a multiple of the model's parameters."""
+    network, found = Wide(), []
+    with pytest.MonkeyPatch.context() as patch, Live() as live:
+        patch.setattr(probe, "_SKETCH", 1024)  # as small beside a unit as it is beside one of a large model
+        whole_model = sum(each.numel() * each.element_size() for each in network.parameters())
+        if ranks > 1:
+            from torch.distributed.fsdp import fully_shard
+
+            for unit in network:
+                fully_shard(unit)
+            fully_shard(network)
+        mechanism = Mechanism(sampling.Poisson(0.2), steps=20, noise_multiplier=1.0, batch_size=4)
+        given: dict[str, Any] = {"capture": False} if ranks == 1 else {}
+        private = PrivateGradient(network, lambda model, x: model(x).square().mean(1), mechanism, seed=SEED, **given)
+        for _ in range(3):
+            live.most = 0
+            private.step(torch.ones(20, 64).cumsum(0))
+            found.append(live.most / whole_model)
+    return found
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes that tensors took at once; memory that is given back while a tensor lives does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves((result, args)):
+            if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):
+                storage = leaf.untyped_storage()
+                self._known.setdefault(storage._cdata, weakref.ref(storage))
+        held = {key: storage for key, each in self._known.items() if (storage := each()) is not None}
+        self._known = {key: self._known[key] for key in held}
+        self.most = max(self.most, sum(storage.nbytes() for storage in held.values()))
+        return result
 
 
 def _columns(network: nn.Module) -> nn.Module:
@@ -157,7 +251,7 @@ def _in_part(network: nn.Module) -> nn.Module:
 
 def sharded_failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
     """What every rank raises where one fails, and which models are refused."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+    from torch.distributed.fsdp import CPUOffloadPolicy
 
     from dpgrad.grads.check import check
 
@@ -178,13 +272,16 @@ def sharded_failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
     def made(shard: Callable[[nn.Module], nn.Module] = sharded, **given: Any) -> Callable[[], object]:
         return lambda: PrivateGradient(shard(Transformer()), loss, plan(), **given)
 
-    half, away = MixedPrecisionPolicy(param_dtype=torch.bfloat16), CPUOffloadPolicy(pin_memory=False)
+    def reading(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch) * float(model.head.weight.detach().numpy().max() > 0)
+
+    away = CPUOffloadPolicy(pin_memory=False)
     tries = {
         "in a step": in_a_step,
         "on one rank": made(microbatch=0 if rank == ranks - 1 else None),
-        "precision": made(lambda model: sharded(model, mp_policy=half)),
         "offloaded": made(lambda model: sharded(model, offload_policy=away)),
-        "hybrid": made(_hybrid),
+        "crossed": made(_crossed),
+        "read": lambda: PrivateGradient(sharded(Transformer()), reading, plan(), seed=SEED).step(rows()),
         "columns": made(_columns),
         "in part": made(_in_part),
         "inner momentum": made(inner_momentum=InnerMomentum(0.5, 2)),
@@ -259,4 +356,6 @@ def sharded_adapters(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     return {name: whole(each) for name, each in trains.items()}
 
 
-JOBS = {each.__name__: each for each in (sharded_loops, sharded_failing, sharded_fits, sharded_adapters)}
+JOBS = {each.__name__: each for each in (
+    sharded_loops, sharded_failing, sharded_fits, sharded_adapters, sharded_hybrid, low_precision, peaks,
+)}  # fmt: skip

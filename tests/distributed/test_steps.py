@@ -13,6 +13,7 @@ import ranked_jobs as jobs
 from dpgrad.training.step.graphed import Graphed
 
 RAN = [("loops", 2), ("loops", 3), ("captured", 2), ("empty_lots", 3), ("failing", 3), ("connected_later", 2)]
+RAN += [("silent", 2)]
 TAKEN = [(name, 2) for name in jobs.LOOPS] + [(name, 3) for name in jobs.OF_THREE]
 
 
@@ -82,6 +83,9 @@ class TestSteps:
             ("same part twice", "RanksError: two ranks hold the same rows", ""),
             ("same part in another order", "RanksError: two ranks hold the same rows", ""),
             ("other optimizer", "RanksError: ranks do not have the same weights", ""),
+            ("other loss", "RanksError: ranks 0 and {last} do not have the same loss on the same rows", ""),
+            ("other loss on parts", "RanksError: ranks 0 and {last} do not have the same loss on the same rows", ""),
+            ("other loss later", "RanksError: ranks 0 and {last} do not have the same loss on the same rows", ""),
             ("another run", "RanksError: ranks are not at the same place .*run 2", ""),
             ("charged twice", "RunError: a charged step was not computed", "RanksError: rank {last} failed"),
         ],
@@ -91,6 +95,12 @@ class TestSteps:
         for rank, words in enumerate(every):
             pattern = own if rank == 2 or not others else others
             assert re.match(pattern.format(last=2), words), (rank, words)
+
+    def test_a_rank_that_falls_silent_ends_the_others_when_the_group_has_waited(self, folder: Path) -> None:
+        """A process that is stopped keeps its connections, as a machine without power or network does."""
+        first, stopped = ranked.results(folder, "silent", 2)
+        assert first.startswith("after 1 steps: another rank was not heard of for as long as the process group waits")
+        assert stopped is None
 
     def test_a_full_disk_on_rank_0_stops_all(self, folder: Path) -> None:
         every = [found["at the charge"] for found in ranked.results(folder, "failing", 3)]

@@ -21,6 +21,7 @@ for a CUDA device.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from enum import IntEnum
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,6 +37,11 @@ from dpgrad.grads.fsdp import is_shard
 __all__ = ["Phase", "Ranks", "weights_digest", "weights_sum"]
 
 T = TypeVar("T")
+_SILENT = (
+    "another rank was not heard of for as long as the process group waits: its machine or network is gone, it was "
+    "stopped, or it is that slow. Steps that were charged stay spent; start all ranks again, and a run with a folder "
+    "resumes from it. A longer wait is given by init_process_group(timeout=...)"
+)
 _CONTROL: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the group of the meetings, by the user's group
 _GONE = (
     "another rank is gone: its process ended or its connection broke, and its own output says why. Steps that were "
@@ -146,7 +152,7 @@ class Ranks:
             self._over = True
             self.leave()
             if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-                raise RanksError(_GONE) from error
+                raise RanksError(_SILENT if "imed out" in str(error) else _GONE) from error
             raise
 
     def leave(self) -> None:
@@ -161,16 +167,16 @@ class Ranks:
         """From here on meetings are those of this run."""
         self._run = run
 
-    def meet(self, phase: Phase, step: int = 0, *, stop: bool = False, weights: int = 0) -> None:
+    def meet(self, phase: Phase, step: int = 0, *, stop: bool = False, weights: int = 0, wish: int = 0) -> list[int]:
         """Wait for all ranks; raise on every rank where one failed, or where they are at different places.
 
-        ``weights`` is a number that all ranks must have alike, such as `weights_sum`.
+        ``weights`` is a number that all ranks must have alike, such as `weights_sum`. Returns the ``wish`` of each.
         """
         if self.alone:
             self.stopping = self.stopping or stop or self.asked()
-            return
+            return [wish]
         with self.together():
-            words = self._gathered(phase, step, failed=False, stop=stop or self.asked(), weights=weights)
+            words = self._gathered(phase, step, failed=False, stop=stop or self.asked(), weights=weights, wish=wish)
             failed = words[:, 3].nonzero()[:, 0].tolist()
             here = torch.tensor([self._run, phase, step])
             if failed:
@@ -189,10 +195,14 @@ class Ranks:
                     "of the model"
                 )
             self.stopping = self.stopping or bool(words[:, 4].any())
+            wishes: list[int] = words[:, 6].tolist()
+            return wishes
 
-    def _gathered(self, phase: Phase, step: int, *, failed: bool, stop: bool, weights: int = 0) -> Tensor:
+    def _gathered(
+        self, phase: Phase, step: int, *, failed: bool, stop: bool, weights: int = 0, wish: int = 0
+    ) -> Tensor:
         """The words of all ranks, (ranks, words)."""
-        mine = torch.tensor([self._run, phase, step, failed, stop, weights]).repeat(self.size, 1)
+        mine = torch.tensor([self._run, phase, step, failed, stop, weights, wish]).repeat(self.size, 1)
         words = torch.empty_like(mine)
         with self.committed():
             if self.control is None:
@@ -284,8 +294,15 @@ def _control(group: Any) -> Any:
                 "that has, or run in one process"
             )
         ranks = dist.get_process_group_ranks(group)
-        _CONTROL[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        _CONTROL[group] = dist.new_group(ranks, _patience(group), "gloo", use_local_synchronization=True)
     return _CONTROL[group]
+
+
+def _patience(group: Any) -> timedelta:
+    """How long the user's group waits for a rank; a group that is made from it would wait 30 minutes."""
+    device = torch.device("cuda" if "nccl" in str(dist.get_backend(group)) else "cpu")
+    found: timedelta = group._get_backend(device).options._timeout
+    return found
 
 
 def _places(words: Tensor) -> str:

@@ -1,51 +1,37 @@
 """Models whose parameters FSDP2 (`torch.distributed.fsdp.fully_shard`) keeps in shards, a part on each rank.
 
-Parameters, gradients and the state of the optimizer stay in shards. For the passes of a step every rank gathers the
-parameters, works on its examples as one process does, and gives them back; then every rank is sent the sums of its own
-shards, adds them up in the order of the ranks, and adds the noise of its shards. No collective takes place within a
-pass, so ranks may take different numbers of passes, and an error within one is reported in the next meeting.
+Parameters, gradients and the state of the optimizer stay in shards. In the passes of a step a unit of ``fully_shard``
+is gathered when an operation uses one of its parameters, forwards or backwards, and its memory is given back when
+another unit is used. Sums are given to the ranks that hold their shards as they are formed, a few parameters at a time,
+so that those of the whole model never exist at once. Ranks do both in rounds (`dpgrad.distributed.rounds`), each at its
+own pace.
 
 Guarantee: the norm of an example is that of its whole gradient, on the rank that works on it. The noise of a shard is
-the slice of the noise of the whole parameter, a function of (key, step, name, place), added once.
+the slice of the noise of the whole parameter, a function of (key, step, name, place), added once all ranks have given
+all their sums.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.distributed.ranks import Phase, Ranks
-from dpgrad.errors import OptionError, RunError, UnsupportedModelError
+from dpgrad.distributed.rounds import Held, Rounds, Slices, Spread, Totals
+from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads import fsdp
-from dpgrad.randomness.noise import Part
 
-__all__ = ["ShardExchange", "Slices", "as_shard", "full", "refuse_layout", "whole"]
+__all__ = ["as_shard", "full", "refuse_layout", "spread_of", "totals_of", "whole"]
 
-_BUCKET = 1 << 22  # values that are exchanged together, at least one parameter
-
-
-class Slices(NamedTuple):
-    """Where the shards of a parameter lie in it, flat: that of rank r from ``cuts[r]`` to ``cuts[r + 1]``.
-
-    FSDP2 cuts the first dimension as `torch.chunk` does: as many rows on each rank, the last ones fewer or none.
-
-    >>> Slices.of(torch.Size([5, 2]), 3).cuts
-    (0, 4, 8, 10)
-    >>> Slices.of(torch.Size([1]), 3).cuts
-    (0, 1, 1, 1)
-    """
-
-    cuts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, shape: torch.Size, ranks: int) -> "Slices":
-        """Those of a parameter on so many ranks."""
-        rows, inner = shape[0], shape[1:].numel()
-        each = -(-rows // ranks)
-        return cls(tuple(inner * min(rank * each, rows) for rank in range(ranks + 1)))
+_READING = {Tensor.numpy, Tensor.tolist, Tensor.data_ptr, Tensor.__array__, Tensor.__dlpack__}
+# What needs no memory of the tensor it is given.
+_EMPTY = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 
 
 def refuse_layout(model: nn.Module, ranks: Ranks) -> None:
@@ -59,6 +45,7 @@ def refuse_layout(model: nn.Module, ranks: Ranks) -> None:
             "group=torch.distributed.group.WORLD, or give the plain model"
         )
     fsdp.refuse_policies(model)
+    spread = spread_of(model, ranks)
     members = dist.get_process_group_ranks(ranks.group)
     for name, parameter in model.named_parameters():
         if not fsdp.is_shard(parameter):
@@ -66,25 +53,45 @@ def refuse_layout(model: nn.Module, ranks: Ranks) -> None:
                 f"parameter {name} is not sharded, and others are: call fully_shard(model) on the whole model at last, "
                 "without ignored_params"
             )
-        mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-        if mesh.ndim > 1:
-            raise UnsupportedModelError(
-                f"parameter {name} lies on a mesh of {mesh.ndim} dimensions (HSDP, or with tensor parallel), which "
-                "is not supported: call fully_shard with a mesh of one dimension, of all ranks"
-            )
-        if not placements[0].is_shard(0):
-            raise UnsupportedModelError(
-                f"parameter {name} is placed by {placements[0]}, which is not supported: leave out "
-                "shard_placement_fn, and fully_shard cuts the first dimension"
-            )
-        if dist.get_process_group_ranks(mesh.get_group()) != members:
-            raise UnsupportedModelError(
-                f"parameter {name} is sharded over other ranks than those of the run: give the group of its mesh as "
-                "group"
-            )
-        cuts = Slices.of(parameter.shape, ranks.size).cuts
-        if _local(parameter).numel() != cuts[ranks.rank + 1] - cuts[ranks.rank]:
+        _refuse_mesh(name, parameter, members)
+        slices, own = Slices.of(parameter.shape, spread.shards), spread.shard(ranks.rank)
+        if _local(parameter).numel() != slices.length(own):
             raise UnsupportedModelError(f"the shard of parameter {name} is not the one that fully_shard makes")
+
+
+def _refuse_mesh(name: str, parameter: Any, members: list[int]) -> None:
+    """Refuse a parameter that is not cut by rows over all ranks, or over rows of ranks that are replicas (HSDP)."""
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if mesh.ndim > 2 or not all(each.is_replicate() for each in placements[:-1]):
+        raise UnsupportedModelError(
+            f"parameter {name} lies on a mesh of {mesh.ndim} dimensions by {placements}, which is not supported: call "
+            "fully_shard with a mesh of all ranks, of one dimension or of two (replicas, shards)"
+        )
+    if not placements[-1].is_shard(0):
+        raise UnsupportedModelError(
+            f"parameter {name} is placed by {placements[-1]}, which is not supported: leave out "
+            "shard_placement_fn, and fully_shard cuts the first dimension"
+        )
+    if mesh.mesh.flatten().tolist() != members:
+        raise UnsupportedModelError(
+            f"parameter {name} is sharded over other ranks than those of the run, or in another order: give the group "
+            "of its mesh as group"
+        )
+
+
+def spread_of(model: nn.Module, ranks: Ranks) -> Spread:
+    """Which shard each rank holds of a sharded model."""
+    first: Any = next(each for each in model.parameters() if fsdp.is_shard(each))
+    return Spread(ranks.size, int(first.device_mesh.shape[-1]))
+
+
+def totals_of(model: nn.Module, ranks: Ranks) -> Totals:
+    """What takes the sums of the parameters that are trained."""
+    names = {id(each): name for name, each in model.named_parameters() if each.requires_grad}
+    units = [
+        {names[id(each)]: each.shape for each in parameters if id(each) in names} for parameters, _ in fsdp.units(model)
+    ]
+    return Totals(ranks, units, spread_of(model, ranks), next(model.parameters()).device)
 
 
 def _local(tensor: Any) -> Tensor:
@@ -117,34 +124,106 @@ def as_shard(local: Tensor, like: Any) -> Tensor:
 
 
 @contextmanager
-def whole(model: nn.Module, ranks: Ranks, step: int) -> Iterator[None]:
-    """Within the block a sharded model holds whole parameters, as a model of one process does; others stay as they are.
+def whole(model: nn.Module, ranks: Ranks, step: int, totals: Totals | None = None) -> Iterator[Rounds | None]:
+    """Within the block a sharded model holds whole parameters, each while it is used; other models stay as they are.
 
-    All ranks must come here at the same step. FSDP's own hooks are not called within the block.
+    All ranks must come here at the same step. FSDP's own hooks are not called within the block. ``totals`` take the
+    sums that ranks give.
     """
     if not fsdp.is_sharded(model):
-        yield
+        yield None
         return
+    if totals is not None:
+        totals.begin(step)
+    spread = spread_of(model, ranks)
+    units, wholes = _units(model, spread)
     places = [
         (module, slot, parameter)
         for module in model.modules()
         for slot, parameter in module._parameters.items()
         if parameter is not None
     ]
+    rounds = Rounds(ranks, step, units, spread, totals)
     ranks.meet(Phase.GATHERED, step)
-    with ranks.committed():
-        gathered = {
-            id(each): nn.Parameter(full(each), each.requires_grad)
-            for each in {id(parameter): parameter for _, _, parameter in places}.values()
-        }
+    used = _Used(rounds, units)
     try:
-        with fsdp.without_hooks(model):
+        with fsdp.without_hooks(model), fsdp.cast(model):
             for module, slot, parameter in places:
-                _put(module, slot, gathered[id(parameter)])
-            yield
+                _put(module, slot, wholes[id(parameter)])
+            with _Unread(used), used:
+                yield rounds
+            rounds.end()
     finally:
+        rounds.close()
         for module, slot, parameter in places:
             _put(module, slot, parameter)
+
+
+def _units(model: nn.Module, spread: Spread) -> tuple[list[list[Held]], dict[int, nn.Parameter]]:
+    """The parameters of each unit of ``fully_shard``, and those that stand in their places, by what they stand for."""
+    found: list[list[Held]] = []
+    wholes: dict[int, nn.Parameter] = {}
+    for parameters, dtype in fsdp.units(model):
+        found.append([])
+        for each in parameters:
+            empty = torch.empty(each.shape, dtype=dtype or each.dtype, device=each.device)
+            whole = wholes[id(each)] = nn.Parameter(empty, each.requires_grad)
+            found[-1].append(Held(_local(each).reshape(-1), whole, Slices.of(each.shape, spread.shards)))
+            found[-1][-1].drop()
+    return found, wholes
+
+
+class _Used(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gathers the units whose parameters an operation uses, before it runs: in a forward pass, a backward pass, ...
+
+    Whatever shares the memory of a parameter, a view or what a backward pass has kept, is found by that memory.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, rounds: Rounds, units: list[list[Held]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rounds = rounds
+        self._unit = {held.whole.untyped_storage()._cdata: place for place, unit in enumerate(units) for held in unit}
+
+    def units(self, given: Any) -> set[int]:
+        """The units that tensors belong to."""
+        found = set()
+        for leaf in pytree.tree_leaves(given):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                unit = self._unit.get(leaf.untyped_storage()._cdata)
+                if unit is not None:
+                    found.add(unit)
+        return found
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _EMPTY:
+            with torch._C.DisableTorchFunction():
+                wanted = self.units((args, kwargs))
+                if wanted:
+                    self._rounds.have(wanted)
+        return func(*args, **(kwargs or {}))
+
+
+class _Unread(TorchFunctionMode):
+    """Refuses what reads the memory of a parameter past torch: it need not be there."""
+
+    def __init__(self, used: _Used) -> None:
+        super().__init__()
+        self._used = used
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READING:
+            with torch._C.DisableTorchFunction():
+                known = self._used.units(args[0])
+            if known:
+                raise UnsupportedModelError(
+                    f"the model or the loss reads a parameter by Tensor.{func.__name__}, and the model is sharded by "
+                    "fully_shard: use operations of torch, which gather it"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 def _put(module: nn.Module, slot: str, parameter: nn.Parameter) -> None:
@@ -153,72 +232,3 @@ def _put(module: nn.Module, slot: str, parameter: nn.Parameter) -> None:
         setattr(module, slot, parameter)
     else:
         module._parameters[slot] = parameter
-
-
-Noisy = Callable[[Sequence[Part], Tensor], Tensor]  # (which values, their sums one after another) -> noisy means
-
-
-class ShardExchange:
-    """Sums of whole parameters on every rank, to noisy means of the shards that each rank holds.
-
-    Bytes per step and rank, with V values and N ranks: 8 V (N-1)/N of sums are sent, and as many received. Parameters
-    are exchanged a few at a time, and what was exchanged is freed.
-    """
-
-    def __init__(self, ranks: Ranks, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._ranks = ranks
-        self._slices = {name: Slices.of(each.shape, ranks.size) for name, each in parameters.items()}
-        device = next(iter(parameters.values())).device
-        self._direct = device.type == "cpu" or "nccl" in ranks.backend
-        self._device = device
-        self._buckets: list[list[str]] = []
-        room = 0
-        for name, each in parameters.items():
-            if room < each.numel() or not self._buckets:
-                self._buckets.append([])
-                room = _BUCKET
-            self._buckets[-1].append(name)
-            room -= each.numel()
-        self._taken = -1
-
-    def run(self, step: int, totals: MutableMapping[str, Tensor], noisy: Noisy) -> dict[str, Tensor]:
-        """Exchange the flat sums of a step, which are taken out of ``totals``; the noisy means of the own shards."""
-        ranks = self._ranks
-        if step <= self._taken:
-            raise RunError(f"the sums of step {step} were exchanged: its noise on others would reveal the difference")
-        found: dict[str, Tensor] = {}
-        with ranks.together():
-            ranks.meet(Phase.SUMMED, step)
-            self._taken = step
-            with ranks.committed():
-                for names in self._buckets:
-                    parts = [self._own(name) for name in names]
-                    sizes = [part.stop - part.start for part in parts]
-                    means = noisy(parts, self._summed([totals.pop(name) for name in names], names))
-                    found.update(zip(names, torch.split(means, sizes), strict=True))
-        return found
-
-    def _own(self, name: str) -> Part:
-        cuts, rank = self._slices[name].cuts, self._ranks.rank
-        return Part(name, cuts[rank], cuts[rank + 1])
-
-    def _summed(self, totals: Sequence[Tensor], names: Sequence[str]) -> Tensor:
-        """The sums of this rank's shards of a few parameters, added up in the order of the ranks."""
-        size = self._ranks.size
-        group = self._ranks.group if self._device.type == "cuda" and self._direct else self._ranks.control
-        where = self._device if self._direct else torch.device("cpu")
-        cuts = [self._slices[name].cuts for name in names]
-        sent = [
-            [total[cut[rank] : cut[rank + 1]].to(where, torch.float64) for total, cut in zip(totals, cuts, strict=True)]
-            for rank in range(size)
-        ]
-        counts = [sum(map(len, parts)) for parts in sent]
-        own = counts[self._ranks.rank]
-        received = torch.empty(size * own, dtype=torch.float64, device=where)
-        flat = torch.cat([part for parts in sent for part in parts])
-        dist.all_to_all_single(received, flat, [own] * size, counts, group=group)
-        parts = received.view(size, own)
-        found = parts[0]
-        for rank in range(1, size):
-            found += parts[rank]
-        return found.to(self._device)

@@ -73,8 +73,13 @@ def prepared(
     engine: str = "bookkeeping",
     several_rows: bool = False,
     most: int = _MOST,
+    sketched: bool = False,
 ) -> tuple[Engine, Way]:
-    """The engine to use for a model that passes `check`, and the way that it takes; ``most`` examples at a time."""
+    """The engine to use for a model that passes `check`, and the way that it takes; ``most`` examples at a time.
+
+    ``sketched``: a large parameter's gradient is compared by a random projection, so that no gradient of the whole
+    model is held, for models whose parameters are only there while they are used.
+    """
     model = unwrapped(model)
     one_of(ENGINES, engine=engine)
     refuse_modules(model)
@@ -86,7 +91,7 @@ def prepared(
     wide = _spread(batch, PROBED)
     if several_rows:
         wide = as_rows(wide)
-    probe = Probe(model, loss, wide, rows)
+    probe = Probe(model, loss, wide, rows, sketched=sketched)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     with torch.enable_grad(), exact_products(), mixed:
@@ -106,7 +111,7 @@ def prepared(
                     "the loss fails with one example, though not with several: let it take any number"
                 )
             if way.name != "batched":
-                _refuse_statistics(Probe(model, loss, wide, rows, probe.eps))
+                _refuse_statistics(Probe(model, loss, wide, rows, probe.eps, sketched=sketched))
     if tf32_is_allowed(leaves(batch)[0].device):  # the engine takes other ways then
         probe.eps = max(probe.eps, TF32)
         with torch.enable_grad(), mixed, without_dropout(model):
@@ -127,10 +132,18 @@ def _try(engine: Engine, model: nn.Module, loss: Loss, batch: Batch, several_row
         engine(model, loss, probe.batch, weights.flatten(), probe.rows)
 
 
-def compare(model: nn.Module, loss: Loss, batch: Batch, engine: Engine, name: str, several_rows: bool = False) -> None:
+def compare(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    engine: Engine,
+    name: str,
+    several_rows: bool = False,
+    sketched: bool = False,
+) -> None:
     """Refuse where the engine no longer returns the gradients of the examples of ``batch``, at the present weights."""
     rows = row_weights(model, batch, None, several_rows).shape[1]
-    probe = Probe(model, loss, as_rows(batch) if several_rows else batch, rows, look=False)
+    probe = Probe(model, loss, as_rows(batch) if several_rows else batch, rows, look=False, sketched=sketched)
     kind = leaves(batch)[0].device.type
     mixed = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
     with torch.enable_grad(), exact_products(), mixed, without_dropout(model):
@@ -291,7 +304,7 @@ def _refuse_engine(probe: Probe, engine: str, compute: Engine, alone: Sequence[O
         only = torch.arange(probe.count, device=weights.device) == i
         for name, wanted in own.gradients.items():
             with torch.no_grad(), own_products():
-                gradient = found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype))
+                gradient = probe.held(name, found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype)))
             short = float(norms[name][i]) + _allowed(wanted, own.norm, bound, probe.eps) < length(wanted)
             if short or not _close(gradient, wanted, own.norm, bound, probe.eps):
                 measured = float(norms[name][i]) + _allowed(gradient, own.norm, bound, probe.eps) >= length(gradient)

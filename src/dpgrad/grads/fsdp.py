@@ -12,17 +12,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from dpgrad.errors import UnsupportedModelError, UnsupportedSystemError
 
 __all__ = [
     "VERIFIED",
+    "cast",
     "gathers",
     "is_shard",
     "is_sharded",
     "refuse_policies",
     "refuse_version",
     "resharded",
+    "units",
     "without_hooks",
 ]
 
@@ -82,20 +86,75 @@ def refuse_version(version: str = torch.__version__) -> None:
 
 
 def refuse_policies(model: nn.Module) -> None:
-    """Refuse policies of ``fully_shard`` that change in which type, or where, gradients are computed."""
+    """Refuse policies of ``fully_shard`` that change where gradients are computed."""
     for module in _modules(model):
-        state = module._get_fsdp_state()
-        policies = [state._mp_policy, *(group.mp_policy for group in state._fsdp_param_groups)]
-        if any(each.param_dtype or each.reduce_dtype or each.output_dtype for each in policies):
-            raise UnsupportedModelError(
-                "mp_policy of fully_shard is not supported, since norms are measured in the type of the parameters: "
-                "leave it out, and take steps within torch.autocast(device, torch.bfloat16), which keeps sums in "
-                "float32"
-            )
-        if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in state._fsdp_param_groups):
+        groups = module._get_fsdp_state()._fsdp_param_groups
+        if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in groups):
             raise UnsupportedModelError(
                 "offload_policy of fully_shard is not supported: leave it out, or put the whole model on the CPU"
             )
+
+
+def units(model: nn.Module) -> list[tuple[list[nn.Parameter], torch.dtype | None]]:
+    """The parameters that ``fully_shard`` keeps together, and the type in which passes see them, None for their own.
+
+    They are those of a module it was called with, without those of such a module within.
+    """
+    found: dict[int, tuple[list[nn.Parameter], torch.dtype | None]] = {}
+    seen: set[int] = set()
+
+    def visit(module: nn.Module, unit: int, dtype: torch.dtype | None) -> None:
+        if _is_unit(module):
+            unit, dtype = id(module), _policy(module).param_dtype
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.setdefault(unit, ([], dtype))[0].append(parameter)
+        for inner in module.children():
+            visit(inner, unit, dtype)
+
+    visit(model, 0, None)
+    return list(found.values())
+
+
+def _is_unit(module: nn.Module) -> bool:
+    return next(_modules(module), None) is module
+
+
+def _policy(module: Any) -> Any:
+    return module._get_fsdp_state()._mp_policy
+
+
+@contextmanager
+def cast(model: nn.Module) -> Iterator[None]:
+    """Within the block inputs and outputs of modules have the types that ``mp_policy`` of ``fully_shard`` names."""
+
+    def to(dtype: torch.dtype, given: Any) -> Any:
+        return pytree.tree_map(lambda leaf: leaf.to(dtype) if _floats(leaf) else leaf, given)
+
+    hooks: list[RemovableHandle] = []
+    try:
+        for module in _modules(model):
+            policy = _policy(module)
+            if policy.param_dtype is not None and policy.cast_forward_inputs:
+                hooks.append(
+                    module.register_forward_pre_hook(
+                        lambda _, args, kwargs, dtype=policy.param_dtype: (to(dtype, args), to(dtype, kwargs)),
+                        with_kwargs=True,
+                    )
+                )
+            if policy.output_dtype is not None:
+                hooks.append(
+                    module.register_forward_hook(lambda _, args, out, dtype=policy.output_dtype: to(dtype, out))
+                )
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _floats(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def resharded(model: nn.Module) -> None:

@@ -1,10 +1,12 @@
 """Passes over a few examples, with nothing of them left behind: what the check before the first step compares."""
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ __all__ = ["COPIED", "FEW", "Own", "Probe", "length"]
 COPIED = 1 << 24  # parameters of a model that is copied at most, to the CPU or in float64
 FEW = 4  # examples: enough to be of different company, few enough to cost nothing
 _STRETCH = 1e3  # how much larger than the examples their companions are made
+_SKETCH = 1 << 16  # values of a gradient that is compared by a projection
 _SEED = 0x6D0DE1_5EED  # that no model gives: one that seeds random numbers itself is refused
 
 
@@ -62,6 +65,7 @@ class Probe:
     eps: float = 0.0
     look: bool = True  # whether to look for what a pass leaves in the model
     left: dict[str, Tensor] | None = None  # what the first pass wrote to buffers
+    sketched: bool = False  # whether parameters are there while they are used alone: nothing as large as all is held
 
     @property
     def count(self) -> int:
@@ -92,9 +96,13 @@ class Probe:
         return Probe(copy.deepcopy(self.model).cpu(), self.loss, rows, self.rows, self.eps)
 
     def in_double(self) -> "Probe | None":
-        """The same examples and a copy of the model in float64; None for one that is coarser than float32, or large."""
+        """The same examples and a copy of the model in float64; None for a coarser or a large one."""
         numbers = sum(parameter.numel() for parameter in self.model.parameters())
-        if numbers > COPIED or not torch.finfo(torch.float64).eps < self.eps <= torch.finfo(torch.float32).eps:
+        if (
+            self.sketched
+            or numbers > COPIED
+            or not torch.finfo(torch.float64).eps < self.eps <= torch.finfo(torch.float32).eps
+        ):
             return None
         rows = pytree.tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.batch)
         model = copy.deepcopy(self.model).double()
@@ -169,14 +177,45 @@ class Probe:
             drew = not all(map(torch.equal, before, self._random_states()))
             _refuse_reentrant(losses)
             loss = losses.view(-1, self.rows)[i].mean()
-            found: Sequence[Tensor | None] = [None] * len(parameters)
-            if loss.requires_grad:
-                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            found = self._gradients(loss, parameters) if loss.requires_grad else {}
             if self.look:
                 self._refuse_left(buffers, kept)
-        gradients = {name: _dense(parameter, g) for (name, parameter), g in zip(parameters.items(), found, strict=True)}
-        used = frozenset(name for name, g in zip(parameters, found, strict=True) if g is not None)
+        gradients = {name: self._none(each) for name, each in parameters.items() if name not in found} | found
+        used = frozenset(found)
         return Own(float(loss.detach()), gradients, used, math.hypot(*map(length, gradients.values())), drew)
+
+    def _gradients(self, loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        """The gradients of the parameters that a loss depends on, as `held`."""
+        if not self.sketched:
+            every: Sequence[Tensor | None] = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            return {name: self.held(name, g) for name, g in zip(parameters, every, strict=True) if g is not None}
+        found: dict[str, Tensor] = {}
+
+        def arrived(name: str, parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            found[name], parameter.grad = self.held(name, parameter.grad), None
+
+        hooks = [
+            each.register_post_accumulate_grad_hook(partial(arrived, name))  # type: ignore[no-untyped-call]
+            for name, each in parameters.items()
+        ]
+        try:
+            loss.backward(inputs=list(parameters.values()))  # type: ignore[no-untyped-call]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def held(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient as it is measured and compared."""
+        found = gradient.detach().to_dense().to(sum_dtype(gradient.dtype))
+        return _sketch(name, found.reshape(-1)) if self.sketched and found.numel() > _SKETCH else found
+
+    def _none(self, parameter: Tensor) -> Tensor:
+        """The zeros that stand for a gradient that there is not."""
+        large = self.sketched and parameter.numel() > _SKETCH
+        shape = torch.Size([_SKETCH]) if large else parameter.shape
+        return torch.zeros(shape, dtype=sum_dtype(parameter.dtype), device=parameter.device)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -197,7 +236,8 @@ class Probe:
 
     def _kept(self) -> Iterator[tuple[str, Tensor]]:
         """What a pass may change in place: parameters, and tensors that modules hold without registering them."""
-        yield from self.model.named_parameters()
+        if not self.sketched:  # else what is changed is gone when the memory is
+            yield from self.model.named_parameters()
         for path, module in self.model.named_modules():
             for slot, value in module.__dict__.items():
                 if isinstance(value, Tensor):
@@ -246,10 +286,19 @@ def _altered(leaf: Tensor) -> Tensor:
     return leaf.flip(-1) if leaf.ndim > 1 else leaf
 
 
-def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """A gradient as it is measured; zeros where there is none."""
-    found = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
-    return found.detach().to(sum_dtype(found.dtype))
+def _sketch(name: str, flat: Tensor) -> Tensor:
+    """A random projection to few values, of the same length; that of differences is right within a percent."""
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+    random = torch.Generator(flat.device).manual_seed(seed)
+    found = torch.zeros(_SKETCH, dtype=flat.dtype, device=flat.device)
+    for some in torch.split(flat, 16 * _SKETCH):
+        signs = torch.randint(2, some.shape, generator=random, dtype=flat.dtype, device=flat.device)
+        turned = signs.mul_(2).sub_(1).mul_(some)
+        even = len(turned) // _SKETCH * _SKETCH
+        found += turned[:even].view(-1, _SKETCH).sum(0)
+        found[: len(turned) - even] += turned[even:]
+    size = length(found)
+    return found * (length(flat) / size) if size else found
 
 
 def length(tensor: Tensor) -> float:

@@ -32,6 +32,7 @@ from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.distributed.ranks import Phase, Ranks
+from dpgrad.distributed.rounds import Rounds, Totals
 from dpgrad.distributed.shards import refuse_layout, whole
 from dpgrad.errors import (
     BudgetSpentError,
@@ -55,7 +56,7 @@ from dpgrad.grads.unquoted import unquoted
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.randomness import draw
-from dpgrad.training import agreed, source
+from dpgrad.training import agreed, same_loss, source
 from dpgrad.training.admission import (
     Signature,
     check_computing,
@@ -308,6 +309,9 @@ class PrivateGradient:
             )
             self._fault = ""  # once
         self._prepare(data, rows)
+        if not self.ranks.alone and same_loss.due(step - self._start):
+            probe = partial(self._probe, data, self._data.from_all_over()) if self._data.held else None
+            same_loss.compare(self.work, partial(self._passing, data, step), probe, self._data.parts, step)
         if not self._sharded:  # else while the parameters are gathered
             with self._passing(data, step):
                 self._compare_again(data, rows, step)
@@ -341,19 +345,21 @@ class PrivateGradient:
             self._computed(data, rows, step)
 
     @contextmanager
-    def _passing(self, data: Any, step: int) -> Iterator[None]:
+    def _passing(self, data: Any, step: int, totals: Totals | None = None) -> Iterator[Rounds | None]:
         """A block that passes rows through the model: with whole parameters, and errors that do not quote rows."""
         told = unquoted(self.model, self.work.loss, partial(self._data.zeros, data))
-        with whole(self.model, self.ranks, step) if self._sharded else nullcontext(), told:
-            yield
+        with whole(self.model, self.ranks, step, totals) if self._sharded else nullcontext() as rounds, told:
+            yield rounds
 
     def _computed_in_shards(self, data: Any, rows: int, step: int) -> None:
-        """Compare and compute while the parameters are gathered, which all ranks do once per step."""
+        """Compare and compute in one block, which all ranks enter: parameters are gathered in it, and sums given."""
         runner = self._runner(data, rows)
         assert isinstance(runner, Taped)
-        with self._passing(data, step):
+        for parameter in self.model.parameters():
+            parameter.grad = None  # that of the step before would take memory beside the sums
+        with self._passing(data, step, runner.totals) as rounds:
             self._compare_again(data, rows, step)
-            seen = runner.summed(data, rows, step)
+            seen = runner.summed(data, rows, step, rounds)
         runner.shown(step, seen)
 
     def _computed(self, data: Any, rows: int, step: int) -> None:
@@ -518,7 +524,9 @@ class PrivateGradient:
             most = Sizes.of(
                 self.mechanism, rows, work.microbatch, share=work.share
             ).most  # no more memory than a step needs
-        work.engine, self.way = prepared(self.model, work.loss, probe, self._engine_name, work.several_rows, most)
+        work.engine, self.way = prepared(
+            self.model, work.loss, probe, self._engine_name, work.several_rows, most, self._sharded
+        )
         if self._memory_limit is not None:
             most = fitting(self.model, work.loss, probe, self._memory_limit, work.engine, work.several_rows)
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
@@ -539,7 +547,8 @@ class PrivateGradient:
 
         Values change: what was zero at the first step hides nothing later. A difference stops the run.
         """
-        if self.work.engine is None or not self._again.due():
+        work = self.work
+        if work.engine is None or not self._again.due():
             return
         # Where memory does not do for it, the step itself may do with smaller pieces.
         with self._again.timed(), suppress(torch.OutOfMemoryError, MemoryError):
@@ -547,7 +556,7 @@ class PrivateGradient:
             chosen = self.work.share.of(every)
             if len(chosen):
                 few = self._probe(data, chosen[:: max(1, len(chosen) // 2)][:2])
-                compare(self.model, self.work.loss, few, self.work.engine, self._engine_name, self.work.several_rows)
+                compare(work.model, work.loss, few, work.engine, self._engine_name, work.several_rows, self._sharded)
 
     def _runner(self, data: Any, rows: int) -> "Taped | Pieces":
         """Who runs the steps: on pieces of fixed sizes where that is worth while, as graphs on a CUDA device."""

@@ -19,13 +19,14 @@ __all__ = ["SameData"]
 
 
 class SameData:
-    """The data of the first step, which are those of all steps; ``held`` is how many examples of them are here.
+    """The data of the first step, which are those of all steps; ``held`` is how many examples of them are here,
+    and ``parts`` whether each rank holds its own.
 
     Guarantee: a step takes the rows of the first, on every rank: a batch drawn from a batch is not what is accounted.
     """
 
     def __init__(self, work: Work, parts: bool) -> None:
-        self._work, self._parts = work, parts
+        self._work, self.parts = work, parts
         self._rows: int | None = None  # of all ranks
         self.held = 0
         self._data: source.Remembered | None = None
@@ -81,8 +82,8 @@ class SameData:
         work, held = self._work, source.rows(data)
         if self._data is None or self._rows is None:
             remembered = source.Remembered.of(data, work.key)
-            word = partial(agreed.rows_word if self._parts else agreed.data_word, data, work.key, held)
-            work.share, self._rows = agreed.share_of(work.ranks, held, self._parts, word)
+            word = partial(agreed.rows_word if self.parts else agreed.data_word, data, work.key, held)
+            work.share, self._rows = agreed.share_of(work.ranks, held, self.parts, word)
             agreed.same_lots(work.ranks, work.mechanism, self._rows, work.key, work.start)
             self._data, self.held = remembered, held
         elif held != self.held or not self._data.holds(data):

@@ -20,10 +20,9 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads import lanes
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.clip import PerExample, Scaled, ZeroRows
-from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import Batch, Scale, sum_dtype, trainable
 from dpgrad.randomness.device_noise import Segment
-from dpgrad.training.step.release import Figures, release
+from dpgrad.training.step.release import Figures, Sharded, release
 from dpgrad.training.step.watch import held
 from dpgrad.training.step.work import Work, width
 
@@ -53,9 +52,9 @@ class Bodies:
         self._groups = work.groups()
         self._figures = Figures(work.mechanism, self._groups, work.quantile)
         self._release = release(work.model, work.mechanism, self._figures, work.key, work.ranks)
-        self._lets_go = is_sharded(work.model)  # of sums of whole parameters, when the step is over
+        self.sharded = self._release if isinstance(self._release, Sharded) else None
         # Parameters that are gathered for a pass are not known yet, and must not be written to.
-        self._drop = None if self._lets_go else ZeroRows(held(work.model, work.loss, work.rule))
+        self._drop = None if self.sharded else ZeroRows(held(work.model, work.loss, work.rule))
         self._dtype = sum_dtype(next(iter(parameters.values())).dtype)
         used = max(self._groups.values()) + 1 if self._groups else 1
         self._clips = torch.ones(used, 1, dtype=torch.float64, device=device)
@@ -161,6 +160,8 @@ class Bodies:
     def empty(self) -> None:
         """`accumulate` of a step that has no example, in one piece: noise alone."""
         self._below.zero_()
+        if self.sharded is not None:  # what is not given adds nothing
+            return
         for part in self._release.parts:
             self._release.add(part, torch.zeros(part.values, dtype=self._dtype, device=self._clips.device))
         self._release.finish()
@@ -212,11 +213,12 @@ class Bodies:
 
     def _add(self, part: Segment, total: Tensor, form: Form, dry: bool) -> None:
         """Several pieces are added in float64: the rounding of each is accounted for, that of a long sum is not."""
+        if self.sharded is not None:  # whoever holds a shard adds the pieces of all ranks
+            self.sharded.add(part, total)
+            return
         if not (form.first and form.last):
             carried = self._carry(part, total, form)
-            if form.last and self._lets_go:
-                total = self._carried.pop((part, form.many)).to(torch.float64).add_(total)
-            elif form.last:
+            if form.last:
                 total = total.to(torch.float64, copy=True).add_(carried)
             elif not dry:
                 carried.copy_(total) if form.first else carried.add_(total)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from dpgrad.distributed.exchange import ALIGNED, Exchange
 from dpgrad.distributed.ranks import Ranks
-from dpgrad.distributed.shards import ShardExchange, as_shard
+from dpgrad.distributed.rounds import Rounds
+from dpgrad.distributed.shards import as_shard, totals_of
 from dpgrad.errors import OptionError
 from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import sum_dtype, trainable
@@ -267,34 +268,42 @@ class Exchanged:
 class Sharded:
     """Sums of one of several ranks that hold shards of the parameters: each adds the noise of its own, and keeps them.
 
-    Guarantee: the noise of a value is that of `OnHost` or `OnDevice`, whatever the number of ranks.
+    ``rounds`` are those of the passes of a step, in which sums are given; `show` comes when they have ended. Guarantee:
+    the noise of a value is that of `OnHost` or `OnDevice`, whatever the number of ranks.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], figures: "Figures", key: Key, divisor: float, ranks: Ranks
-    ) -> None:
-        self._parameters, self._figures, self._key, self._divisor = parameters, figures, key, divisor
-        self.parts = _singly(parameters)
-        self._exchange = ShardExchange(ranks, parameters)
-        self._grids = _Grids(parameters, figures) if key.secure else None
+    def __init__(self, model: nn.Module, figures: "Figures", key: Key, divisor: float, ranks: Ranks) -> None:
+        self._parameters, self._figures, self._key, self._divisor = trainable(model), figures, key, divisor
+        self.totals = totals_of(model, ranks)
+        self.rounds: Rounds | None = None
+        self.parts = tuple(
+            device_noise.Segment(names, sum(self._parameters[name].numel() for name in names), place)
+            for place, names in enumerate(self.totals.buckets)
+        )
+        self._grids = _Grids(self._parameters, figures) if key.secure else None
         self._step = 0
-        self._totals: dict[str, Tensor] = {}
 
     def at(self, step: int) -> None:
         self._step = step
-        self._totals.clear()
 
     def add(self, part: device_noise.Segment, total: Tensor) -> None:
-        self._totals[part.names[0]] = total
+        assert self.rounds is not None  # sums are given within the block of the passes
+        self.rounds.give(part.first, total)
 
     def finish(self) -> None:
         """Noise is added when all ranks have come so far."""
 
     def show(self) -> Mapping[str, Tensor]:
-        means = self._exchange.run(self._step, self._totals, self._noisy)
-        for name, parameter in self._parameters.items():
-            local = means[name].view(-1, *parameter.shape[1:]).to(parameter.dtype)
-            parameter.grad = as_shard(local, parameter)
+        means: dict[str, Tensor] = {}
+        sums = self.totals.sums
+        for place, names in enumerate(self.totals.buckets):
+            own = [noise.Part(name, *self.totals.ends(name)) for name in names]
+            total, sums[place] = sums[place], torch.empty(0)  # whose memory it would keep
+            few = torch.split(self._noisy(own, total), [part.stop - part.start for part in own])
+            for name, mean in zip(names, few, strict=True):
+                parameter = self._parameters[name]
+                means[name] = mean.view(-1, *parameter.shape[1:]).to(parameter.dtype)
+                parameter.grad = as_shard(means[name], parameter)
         return means
 
     def _noisy(self, parts: Sequence[noise.Part], total: Tensor) -> Tensor:
@@ -434,7 +443,7 @@ def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, 
     if key.secure:
         refuse_values(parameters, mechanism)
     if is_sharded(model):
-        return Sharded(parameters, figures, key, mechanism.divisor, ranks)
+        return Sharded(model, figures, key, mechanism.divisor, ranks)
     if not ranks.alone:
         return Exchanged(parameters, figures, key, mechanism.divisor, ranks)
     if device.type == "cuda":

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dpgrad.distributed.rounds import Rounds, Totals
 from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.batch import part
 from dpgrad.grads.sums import Batch
@@ -31,9 +32,16 @@ class Taped:
         """Write the noisy mean of a step to ``.grad``."""
         self.shown(step, self.summed(data, rows, step))
 
-    def summed(self, data: Any, rows: int, step: int) -> Seen:
-        """The first half of a step, which passes through the model: sums without noise."""
+    @property
+    def totals(self) -> Totals | None:
+        """What takes the sums of a model in shards."""
+        return None if self._bodies.sharded is None else self._bodies.sharded.totals
+
+    def summed(self, data: Any, rows: int, step: int, rounds: Rounds | None = None) -> Seen:
+        """The first half of a step, which passes through the model: sums without noise, given in ``rounds``."""
         work, bodies = self._work, self._bodies
+        if bodies.sharded is not None:
+            bodies.sharded.rounds = rounds
         seen: Seen = []
         with work.own_randomness(step):
             chosen, batch = self._drawn(data, rows, step)
@@ -69,10 +77,12 @@ class Taped:
             self._bodies.rows = self._bodies.index = None
             if seen is not None:
                 return seen
-            if self._work.replayed:
+            if self._work.replayed or (self.totals is not None and self.totals.given):
                 raise MemoryError(
                     "this step did not fit in memory in one piece, and smaller pieces round differently, so it "
                     "could not be replayed: give microbatch"
+                    if self._work.replayed
+                    else "this step did not fit in memory, and other ranks have some of its sums: give microbatch"
                 )
             if most == 1:
                 raise MemoryError(
