@@ -53,6 +53,7 @@ __all__ = [
     "Total",
     "TruncatedPoisson",
     "describe",
+    "expanded",
     "fold",
     "from_dict",
     "from_json",
@@ -401,6 +402,21 @@ def grouped(steps: Iterable[Leaf]) -> Event:
             runs.append((step, 1))
     events = tuple(Repeat(step, count) for step, count in runs)
     return events[0] if len(events) == 1 else Compose(events)
+
+
+def expanded(event: Event) -> list[Leaf]:
+    """Return the leaves that `grouped` put together, in order.
+
+    >>> expanded(Repeat(Gaussian(1.0), 2))
+    [Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=1.0)]
+    """
+    match event:
+        case Repeat(inner, count):
+            return expanded(inner) * count
+        case Compose(events):
+            return [leaf for inner in events for leaf in expanded(inner)]
+        case _:
+            return [event]
 
 
 def group_multiplier(multipliers: Iterable[float]) -> float:

@@ -29,7 +29,7 @@ from torch.utils.data import default_collate
 
 from dpgrad import _processes, _validate
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, Repeat, from_json, grouped, leaves, to_json
+from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, expanded, from_json, grouped, leaves, to_json
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.distributed.ranks import Phase, Ranks
 from dpgrad.distributed.rounds import Rounds, Totals
@@ -481,7 +481,7 @@ class PrivateGradient:
         self._stop()  # what `prepare` made holds other sizes and averages
         if not same:
             return
-        self._charged = _expanded(from_json(state["ledger"]))
+        self._charged = expanded(from_json(state["ledger"]))
         if state["microbatch"] is not None:
             self.work.microbatch, self._memory_limit = state["microbatch"], None  # what was found then
         if (kept := state["average"]) is not None:
@@ -584,14 +584,3 @@ class PrivateGradient:
             self.not_captured = str(error)
             _validate.warn(f"the step is not captured as a CUDA graph: {error}")
             return None
-
-
-def _expanded(event: Event) -> list[Leaf]:
-    """The leaves that `events.grouped` put together, in order."""
-    match event:
-        case Repeat(inner, count):
-            return _expanded(inner) * count
-        case Compose(events):
-            return [leaf for inner in events for leaf in _expanded(inner)]
-        case _:
-            return [event]
