@@ -355,8 +355,7 @@ class PrivateGradient:
         """Compare and compute in one block, which all ranks enter: parameters are gathered in it, and sums given."""
         runner = self._runner(data, rows)
         assert isinstance(runner, Taped)
-        for parameter in self.model.parameters():
-            parameter.grad = None  # that of the step before would take memory beside the sums
+        self.model.zero_grad()  # gradients of the step before would take memory beside the sums
         with self._passing(data, step, runner.totals) as rounds:
             self._compare_again(data, rows, step)
             seen = runner.summed(data, rows, step, rounds)
