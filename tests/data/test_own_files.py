@@ -692,3 +692,22 @@ def test_paths_are_paths(tmp_path: Path, refused: Refused, monkeypatch: pytest.M
     with refused(r"must end in .csv, .*write format = \"csv\" under \[file\]"):
         data.read(tmp_path / "rows.xyz", schema=SCHEMA)
     check(data.read(tmp_path / "rows.xyz", schema=Schema(SCHEMA.columns, TARGET, FileFormat(format="csv"))))
+
+
+class TestDescribedNumbers:
+    def proposed(self, tmp_path, column: list[str], name: str = "value"):
+        rows = [f"{name},size,group"] + [f"{cell},{at % 7 / 2},{'ab'[at % 2]}" for at, cell in enumerate(column)]
+        (tmp_path / "rows.csv").write_text("\n".join(rows), "utf-8")
+        return data.describe(tmp_path / "rows.csv", "group")[0].columns[0]
+
+    def test_years_are_bounded_on_both_sides(self, tmp_path):
+        years = [str(1931 + 37 * at % 89) for at in range(60)]
+        assert self.proposed(tmp_path, years, "built").bounds == (1900, 2100)
+
+    @pytest.mark.parametrize(("codes", "kind"), [(3, "category"), (60, "ignored")])
+    def test_codes_are_no_numbers(self, tmp_path, codes, kind):
+        cells = [f"0{1000 + 7 * (at % codes)}" for at in range(60)]
+        assert self.proposed(tmp_path, cells, "zip").kind == kind
+
+    def test_decimals_are_numbers(self, tmp_path):
+        assert self.proposed(tmp_path, ["0.5", "0", "00.25", "1"] * 10).kind == "number"

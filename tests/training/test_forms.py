@@ -1,5 +1,6 @@
 """Data in every form: the same rows make the same weights as tensors, and what cannot be read is refused in words."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.runs.replay import data_digest
 from dpgrad.training import forms, source
 from dpgrad.training.curves import evaluate, refuse_held_out
-from dpgrad.training.fit import Fitted
+from dpgrad.training.fit import Fitted, fit
 from dpgrad.training.losses import NamedLoss, metric_named
 
 ROWS, CPU = 48, torch.device("cpu")
@@ -539,3 +540,18 @@ def test_dask_collections_are_refused_with_what_to_do() -> None:
     for data in ((frame, "t"), (frame[["a"]], frame["t"]), {"x": arrays.zeros((2, 1))}, arrays.zeros((2, 1)), frame):
         with pytest.raises(DataError, match=r"data must be readable by index, got a Dask .* dpgrad\.convex"):
             forms.taken(data)
+
+
+class TestMissing:
+    @pytest.mark.parametrize("missing", [math.nan, math.inf])
+    @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, pd.DataFrame])
+    def test_rows_that_add_nothing_are_told_of(self, kind, missing):
+        x, y = np.zeros((40, 2), np.float32), np.arange(40) % 2
+        x[7, 1] = missing
+        with pytest.warns(UserWarning, match="NaN or infinite numbers.*fill in a public constant") as told:
+            fit(nn.Linear(2, 2), (kind(x), y), epsilon=3.0, delta=1e-3, steps=2)
+        assert "7" not in str(told[0].message)
+
+    def test_complete_rows_are_not(self, recwarn):
+        fit(nn.Linear(2, 2), (np.zeros((40, 2)), np.arange(40) % 2), epsilon=3.0, delta=1e-3, steps=2)
+        assert not recwarn.list

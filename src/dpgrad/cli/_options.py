@@ -228,7 +228,7 @@ rate = option(exact, _validate.unit_interval)
 # How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
 _READ: dict[str, Callable[[str], object] | None] = {
     "positive": positive, "delta": open_unit, "epochs": epochs, "steps": steps, "count": count, "size": count,
-    "number": number, "text": None, "name": None,
+    "number": number, "share": open_unit, "text": None, "name": None,
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ _SENTENCE = 2  # words on average, above which a short text is one
 _CLOSE = 5  # ids that count rows lie this often among whole numbers, at most
 _FEW = 10  # rows, in which numbers that differ say nothing
 _OWNED = 20  # rows of one person, on average, that what may be an index of something else names at most
+_FAR = 3  # numbers that lie so many times their spread from 0 are bounded on both sides
 _NO_SHAPE = (0,)  # of lists that are not arrays of numbers of one shape
 _TARGETS = ("target", "label", "labels", "class", "y", _folders.FOLDER)
 _WHO = "patient|subject|participant|respondent|person|user|customer|client|member|employee|student|account|household"
@@ -49,6 +50,7 @@ _INDEX = re.compile(r"(?i:(.*[^a-z0-9])?(idx|index)|column 1)", re.DOTALL)
 _ALONE = re.compile(rf"(?i:{_WHO})")  # may as well say yes or no, or be what a message is about
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+")
+_CODE = re.compile(r"0\d+")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?")
 
 
@@ -65,6 +67,7 @@ class _Seen:
     dates: int = 0
     letters: int = 0
     words: int = 0
+    codes: int = 0  # whole numbers that begin with a 0, as in 01234: not the same as 1234
     whole: bool = True
     rising: bool = True  # each number above the one before
     repeats: bool = False  # a value came again, of those that are counted
@@ -105,6 +108,7 @@ class _Seen:
         if value is None:
             self.dates += bool(_DATE.fullmatch(text))
         elif math.isfinite(value):
+            self.codes += isinstance(cell, str) and bool(_CODE.fullmatch(text))
             self.numbers += 1
             self.rising = self.rising and value > self.high
             self.low, self.high = min(self.low, value), max(self.high, value)
@@ -122,7 +126,7 @@ class _Seen:
 
     @property
     def all_numbers(self) -> bool:
-        return self.rows > 0 and self.numbers == self.rows
+        return self.rows > 0 and self.numbers == self.rows and not self.codes
 
     @property
     def counts_rows(self) -> bool:
@@ -289,6 +293,8 @@ def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
         ]
     if not seen.rows:
         return Column(name, "ignored"), ["all values are missing"]
+    if seen.codes:
+        return Column(name, "ignored"), ['codes, as some begin with 0; if they name a person, write kind = "id"']
     if seen.words > _SENTENCE * seen.rows:
         return Column(name, "text"), ["short text, hashed word by word; buckets and length are constants"]
     return Column(name, "ignored"), ['neither numbers nor few categories; if it names a person, write kind = "id"']
@@ -367,11 +373,19 @@ def _target(table: Table, name: str, seen: _Seen, declared: Sequence[str] | None
 def rounded(low: float, high: float) -> tuple[float, float]:
     """Bounds rounded outward to 1, 2 or 5 times a power of ten: closer ones would tell the extreme rows.
 
+    Numbers that lie far from 0, as years do, are rounded outward to multiples of such a step, the next above their
+    spread.
+
     >>> rounded(17, 90), rounded(0.02, 0.93), rounded(-3, 870)
     ((0.0, 100.0), (0.0, 1.0), (-5.0, 1000.0))
+    >>> rounded(1931, 2019)
+    (1900.0, 2100.0)
     """
     if not low <= high:
         return 0.0, 1.0
+    if min(abs(low), abs(high)) > _FAR * (high - low) > 0 and low * high > 0:
+        step = _outward(high - low)
+        return math.floor(low / step) * step, math.ceil(high / step) * step
     least, most = (min(0.0, -_outward(-low)) if low < 0 else 0.0), (_outward(high) if high > 0 else 0.0)
     return (least, most) if least < most else (least, least + 1.0)
 

@@ -87,6 +87,8 @@ class Terms:
         """The plan of ``steps`` steps on ``rows`` rows, expected ``batch_size`` of them per step."""
         _processes.refuse_several()
         method = recipe(self.method)
+        if method.temperature is not None:
+            raise OptionError("temperature is found by dpgrad.fit after its last step: leave it out here")
         theirs = dict.fromkeys(("learning_rate", "learning_rate_schedule", "optimizer", "averaging"))
         method = dataclasses.replace(method, momentum=0.0, **theirs)  # type: ignore[arg-type]
         if method.full_batch:

@@ -68,6 +68,8 @@ from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, identity
 from dpgrad.training.task import Task
+from dpgrad.training.temperature import Scaled, cooled
+from dpgrad.training.units import PerRow
 
 __all__ = ["WEIGHTS", "Fitted", "ResumeWarning", "fit"]
 
@@ -91,6 +93,7 @@ class Fitted:
     was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any, ``described`` is what `dpgrad predict`
     needs to know about the model, and ``weights`` is what `save` writes. ``clip_bounds`` are those of every step, by
     group, where they follow the norms (``adaptive_clip``): they are released values. ``notes`` are for the report.
+    ``temperature`` is what the last layer was divided by, where the method has a ``temperature``; a released value.
     """
 
     model: nn.Module
@@ -112,6 +115,7 @@ class Fitted:
     weights: Weights | None = None
     clip_bounds: Sequence[Sequence[float]] = ()
     notes: tuple[str, ...] = ()
+    temperature: float | None = None
 
     @property
     def held_out(self) -> float | None:
@@ -238,7 +242,8 @@ def _trained(
         ranks.from_first(partial(_reserve, ledger, plan, run, last, name))
         with interruptible() as interruption:
             session.train(last, interruption)
-        fitted = _fitted(task, session, last, began)
+        temperature = _cooled(task, session) if session.private.steps_taken == last else None
+        fitted = _fitted(task, session, last, began, temperature)
         if run is not None and folder is not None:
             if session.weights is not None and session.private.steps_taken == last:
                 ranks.from_first(partial(_finish, run, fitted, folder, session.weights))
@@ -312,7 +317,23 @@ def _session(task: Task, plan: Plan, run: Run | Follower | None, folder: RunFold
     return session
 
 
-def _fitted(task: Task, session: Session, last: int, began: float) -> Fitted:
+def _cooled(task: Task, session: Session) -> float | None:
+    """Divide the last layer by a private temperature, which the plan has paid for once; return it.
+
+    A run that has another key by now may have released one under its first key: there it is left out.
+    """
+    plan, private, run = session.plan, session.private, session.run
+    if plan.temperature is None or (isinstance(run, Run) and run.attempt > 1):
+        return None
+    layer = task.last_layer()
+    loss = task.loss if not isinstance(task.loss, NamedLoss) else Scaled(task.loss.name)
+    return cooled(
+        private.model, layer, loss if task.owned is None else PerRow(loss), plan.temperature, task.data, private.key,
+        microbatch=task.computing.microbatch, **task.of_examples,
+    )  # fmt: skip
+
+
+def _fitted(task: Task, session: Session, last: int, began: float, temperature: float | None) -> Fitted:
     """The result of a run that has ended."""
     plan, private, run = session.plan, session.private, session.run
     complete = private.steps_taken == last
@@ -347,7 +368,15 @@ def _fitted(task: Task, session: Session, last: int, began: float) -> Fitted:
         described=_described(task),
         weights=session.weights,
         clip_bounds=private.clip_bounds,
+        notes=() if temperature is None else (_DIVIDED.format(temperature),),
+        temperature=temperature,
     )
+
+
+_DIVIDED = (
+    "the last layer was divided by a temperature of {:.3g}, so that class probabilities are not too near 0 and 1; it "
+    "was found from noisy full batches, which are part of the guarantee"
+)
 
 
 def _described(task: Task) -> dict[str, Any] | None:
@@ -392,7 +421,10 @@ def _keyed(run: Run | Follower) -> dict[str, Any]:
 def _reserve(ledger: Ledger | None, plan: Plan, run: Run | Follower | None, last: int, name: str) -> None:
     """Add the whole plan to the ledger: a run that is stopped costs no less."""
     if ledger is not None:
-        ledger.add(_reserved(plan, run, last), plan.mechanism.relation, plan.recipe.name, name, plan.unit)
+        reserved = _reserved(plan, run, last)
+        if plan.temperature is not None:
+            reserved = Compose((reserved, plan.temperature.event()))
+        ledger.add(reserved, plan.mechanism.relation, plan.recipe.name, name, plan.unit)
 
 
 def _finish(run: Run | Follower, fitted: Fitted, folder: RunFolder, weights: Weights) -> None:

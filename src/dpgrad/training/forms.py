@@ -32,7 +32,7 @@ from dpgrad.grads.unquoted import example
 from dpgrad.training.source import ByIndex, Collate, together
 from dpgrad.training.tables import ArrowRows, Frame, Series, arrow, column_arrays, matrix, target_in, vector
 
-__all__ = ["Examples", "HuggingFaceRows", "LoaderWarning", "copied", "places", "selected", "taken"]
+__all__ = ["Examples", "HuggingFaceRows", "LoaderWarning", "copied", "places", "selected", "taken", "warn_of_missing"]
 
 
 class LoaderWarning(UserWarning):
@@ -69,6 +69,28 @@ def taken(data: Any, place: str = "data", model: nn.Module | None = None) -> Any
             return leaf.astype(wanted)
 
     return pytree.tree_map(converted, found)
+
+
+def warn_of_missing(data: Any) -> None:
+    """Warn where numbers in memory are NaN or infinite: their rows are dropped. What lies on disk is not read for it.
+
+    It says neither how many rows nor which; like every warning it is outside the guarantee.
+    """
+    if isinstance(data, Dataset):
+        return
+    for leaf in pytree.tree_leaves(data):
+        if isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap) and leaf.dtype.kind == "f":
+            whole = bool(np.isfinite(leaf).all())
+        elif isinstance(leaf, Tensor) and leaf.is_floating_point():
+            whole = bool(leaf.isfinite().all())
+        else:
+            continue
+        if not whole:
+            _validate.warn(
+                "the data hold NaN or infinite numbers, and a row with one adds nothing to a step: to use these rows, "
+                "fill in a public constant first, such as numpy.nan_to_num(x, nan=0.5). Do not release this message"
+            )
+            return
 
 
 def copied(data: Any, found: Any) -> list[Any]:

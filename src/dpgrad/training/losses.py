@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgrad import _validate
+from dpgrad.accounting.guarantee import several
 from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
 
@@ -40,9 +41,12 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     classes = outputs.shape[-1]
     if outputs.ndim != 2 or targets.shape != outputs.shape[:1]:
         of_tokens = _OF_TOKENS if outputs.ndim == 3 else ""
+        remedy = "take the one column of the targets, y[:, 0]"
+        if outputs.ndim != 2 or targets.shape != (len(outputs), 1):
+            remedy = f"use a loss of your own for other shapes{of_tokens}"
         raise DataError(
             f"cross-entropy needs outputs (rows, classes) and targets (rows,), got outputs {_shape(outputs)} and "
-            f"targets {_shape(targets)}: use a loss of your own for other shapes{of_tokens}"
+            f"targets {_shape(targets)}: {remedy}"
         )
     if targets.is_floating_point():
         raise DataError(
@@ -112,8 +116,8 @@ def _shape(tensor: Tensor) -> str:
 
 def _wrong_class(classes: int) -> str:
     return (
-        f"targets must be class indices from 0 to {classes - 1}: the model has {classes} outputs; give it one for each "
-        "class; subtract 1 from labels that begin at 1, and of labels −1 and 1 take (labels + 1) // 2"
+        f"targets must be class indices from 0 to {classes - 1}: the model has {several('output', classes)}; give it "
+        "one for each class; subtract 1 from labels that begin at 1, and of labels −1 and 1 take (labels + 1) // 2"
     )
 
 

@@ -44,6 +44,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "size": _validate.positive,
     "number": _validate.number,
     "delta": _validate.open_unit,
+    "share": _validate.open_unit,
     "count": lambda **named: _validate.whole(least=1, **named),
     "steps": _validate.step_count,
     "text": lambda **named: _text(**named),

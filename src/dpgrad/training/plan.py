@@ -22,7 +22,7 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule
 from dpgrad.reports import compare
 from dpgrad.reports.report import Report, report
-from dpgrad.training import advice, auto
+from dpgrad.training import advice, auto, cooling
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.options import ORDINARY, ROWS_PER_UNIT, SECURE, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.rates import parse_rate, plain_rate
@@ -39,8 +39,10 @@ class Plan:
     whether it was given or counted. ``target`` is the ε asked for, None where only noise was given; ``ends`` says what
     set the number of steps. ``learning_rate`` is None where it is the optimizer's own. ``parameters`` and ``classes``
     are those of the model, and ``seconds`` the time a run is expected to take, where they are known. ``also_released``
-    is the event of another release from the same data, such as a PCA. ``unit`` is what one example is: a row, or a
-    person with at most ``rows_per_unit`` rows chosen by ``unit_rule``; sizes and epochs then count persons.
+    is the event of other releases from the same data, such as a PCA; that of ``temperature``, the full batches that
+    find the temperature of class probabilities (`dpgrad.training.temperature`), is among them. ``unit`` is what one
+    example is: a row, or a person with at most ``rows_per_unit`` rows chosen by ``unit_rule``; sizes and epochs then
+    count persons.
 
     Guarantee: ``guarantee`` is that of ``mechanism``, which clips, adds the noise and is charged, and of
     ``also_released``, together. It is within ``target``.
@@ -66,6 +68,7 @@ class Plan:
     unit: str = UNIT
     rows_per_unit: int | None = None
     unit_rule: str | None = None
+    temperature: Mechanism | None = None
 
     def __repr__(self) -> str:
         drawn = plural(self.unit) if self.batch_size != 1 else self.unit
@@ -312,6 +315,7 @@ class Plan:
             + (", as many as the budget allows" if self.ends == "budget" else ""),
             f"guarantee         {self.guarantee}",
         ]
+        found += cooling.line(named.temperature, self.temperature)
         figures = self.figures()
         for name, figure in figures:
             told = figure if isinstance(figure, str) else f"ε = {figure.shown}"
@@ -455,7 +459,8 @@ def planned(
         hold_noise=method.clip_schedule is not None, relation=_relation(privacy.relation, declared),
         batch_size=batch_size, groups=method.groups, secure_values=privacy.secure_values(parameters, method.counts),
     )  # fmt: skip
-    other = privacy.other_event
+    tempering = cooling.full_batches(method.temperature, budget, mechanism, size)
+    other = cooling.together(privacy.other_event, tempering)
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
     mechanism = replace(mechanism, adaptive_clip=method.adaptive)  # its price is the same
     guarantee = replace(mechanism.guarantee(delta, privacy.accountant, beside=other), unit=privacy.unit)
@@ -473,7 +478,7 @@ def planned(
     target = None if budget.epsilon is None else float(budget.epsilon)
     return Plan(
         method, mechanism, guarantee, batch_size, int(size), declared, rate, target, privacy.reading, ends,
-        parameters, classes, also_released=other, unit=privacy.unit, **_owned(privacy),
+        parameters, classes, also_released=other, unit=privacy.unit, temperature=tempering, **_owned(privacy),
     )  # fmt: skip
 
 

@@ -144,6 +144,10 @@ class Recipe:
     averaging: str | None = option(
         None, "An average of the iterates: ema:DECAY or tail:SHARE.", kind="text", metavar="NAME"
     )
+    temperature: float | None = option(
+        None, "Spend this share of ε, such as 0.01, on probabilities that are not too near 0 and 1.",
+        kind="share", metavar="SHARE",
+    )  # fmt: skip
     augment: "Augment | None" = None
     groups: "tuple[Group, ...]" = ()
     full_batch: bool = False

@@ -38,6 +38,7 @@ from dpgrad.training.prepare import classes_of, device_of, within_reach
 from dpgrad.training.recipes import Recipe
 from dpgrad.training.session import behaviours
 from dpgrad.training.step.graphed import elsewhere
+from dpgrad.training.temperature import last_layer
 from dpgrad.training.units import Examples, Owned, PerRow, Together, refuse_shared
 
 __all__ = ["Task", "owners_of"]
@@ -77,6 +78,8 @@ class Task:
         if judged is not None and judged.rows is not None:
             judged = _judged(judged, data, model)
         data = forms.taken(data, model=model)
+        if ranks.first:
+            forms.warn_of_missing(data)
         called = Callbacks.of(callbacks)
         agreed.refuse_features(ranks, {"Diagnostics": called.diagnostics})
         if not ranks.first:
@@ -150,11 +153,19 @@ class Task:
             with whole(core, self.ranks, 0), unquoted(core, self.metric.values, zeros, "held-out rows"):
                 evaluate(core, self.metric, first)
         # refuses a rule that cannot be held to its bound
+        if plan.temperature is not None:
+            if not self.ranks.alone:
+                raise OptionError("temperature is found by one process: leave it out on several ranks")
+            self.last_layer()
         fault(plan.recipe.scaling(), [plan.mechanism.clip_at(0, *plan.recipe.groups[:1])], self.device)
         if folder is not None:
             Weights(self.core)  # refuses a model that cannot be released
         if self.computing.capture and self.device.type != "cuda":
             raise CannotCaptureError(elsewhere(self.device))
+
+    def last_layer(self) -> nn.Linear:
+        """The layer that a temperature divides; a model that has none is refused."""
+        return last_layer(self.core, self.loss, self.rows, self.collate)
 
     def behaviours(self, plan: Plan) -> dict[str, str]:
         """Everything in the settings that the bits of a step depend on, as it is now."""

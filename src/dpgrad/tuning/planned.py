@@ -224,6 +224,8 @@ def _refuse(given: Sequence[Configuration], privacy: Privacy, epsilon: float, de
             "also_released is not priced within a selection: record both in one ledger, and give the selection the "
             "budget that is left"
         )
+    if any(one.recipe.temperature is not None for one in given):
+        raise OptionError("temperature is not priced within a selection: leave it out, and fit once more with it")
     if privacy.noise_multiplier is not None or privacy.reading is not None:
         raise OptionError("the noise of a trial follows from epsilon: leave out noise_multiplier and reading")
     if privacy.noise != ORDINARY:
