@@ -1,6 +1,6 @@
 """What a temperature does to the probabilities of method auto, and to its classes.
 
-    python -m benchmarks.temperature [--keys 2] [--processes 1]
+    python -m benchmarks.temperature [--keys 1] [--processes 1]
 
 Tables, images and texts that train in seconds on one core, at ε = 1, 3 and 8. The tasks of the selection were looked at
 while the constants were chosen (the bound 1 of a slope, the number of halvings, the noise that a slope has to exceed,
@@ -76,20 +76,13 @@ TASKS = (
     Task("breast cancer", "selection", bundled("breast_cancer"), 398, "linear"),
     Task("digits MLP", "selection", "digits", 1437, "mlp"),
     Task("digits CNN", "selection", "digits", 1437, "cnn"),
-    Task("digits HOG", "selection", "digits", 1437, "oriented-gradients"),
     Task("Adult, 1,000 rows", "selection", "adult", 1000, "linear"),
     Task("Sonar", "selection", "sonar", 166, "linear"),
     Task("Covertype MLP, 4,000 rows", "selection", "covertype", 4000, "mlp"),
     Task("hard table, 5 classes", "fresh", overlapping(5, 10, 1.0, 1), 4000, "linear"),
-    Task("hard table, 3 classes, MLP", "fresh", overlapping(3, 30, 1.0, 2), 3000, "mlp"),
     Task("wine", "fresh", bundled("wine"), 124, "linear"),
     Task("iris", "fresh", bundled("iris"), 105, "mlp"),
     Task("digits, linear on pixels", "fresh", "digits", 1437, "linear"),
-    Task("Adult MLP, 5,000 rows", "fresh", "adult", 5000, "mlp"),
-    Task("Covertype linear, 4,000 rows", "fresh", "covertype", 4000, "linear"),
-    Task("Fashion-MNIST HOG, 3,000 rows", "fresh", "fashion-mnist", 3000, "oriented-gradients"),
-    Task("MNIST MLP, 3,000 rows", "fresh", "mnist", 3000, "mlp"),
-    Task("Reuters, 1,500 rows", "fresh", "reuters", 1500, "linear"),
 )
 
 
@@ -188,7 +181,7 @@ def _summary(cells: list[dict[str, Any]]) -> list[list[str]]:
 def main() -> None:
     """Train, and write the results."""
     parser = argparse.ArgumentParser(description="temperatures")
-    parser.add_argument("--keys", type=int, default=2)
+    parser.add_argument("--keys", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     keys = given.keys

@@ -14,27 +14,23 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
 from dpgrad.training.options import Budget
 
-__all__ = ["HALVINGS", "full_batches", "line", "together"]
+__all__ = ["HALVINGS", "line", "planned"]
 
 HALVINGS = 5  # of the interval in which the logarithm of a temperature lies
 
 
-def full_batches(share: float | None, budget: Budget, run: Mechanism, size: float) -> Mechanism | None:
-    """The full batches that take ``share`` of a budget, as its μ² counts it; None without a share."""
+def planned(
+    share: float | None, budget: Budget, run: Mechanism, size: float, other: Event
+) -> tuple[Mechanism | None, Event]:
+    """The full batches that take ``share`` of a budget, as its μ² counts it, and their event with ``other``."""
     if share is None:
-        return None
+        return None, other
     if budget.epsilon is None or budget.delta is None:
         raise OptionError("temperature is the share of a budget: give epsilon and delta, or leave out temperature")
     whole = Mechanism(FullBatch(), HALVINGS, 1.0, relation=run.relation, batch_size=size)
     noise_multiplier = whole.calibrated(budget.epsilon, budget.delta, "exact").noise_multiplier / math.sqrt(share)
-    return replace(whole, noise_multiplier=noise_multiplier, secure_values=1 if run.secure_values else 0)
-
-
-def together(other: Event, batches: Mechanism | None) -> Event:
-    """The event of another release from the same data and of the full batches."""
-    if batches is None:
-        return other
-    return batches.event() if other == NOTHING else Compose((other, batches.event()))
+    made = replace(whole, noise_multiplier=noise_multiplier, secure_values=1 if run.secure_values else 0)
+    return made, made.event() if other == NOTHING else Compose((other, made.event()))
 
 
 def line(share: float | None, batches: Mechanism | None) -> list[str]:

@@ -459,8 +459,7 @@ def planned(
         hold_noise=method.clip_schedule is not None, relation=_relation(privacy.relation, declared),
         batch_size=batch_size, groups=method.groups, secure_values=privacy.secure_values(parameters, method.counts),
     )  # fmt: skip
-    tempering = cooling.full_batches(method.temperature, budget, mechanism, size)
-    other = cooling.together(privacy.other_event, tempering)
+    tempering, other = cooling.planned(method.temperature, budget, mechanism, size, privacy.other_event)
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
     mechanism = replace(mechanism, adaptive_clip=method.adaptive)  # its price is the same
     guarantee = replace(mechanism.guarantee(delta, privacy.accountant, beside=other), unit=privacy.unit)
@@ -484,9 +483,8 @@ def planned(
 
 def _owned(privacy: Privacy) -> dict[str, Any]:
     """How many rows of one person are used and which, where rows belong to persons."""
-    if privacy.units is None:
-        return {}
-    return {"rows_per_unit": privacy.rows_per_unit or ROWS_PER_UNIT, "unit_rule": privacy.unit_rule or UNIT_RULES[0]}
+    most, rule = privacy.rows_per_unit or ROWS_PER_UNIT, privacy.unit_rule or UNIT_RULES[0]
+    return {} if privacy.units is None else {"rows_per_unit": most, "unit_rule": rule}
 
 
 _NOISE = written("noise_multiplier")
@@ -590,7 +588,6 @@ def _learning_rate(method: Recipe, steps: int, epoch: float) -> float | Schedule
     rate, named = method.learning_rate, method.learning_rate_schedule
     if callable(rate):
         schedules.values(rate, steps, name="learning_rate", zero=True)
+    if rate is None or callable(rate):
         return rate
-    if rate is None:
-        return None
     return float(rate) if named is None else parse_rate(named, rate, steps, epoch)
