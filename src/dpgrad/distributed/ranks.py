@@ -1,10 +1,10 @@
 """The ranks of a run: how several processes stay together, and end together.
 
-Every exchange between ranks begins with a *meeting*: each sends every other its words (run, phase, step, failed, stop,
-weights, wish). So all ranks see the same words and decide alike. They go on only if all are at the same place of
-the same run, with the same weights, and none has failed. A rank that fails anywhere joins the meeting that the others
-come to next, flagged, and all of them raise. A rank whose process is gone closes its connections, which ends the meeting on the
-others.
+Every exchange between ranks begins with a *meeting*: each sends every other its words (run, phase, step, failed,
+stop, weights, wish). So all ranks see the same words and decide alike. They go on only if all are at the same place
+of the same run, with the same weights, and none has failed. A rank that fails anywhere joins the meeting that the
+others come to next, flagged, and all of them raise. A rank whose process is gone closes its connections, which ends
+the meeting on the others.
 
 Seams for what is built on this: `Ranks.meet` before any collective of your own, `Ranks.committed` around it,
 `Ranks.from_first` and `Ranks.every` for objects, `Ranks.together` around code that may fail on one rank alone, and
