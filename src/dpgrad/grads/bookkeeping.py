@@ -6,7 +6,7 @@ product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -21,6 +21,7 @@ from dpgrad.grads.batch import leaves, row_losses
 from dpgrad.grads.calls import MixedError, UnfollowedError
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.following import Following, keeps, own_functions
+from dpgrad.grads.kept import still_held
 from dpgrad.grads.layers.recurrent import known_inputs
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
 from dpgrad.grads.precision import own_products
@@ -28,6 +29,7 @@ from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.tape import Record, Tape, UnseenError
 from dpgrad.grads.uses import Dense, Use, combined
+from dpgrad.grads.watch import remembered
 
 __all__ = ["Certify", "backward", "copies", "find_layouts", "finished", "gradients", "recorded", "watched"]
 
@@ -56,7 +58,8 @@ def gradients(
         found = gradients(model, loss, two, torch.cat([weights, torch.zeros_like(weights)]), rows, known)
         return PerExample({name: use.part(slice(0, 1)) for name, use in found.uses.items()})
     shapes = tuple(leaf.shape for leaf in leaves(batch))
-    following = None if shapes in known.proven else Following(len(weights))
+    # What a model keeps of a pass that was followed may enter this one.
+    following = None if shapes in known.proven and not still_held() else Following(len(weights))
     try:
         found = recorded(model, loss, batch, weights, rows, known, following)
     except UnseenError:
@@ -85,11 +88,11 @@ def recorded(
     tape = Tape(parameters, len(weights), len(weights) // rows, layouts, following)
     followed = nullcontext() if following is None else following.of(batch)
     with torch.enable_grad(), watched(model, tape):
-        before = [] if following is None else _numbers(model)
+        before = [] if following is None else remembered(model, loss)
         with followed:
             losses = row_losses(loss, model, batch, len(weights))
         if following is not None:
-            layouts.varies = following.varies or _numbers(model) != before
+            layouts.varies = following.varies or remembered(model, loss) != before
             _refuse_unknown(losses, following)
         found = finished(losses, weights, tape, parameters, layouts.every, certify)
     if found is None:
@@ -145,16 +148,6 @@ def finished(
                 for name, parameter in parameters.items()
             }
         )
-
-
-def _numbers(model: nn.Module) -> list[object]:
-    """What modules remember in Python: numbers, and how much they hold."""
-    return [
-        len(value) if isinstance(value, Sized) else value
-        for module in model.modules()
-        for value in module.__dict__.values()
-        if isinstance(value, int | float | Sized) and not isinstance(value, Tensor | nn.Module)
-    ]
 
 
 def _refuse_unknown(losses: Tensor, following: Following) -> None:

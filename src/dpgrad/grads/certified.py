@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.bookkeeping import backward, copies, recorded, watched
 from dpgrad.grads.clip import PerExample
+from dpgrad.grads.kept import guarded
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
 from dpgrad.grads.precision import TF32, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, trainable
@@ -55,6 +56,7 @@ def gradients(
     >>> found.uses["weight"].per_example().flatten()
     tensor([2., 3.])
     """
+    loss = guarded(loss)
     known = guessed(model, loss, batch, rows) if layouts is None else layouts
     tries = [known, known.apart()] if known.flat else [known]
     for number, tried in enumerate(tries):

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpgrad.grads.axes import Layout, same_for_rows
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.calls import Call, Found, KeptError, MixedError, Place
+from dpgrad.grads.kept import is_earlier, note_earlier, still_held
 from dpgrad.grads.layers.unrolled import Unrolled
 from dpgrad.grads.operations import OF_CONSTANTS, RULES, Rule, rule_of
 from dpgrad.grads.sums import Batch
@@ -39,7 +40,6 @@ _READING: set[Callable[..., Any]] = {
     Tensor.grad_fn.__get__,  # type: ignore[union-attr]
 }  # fmt: skip
 _IGNORED = {"_assert_async", "_assert_tensor_metadata", "_assert_scalar", "record_stream", "_version"}
-_EARLIER: dict[int, StorageWeakRef] = {}  # storages that held rows in a pass that is over, while a model keeps them
 
 
 class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def of(self, batch: Batch) -> Iterator["Following"]:
         """Follow what is done within the block."""
-        _forget_gone()
+        still_held()
         given = leaves(batch)
         for leaf in given:
             self._note(leaf, Layout(0))
@@ -81,7 +81,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield self
         finally:
             self.varies |= _random_states() != before
-            _EARLIER.update({each: self._storages[each] for each in self._carrying - own})
+            note_earlier({each: self._storages[each] for each in self._carrying - own})
             if self.refused is not None:  # also where the model made another error of it, as TorchScript does
                 raise self.refused
 
@@ -93,7 +93,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return found
         if storage in self._carrying:
             raise self._refuse("the model has a view of a tensor that could not be followed")
-        if storage in _EARLIER:
+        if is_earlier(storage):
             raise self._refuse(KeptError())
         return tuple(
             1 if length == 1 or not stride else length
@@ -165,6 +165,8 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise MixedError(f"{name} changes the shape of a tensor in place")
             if _saving_hooks() not in (self._hooks, None) and not _is_torchs(_saving_hooks()):
                 raise MixedError("the model sets hooks on saved tensors")
+            if carrying and any(map(self._is_kept, written)):  # before it is done: it would stay
+                raise MixedError(f"{name} writes the batch in place into a tensor that was there before")
             before = [self.place(tensor) for tensor in written if isinstance(tensor, Tensor)]
         except MixedError as mixed:
             raise self._refuse(mixed) from None
@@ -175,6 +177,13 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except MixedError as mixed:
             raise self._refuse(mixed) from None
         return call.result
+
+    def _is_kept(self, target: object) -> bool:
+        """Whether what is written to was there before the pass, and is nothing of the batch."""
+        if not isinstance(target, Tensor):
+            return False
+        storage, _ = self._key(target)
+        return storage not in self._carrying and storage not in self._fresh
 
     def _note_values(self, func: Any, call: Call, written: list[Any]) -> None:
         """Note what was read in Python, or by way of a shape, and what is the same in every pass."""
@@ -223,8 +232,8 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _made(self, call: Call, tensor: Tensor, place: Any, carrying: bool) -> None:
         """Note a result; one that has no place among the results of the batch may not be used."""
         storage, _ = self._key(tensor)
-        if storage not in self._storages:
-            self._fresh[storage] = set()
+        if storage not in self._storages and all(self._key(given)[0] != storage for given in call.tensors):
+            self._fresh[storage] = set()  # elsewhere a view of what was there before
         known = not isinstance(place, Layout) or place.fits(tensor.shape, self.rows)
         if place is not None and known:
             self._note(tensor, place)
@@ -277,16 +286,9 @@ class _Reading(TorchFunctionMode):
 
 def keeps(following: Following) -> bool:
     """Whether the model keeps anything of a pass that is over, whose results are gone."""
-    _forget_gone()
-    if _EARLIER.keys() & following._carrying:
+    if still_held() & following._carrying:
         gc.collect()  # cycles are nobody's
-        _forget_gone()
-    return bool(_EARLIER.keys() & following._carrying)
-
-
-def _forget_gone() -> None:
-    for storage in [each for each, ref in _EARLIER.items() if ref.expired()]:  # type: ignore[no-untyped-call]
-        del _EARLIER[storage]
+    return bool(still_held() & following._carrying)
 
 
 def _random_states() -> tuple[object, ...]:

@@ -31,12 +31,14 @@ from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.fold import FOLDED, folding, has_own_rule, is_batched, layer_folding, physical, wrapped
 from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
+from dpgrad.grads.kept import WrittenError, guarded, is_earlier, still_held, storage_of
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
 from dpgrad.grads.layers.recurrent import DATA, Layer, composed, run_layer
 from dpgrad.grads.layout import Layouts
 from dpgrad.grads.shared import Shared, names_of, plain_of
 from dpgrad.grads.sums import Batch, Loss, trainable
+from dpgrad.grads.swap import swapped
 from dpgrad.grads.tape import Tape, _bound, _changes, _name
 
 __all__ = ["CannotLiftError", "gradients", "losses"]
@@ -101,6 +103,7 @@ class _Lifting(TorchFunctionMode):
         self.tape, self.questions, self.spread = tape, questions, spread
         self.level = 0
         self.made: list[weakref.ref[Tensor]] = []  # what the model was given
+        self.earlier = bool(still_held())  # whether anything of a pass that was not lifted is kept
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -111,9 +114,12 @@ class _Lifting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.questions.seen.refuse_kept((*args, *kwargs.values()))
+        given = _flat((*args, *kwargs.values()))
+        self.questions.seen.refuse_kept(given)
+        if self.earlier and any(map(_is_kept, given)):
+            raise KeptError
         result = self._called(func, args, kwargs, Shared in types)
-        self.made += map(weakref.ref, filter(is_batched, result if isinstance(result, list | tuple) else [result]))
+        self.made += map(weakref.ref, filter(is_batched, _flat([result])))
         return result
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -352,6 +358,21 @@ class _Lifting(TorchFunctionMode):
         return self._on_data(func, args, kwargs)
 
 
+def _flat(values: Sequence[Any]) -> list[Any]:
+    """Values with those in lists and tuples."""
+    found: list[Any] = []
+    for each in values:
+        found += _flat(each) if isinstance(each, list | tuple) else [each]
+    return found
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a tensor holds rows of a pass that is over, all of them."""
+    plain = isinstance(value, Tensor) and not isinstance(value, Shared) and not is_batched(value)
+    storage = storage_of(value) if plain else None
+    return storage is not None and is_earlier(storage)
+
+
 def _is_mask(value: object) -> bool:
     return isinstance(value, Tensor) and is_batched(value) and value.dtype in (torch.bool, torch.uint8)
 
@@ -470,8 +491,8 @@ def _own_errors(model: nn.Module, loss: Loss, batch: Batch, rows: int) -> Iterat
         reason = str(unclear)
     else:
         return
-    with torch.no_grad():
-        row_losses(loss, model, batch, len(pytree.tree_leaves(batch)[0]))
+    with torch.no_grad(), swapped(model, {}), suppress(WrittenError):
+        row_losses(guarded(loss), model, batch, len(pytree.tree_leaves(batch)[0]))
     raise CannotLiftError(reason)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpgrad.grads.batch import part, row_losses
 from dpgrad.grads.clip import PerExample
+from dpgrad.grads.kept import guarded
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.uses import Dense
@@ -30,7 +31,7 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     found: list[list[Tensor]] = []
     for start in range(0, len(weights), rows):
         with torch.enable_grad(), swapped(model, {}):
-            losses = row_losses(loss, model, part(batch, start, start + rows), rows)
+            losses = row_losses(guarded(loss), model, part(batch, start, start + rows), rows)
             total = (losses * weights[start : start + rows]).sum()
             own: Sequence[Tensor | None] = [None] * len(parameters)
             if total.requires_grad:

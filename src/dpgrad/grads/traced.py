@@ -9,7 +9,7 @@ import math
 import pickle
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dpgrad.grads.precision import precision_settings
 from dpgrad.grads.recording import CannotTraceError, Operation, Recording, Ref, Value, recording, references, writes
+from dpgrad.grads.watch import remembered
 
 __all__ = ["CannotTraceError", "Traced"]
 
@@ -140,14 +141,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _remembered(model: nn.Module) -> list[object]:
-    """What the next call may depend on that lies in Python: numbers that modules keep, and its random numbers."""
-    kept = [
-        value if isinstance(value, int | float | str) else len(value)
-        for module in model.modules()
-        for value in module.__dict__.values()
-        if isinstance(value, int | float | Sized) and not isinstance(value, Tensor | nn.Module)
-    ]
-    return [*kept, random.getstate(), pickle.dumps(np.random.get_state())]
+    """What the next call may depend on that lies in Python, its random numbers among it."""
+    return [remembered(model), random.getstate(), pickle.dumps(np.random.get_state())]
 
 
 def _recorded(body: Body, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> tuple[Recording, list[Tensor]]:

@@ -22,9 +22,10 @@ from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.calls import MixedError, UnfollowedError
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.forks import Seen
+from dpgrad.grads.kept import guarded
 from dpgrad.grads.layout import Layouts
 from dpgrad.grads.sums import Batch, Loss
-from dpgrad.grads.swap import without_dropout
+from dpgrad.grads.swap import swapped, without_dropout
 
 __all__ = ["MOST_PATHS", "Attributed", "Beside", "Name", "Way", "gradients"]
 
@@ -170,6 +171,10 @@ class Attributed:
         What a later batch does then depends on that batch alone, so a step can be replayed.
         """
         self._decided = True
+        self.anew()
+
+    def anew(self) -> None:
+        """Follow the next pass over each shape again: the model may do other things by now."""
         if self._layouts is not None:
             self._layouts.proven.clear()
 
@@ -195,7 +200,8 @@ class Attributed:
             return
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
             before = torch.get_rng_state()
-            together = row_losses(loss, model, batch, size(batch))
+            with swapped(model, {}):  # what a module holds after the pass of a whole batch stays out of it
+                together = row_losses(guarded(loss), model, batch, size(batch))
             if not torch.equal(before, torch.get_rng_state()):
                 return
             alone = lifted.losses(model, loss, batch, rows, self._seen)

@@ -14,8 +14,10 @@ from torch.utils.data import Dataset, default_collate
 from dpgrad import _validate
 from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads.batch import row_losses
+from dpgrad.grads.kept import Guarded
 from dpgrad.grads.memory import available
 from dpgrad.grads.sums import Loss, trainable
+from dpgrad.grads.swap import swapped
 from dpgrad.grads.unquoted import unquoted
 from dpgrad.training import forms, source
 from dpgrad.training.curves import Spent, judging
@@ -107,7 +109,8 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
         return None
     device = device_of(model)
     batch = source.gathered(data, torch.arange(1), device, collate)
-    with judging(model), unquoted(model, loss, lambda: pytree.tree_map(torch.zeros_like, batch)):
+    told = unquoted(model, loss, lambda: pytree.tree_map(torch.zeros_like, batch))
+    with judging(model), swapped(model, {}), told, Guarded().of(batch):  # nothing of the row stays in the model
         row_losses(loss, model, batch, 1)  # refuses model, loss and data that do not fit together
         outputs, _ = outputs_and_targets(model, batch)
     if not isinstance(data, Dataset):

@@ -21,9 +21,9 @@ from dpgrad.grads import lanes
 from dpgrad.grads.batch import as_rows
 from dpgrad.grads.clip import PerExample, Scaled, ZeroRows
 from dpgrad.grads.sums import Batch, Scale, sum_dtype, trainable
+from dpgrad.grads.watch import held
 from dpgrad.randomness.device_noise import Segment
 from dpgrad.training.step.release import Figures, Sharded, release
-from dpgrad.training.step.watch import held
 from dpgrad.training.step.work import Work, width
 
 __all__ = ["Bodies", "Form"]

@@ -21,10 +21,10 @@ import torch
 
 from dpgrad import _validate
 from dpgrad.errors import CannotCaptureError
+from dpgrad.grads.watch import Watch
 from dpgrad.grads.ways import Attributed
 from dpgrad.training.step.bodies import Form
 from dpgrad.training.step.pieces import Called, Graph, Pieces
-from dpgrad.training.step.watch import Watch
 from dpgrad.training.step.work import Work
 
 __all__ = ["Graphed", "elsewhere"]

@@ -16,13 +16,13 @@ from torch.utils import _pytree as pytree
 
 from dpgrad import _validate
 from dpgrad.errors import CannotCaptureError
+from dpgrad.grads.watch import Watch
 from dpgrad.training.augment import Shifts
 from dpgrad.training.step import taped
 from dpgrad.training.step.bodies import Bodies, Form
 from dpgrad.training.step.feeds import Feed, Piece, feed
 from dpgrad.training.step.lots import Lot, Lots
 from dpgrad.training.step.sizes import Sizes
-from dpgrad.training.step.watch import Watch
 from dpgrad.training.step.work import Work
 
 __all__ = ["FEWEST_STEPS", "Called", "Graph", "Pieces"]
@@ -73,6 +73,7 @@ class Pieces(ABC):
         """Forget what was made: something has changed."""
         self._graphs.clear()
         work = self._work
+        work.follow_anew()
         self._rule, self._watch = work.rule, Watch(work.model, work.loss, work.rule)
 
     def step(self, data: Any, rows: int, step: int) -> None:

@@ -11,6 +11,7 @@ from dpgrad.distributed.rounds import Rounds, Totals
 from dpgrad.grads.accumulate import unless_out_of_memory
 from dpgrad.grads.batch import part
 from dpgrad.grads.sums import Batch
+from dpgrad.grads.watch import remembered
 from dpgrad.randomness import draw
 from dpgrad.training.step.bodies import Bodies, Form
 from dpgrad.training.step.work import Observed, Work
@@ -27,6 +28,11 @@ class Taped:
 
     def __init__(self, work: Work) -> None:
         self._work, self._bodies = work, Bodies(work)
+        self._before = self._held()
+
+    def _held(self) -> list[object]:
+        """What a pass depends on that lies in Python."""
+        return remembered(self._work.model, self._work.loss)
 
     def step(self, data: Any, rows: int, step: int) -> None:
         """Write the noisy mean of a step to ``.grad``."""
@@ -43,6 +49,9 @@ class Taped:
         if bodies.sharded is not None:
             bodies.sharded.rounds = rounds
         seen: Seen = []
+        if (now := self._held()) != self._before:
+            work.follow_anew()
+            self._before = now
         with work.own_randomness(step):
             chosen, batch = self._drawn(data, rows, step)
             bodies.at(step)

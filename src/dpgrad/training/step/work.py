@@ -17,6 +17,7 @@ from dpgrad.grads import Engine
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.scaling import Bounded, ScaleRule
 from dpgrad.grads.sums import Batch, Groups, Loss, Scale, trainable
+from dpgrad.grads.ways import Attributed
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.training import source
@@ -123,6 +124,11 @@ class Work:
         if self.inner_momentum is not None:
             return self.inner_momentum.engine(self.engine, self.iterates)
         return self.engine if self.averages is None else self.averages.engine(self.engine, step)
+
+    def follow_anew(self) -> None:
+        """Follow the next pass operation by operation: model, loss or rule hold something else than before."""
+        if isinstance(self.engine, Attributed):
+            self.engine.anew()
 
     def remember(self) -> None:
         """Keep the model's present values, where later steps need them."""

@@ -1,0 +1,141 @@
+"""What a pass leaves behind: tensors of a batch that a model keeps, and values of it that are written elsewhere."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpgrad.errors import UnsupportedModelError
+from dpgrad.grads.batch import leaves
+from dpgrad.grads.calls import KeptError
+from dpgrad.grads.sums import Batch, Loss
+
+__all__ = ["Guarded", "WrittenError", "guarded", "is_earlier", "note_earlier", "still_held", "storage_of"]
+
+_EARLIER: dict[int, StorageWeakRef] = {}  # storages that held rows in a pass that is over, while a model keeps them
+
+
+class WrittenError(UnsupportedModelError):
+    """A pass that writes values of the batch to a tensor that was there before it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the forward pass writes values of the batch to a tensor that the model keeps, which would be released "
+            "without noise: take that out, or put its module in eval mode"
+        )
+
+
+def note_earlier(storages: Mapping[int, StorageWeakRef]) -> None:
+    """Remember memory that holds rows of a pass that is over."""
+    _EARLIER.update(storages)
+
+
+def is_earlier(storage: int) -> bool:
+    """Whether memory holds rows of a pass that is over."""
+    return storage in _EARLIER
+
+
+def still_held() -> set[int]:
+    """Memory of passes that are over that somebody keeps."""
+    for storage in [each for each, ref in _EARLIER.items() if ref.expired()]:  # type: ignore[no-untyped-call]
+        del _EARLIER[storage]
+    return {*_EARLIER}
+
+
+class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows which memory holds values of a batch; refuses what was kept of others, and writes to other memory.
+
+    >>> kept = torch.zeros(2)
+    >>> x = torch.ones(3, 2)
+    >>> with Guarded().of(x):
+    ...     _ = kept.add_(x.sum(0))
+    Traceback (most recent call last):
+    dpgrad.grads.kept.WrittenError: the forward pass writes values of the batch to a tensor that the model keeps, ...
+    >>> kept
+    tensor([0., 0.])
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._refused: WrittenError | KeptError | None = None  # kept: a model may catch exceptions
+        self._storages: dict[int, StorageWeakRef] = {}  # of this pass; held, so that no address comes again
+        self._carrying: set[int] = set()
+
+    @contextmanager
+    def of(self, batch: Batch) -> Iterator["Guarded"]:
+        """Follow what is done within the block."""
+        still_held()
+        given = [self._note(leaf, carrying=True) for leaf in leaves(batch)]
+        try:
+            with self:
+                yield self
+        finally:
+            note_earlier({each: self._storages[each] for each in self._carrying - {*given}})
+            if self._refused is not None:
+                raise self._refused
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        storages = [storage_of(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        carrying = any(each is None or each in self._carrying for each in storages)
+        if any(each is not None and is_earlier(each) for each in storages):
+            raise self._refuse(KeptError())
+        written = _written(func, args, kwargs) if carrying else []
+        if any(storage_of(each) not in self._storages for each in written):
+            raise self._refuse(WrittenError())
+        result = func(*args, **kwargs)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and storage_of(tensor) not in storages:  # elsewhere it is a view
+                self._note(tensor, carrying)
+        self._carrying |= {storage for storage in map(storage_of, written) if storage is not None}
+        return result
+
+    def _refuse(self, error: WrittenError | KeptError) -> WrittenError | KeptError:
+        self._refused = self._refused or error
+        return error
+
+    def _note(self, tensor: Tensor, carrying: bool) -> int | None:
+        """The memory of a tensor of this pass; None where it has none that can be seen."""
+        storage = storage_of(tensor)
+        if storage is not None:
+            self._storages.setdefault(storage, StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
+            if carrying:
+                self._carrying.add(storage)
+        return storage
+
+
+def guarded(loss: Loss) -> Loss:
+    """The loss, as one that `Guarded` follows."""
+
+    def followed(model: nn.Module, batch: Batch) -> Tensor:
+        with Guarded().of(batch):
+            return loss(model, batch)
+
+    return followed
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """The memory of a tensor; None of a sparse or nested one."""
+    with torch._C.DisableTorchFunction():
+        plain = tensor.layout is torch.strided and not tensor.is_nested
+        return int(tensor.untyped_storage()._cdata) if plain else None
+
+
+def _written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operation changes in place."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return []
+    found = []
+    for place, each in enumerate(func._schema.arguments):
+        if each.alias_info is not None and each.alias_info.is_write:
+            found += pytree.tree_leaves(args[place] if place < len(args) else kwargs.get(each.name))
+    return [each for each in found if isinstance(each, Tensor)]
