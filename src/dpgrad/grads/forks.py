@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.calls import KeptError
+from dpgrad.grads.fold import is_batched
+from dpgrad.grads.kept import refuse_earlier
 from dpgrad.grads.uses import Drop, Use, one_by_one, wide
 
 __all__ = ["Again", "Answer", "Fork", "Found", "Joined", "Questions", "Seen", "by_path"]
@@ -49,6 +51,7 @@ class Seen:
         """Refuse a tensor of a pass that is over: vmap would take it for one of the present examples."""
         if self.kept and any(each is ref() for each in given if (ref := self.kept.get(id(each)))):
             raise KeptError
+        refuse_earlier(each for each in given if not is_batched(each))  # of a pass that was not lifted
 
 
 class Fork(BaseException):

@@ -1,6 +1,6 @@
 """What a pass leaves behind: tensors of a batch that a model keeps, and values of it that are written elsewhere."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from dpgrad.grads.batch import leaves
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.sums import Batch, Loss
 
-__all__ = ["Guarded", "WrittenError", "guarded", "is_earlier", "note_earlier", "still_held", "storage_of"]
+__all__ = ["Guarded", "WrittenError", "flat", "guarded", "is_earlier", "note_earlier", "refuse_earlier", "still_held"]
 
 _EARLIER: dict[int, StorageWeakRef] = {}  # storages that held rows in a pass that is over, while a model keeps them
 
@@ -45,6 +45,26 @@ def still_held() -> set[int]:
     for storage in [each for each, ref in _EARLIER.items() if ref.expired()]:  # type: ignore[no-untyped-call]
         del _EARLIER[storage]
     return {*_EARLIER}
+
+
+def flat(values: Iterable[Any]) -> list[Any]:
+    """Values with those in lists and tuples.
+
+    >>> flat([1, (2, [3])])
+    [1, 2, 3]
+    """
+    found: list[Any] = []
+    for each in values:
+        found += flat(each) if isinstance(each, list | tuple) else [each]
+    return found
+
+
+def refuse_earlier(values: Iterable[Any]) -> None:
+    """Refuse a tensor that holds rows of a pass that is over."""
+    for each in values if _EARLIER else ():
+        storage = _storage(each) if isinstance(each, Tensor) else None
+        if storage is not None and is_earlier(storage):
+            raise KeptError
 
 
 class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -85,18 +105,18 @@ class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        storages = [storage_of(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        storages = [_storage(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         carrying = any(each is None or each in self._carrying for each in storages)
         if any(each is not None and is_earlier(each) for each in storages):
             raise self._refuse(KeptError())
         written = _written(func, args, kwargs) if carrying else []
-        if any(storage_of(each) not in self._storages for each in written):
+        if any(_storage(each) not in self._storages for each in written):
             raise self._refuse(WrittenError())
         result = func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor) and storage_of(tensor) not in storages:  # elsewhere it is a view
+            if isinstance(tensor, Tensor) and _storage(tensor) not in storages:  # elsewhere it is a view
                 self._note(tensor, carrying)
-        self._carrying |= {storage for storage in map(storage_of, written) if storage is not None}
+        self._carrying |= {storage for storage in map(_storage, written) if storage is not None}
         return result
 
     def _refuse(self, error: WrittenError | KeptError) -> WrittenError | KeptError:
@@ -105,7 +125,7 @@ class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, tensor: Tensor, carrying: bool) -> int | None:
         """The memory of a tensor of this pass; None where it has none that can be seen."""
-        storage = storage_of(tensor)
+        storage = _storage(tensor)
         if storage is not None:
             self._storages.setdefault(storage, StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
             if carrying:
@@ -123,7 +143,7 @@ def guarded(loss: Loss) -> Loss:
     return followed
 
 
-def storage_of(tensor: Tensor) -> int | None:
+def _storage(tensor: Tensor) -> int | None:
     """The memory of a tensor; None of a sparse or nested one."""
     with torch._C.DisableTorchFunction():
         plain = tensor.layout is torch.strided and not tensor.is_nested

@@ -31,7 +31,7 @@ from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.fold import FOLDED, folding, has_own_rule, is_batched, layer_folding, physical, wrapped
 from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
-from dpgrad.grads.kept import WrittenError, guarded, is_earlier, still_held, storage_of
+from dpgrad.grads.kept import WrittenError, flat, guarded
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
 from dpgrad.grads.layers.recurrent import DATA, Layer, composed, run_layer
@@ -103,7 +103,6 @@ class _Lifting(TorchFunctionMode):
         self.tape, self.questions, self.spread = tape, questions, spread
         self.level = 0
         self.made: list[weakref.ref[Tensor]] = []  # what the model was given
-        self.earlier = bool(still_held())  # whether anything of a pass that was not lifted is kept
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -114,12 +113,9 @@ class _Lifting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = _flat((*args, *kwargs.values()))
-        self.questions.seen.refuse_kept(given)
-        if self.earlier and any(map(_is_kept, given)):
-            raise KeptError
+        self.questions.seen.refuse_kept(flat((*args, *kwargs.values())))
         result = self._called(func, args, kwargs, Shared in types)
-        self.made += map(weakref.ref, filter(is_batched, _flat([result])))
+        self.made += map(weakref.ref, filter(is_batched, flat([result])))
         return result
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -356,21 +352,6 @@ class _Lifting(TorchFunctionMode):
         twins = [self.batched(value) if isinstance(value, Shared) else value for value in values]
         args, kwargs = pytree.tree_unflatten(twins, spec)
         return self._on_data(func, args, kwargs)
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    """Values with those in lists and tuples."""
-    found: list[Any] = []
-    for each in values:
-        found += _flat(each) if isinstance(each, list | tuple) else [each]
-    return found
-
-
-def _is_kept(value: Any) -> bool:
-    """Whether a tensor holds rows of a pass that is over, all of them."""
-    plain = isinstance(value, Tensor) and not isinstance(value, Shared) and not is_batched(value)
-    storage = storage_of(value) if plain else None
-    return storage is not None and is_earlier(storage)
 
 
 def _is_mask(value: object) -> bool:
