@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -158,6 +159,7 @@ def test_what_changes_between_steps_is_followed_again(change: Any, steps: int) -
     y = x.clone()
     y[7] = -100.0
     losses: list[SetLoss] = []
+    changed: list[int] = []
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return losses[-1](model, batch)
@@ -169,8 +171,8 @@ def test_what_changes_between_steps_is_followed_again(change: Any, steps: int) -
     def between(model: nn.Module, step: int) -> None:
         if step == 3:  # the comparison after the first step is over
             change(model, losses[-1])
+            changed.append(step)
 
-    try:
+    with suppress(UnsupportedModelError):  # what is refused moves nothing
         assert max(moved_by_one_row(make, loss, x, y, steps=5, between=between, planned=steps)) < 2
-    except UnsupportedModelError as refusal:
-        assert "engine='single'" in str(refusal) or "act on each other" in str(refusal)  # noqa: PT017
+    assert changed
