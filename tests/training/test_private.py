@@ -101,6 +101,18 @@ def test_step_is_the_step_written_out(sampler: str, engine: str) -> None:
     assert private.spent(1e-5) == plan.guarantee(1e-5)
 
 
+def test_a_gradient_that_was_given_other_memory_is_written_again() -> None:
+    """`p.grad.data = ...` is a common way to scale gradients: the next step must not leave what it left."""
+    model, plan = network().to(DEVICE), mechanism("full-batch")
+    private = PrivateGradient(model, loss, plan, seed=5)
+    for step in range(STEPS):
+        private.step(rows())
+        assert_written(model, by_hand(model, plan, step, private.key, Hard()))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data = 0.5 * parameter.grad
+
+
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
 def test_step_with_every_rule(kind: Callable[..., ScaleRule]) -> None:
     rule = kind(**({"s": 0.6} if kind is Psasc else {}))

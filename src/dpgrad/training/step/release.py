@@ -103,8 +103,7 @@ class OnHost:
 
     def show(self) -> Mapping[str, Tensor]:
         for parameter, noisy in zip(self.parameters.values(), self._noisy.values(), strict=True):
-            if parameter.grad is not noisy:
-                parameter.grad = noisy.to(parameter.dtype)
+            parameter.grad = _shown(noisy, parameter)
         return self._noisy
 
 
@@ -166,7 +165,7 @@ class OnDevice:
 
     def show(self) -> Mapping[str, Tensor]:
         for name, parameter in self.parameters.items():
-            parameter.grad = self._grads[name]  # someone may have set it to None
+            parameter.grad = _shown(self._grads[name], parameter)
         return self._means
 
 
@@ -235,7 +234,7 @@ class Exchanged:
     def show(self) -> Mapping[str, Tensor]:
         self._exchange.run(self._step, self._on_host if self._stream is None else self._on_device)
         for name, parameter in self._parameters.items():
-            parameter.grad = self._means[name].to(parameter.dtype)  # the same memory where the types are the same
+            parameter.grad = _shown(self._means[name], parameter)
         return self._means
 
     def _on_host(self, total: Tensor, first: int) -> Tensor:
@@ -317,6 +316,14 @@ class Sharded:
         if drawn:
             total += torch.cat(drawn)
         return total.div_(self._divisor)
+
+
+def _shown(mean: Tensor, parameter: Tensor) -> Tensor:
+    """A mean as a gradient, in the same memory where the types are the same.
+
+    It is a tensor of its own: one to which the user gave other memory (``.grad.data = ...``) would never change again.
+    """
+    return mean.detach().to(parameter.dtype)
 
 
 def _overlap(start: int, values: int, first: int, length: int) -> tuple[int, int]:
