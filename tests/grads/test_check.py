@@ -692,23 +692,30 @@ def test_gradients_whose_squares_are_no_floats_are_compared_by_what_a_norm_can_t
 class Bent(nn.Module):
     """A unit at its bend: beside other rows it is on, and off alone, which ``types`` of float cannot tell apart."""
 
-    def __init__(self, *types: torch.dtype, share: float = 1e-3) -> None:
+    def __init__(self, *types: torch.dtype, shares: tuple[float, ...] = (1e-3,)) -> None:
         super().__init__()
-        self.types, self.share = types, share
-        self.large, self.small = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1, bias=False)
+        self.types, self.shares = types, shares
+        self.large = nn.Linear(WIDTH, 3)
+        self.small = nn.ModuleList(nn.Linear(WIDTH, 1, bias=False) for _ in shares)
 
     def forward(self, x: Tensor) -> Tensor:
         rounding = 1e-9 * (len(x) > 1) * (x.dtype in self.types)
-        at_zero = self.small(x) - self.small(x).detach()
-        return torch.cat([self.large(x), self.share * F.relu(at_zero + rounding)], 1)
+        at_zero = [unit(x) - unit(x).detach() for unit in self.small]
+        units = [share * F.relu(each + rounding) for share, each in zip(self.shares, at_zero, strict=True)]
+        return torch.cat([self.large(x), *units], 1)
 
 
 def test_units_that_rounding_turns_on_are_no_fault() -> None:
     """Kernels differ with the number of rows. In float64 the engine is right, and the difference is small."""
     check(Bent(torch.float32), squares, rows())
-    for model in (Bent(torch.float32, torch.float64), Bent(torch.float32, share=1.0)):
-        with pytest.raises(UnsupportedModelError, match=r"the gradient of parameter small\.weight"):
+    for model in (Bent(torch.float32, torch.float64), Bent(torch.float32, shares=(1.0,))):
+        with pytest.raises(UnsupportedModelError, match=r"the gradient of parameter small\.0\.weight"):
             check(model, squares, rows())
+
+
+def test_a_unit_at_its_bend_excuses_no_other_parameter() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"the gradient of parameter small\.1\.weight"):
+        check(Bent(torch.float32, shares=(1e-3, 1.0)), squares, rows())
 
 
 def test_a_gradient_that_is_wrong_is_refused_where_it_is_small() -> None:

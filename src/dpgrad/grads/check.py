@@ -302,6 +302,7 @@ def _refuse_engine(probe: Probe, engine: str, compute: Engine, alone: Sequence[O
                 return
             own = probe.own(probe.batch, i)
         only = torch.arange(probe.count, device=weights.device) == i
+        agreed: bool | None = None  # in float64, where that was tried
         for name, wanted in own.gradients.items():
             with torch.no_grad(), own_products():
                 gradient = probe.held(name, found.uses[name].kept(only).weighted_sum(only.to(norms[name].dtype)))
@@ -309,13 +310,22 @@ def _refuse_engine(probe: Probe, engine: str, compute: Engine, alone: Sequence[O
             if short or not _close(gradient, wanted, own.norm, bound, probe.eps):
                 measured = float(norms[name][i]) + _allowed(gradient, own.norm, bound, probe.eps) >= length(gradient)
                 few = length(gradient - wanted) <= bound * own.norm  # of the gradient of all parameters
-                if measured and few and (exact := probe.in_double()) is not None and _agree(exact, compute, i):
-                    break  # units at a bend, which float64 tells apart
+                if measured and few and agreed is None:
+                    agreed = _agree(probe, compute, i, own.used)
+                if measured and few and agreed:
+                    continue  # units at a bend, which float64 tells apart
                 raise UnsupportedModelError(_fault(probe, engine, name, i, bound))
 
 
-def _agree(probe: Probe, compute: Engine, i: int) -> bool:
-    """Whether the engine's gradient of every parameter is that of example ``i`` alone; not where either fails."""
+def _agree(coarse: Probe, compute: Engine, i: int, used: frozenset[str]) -> bool:
+    """Whether in float64 the engine's gradient of every parameter is that of example ``i`` alone.
+
+    Not where either fails, nor where the copy in float64 does not use the parameters that are ``used``: a loss that
+    refers to the model itself passes through none of the copy's, and all of their gradients are 0.
+    """
+    probe = coarse.in_double()
+    if probe is None:
+        return False
     compute = Attributed() if isinstance(compute, Attributed) else compute  # what this batch shows it is forgotten
     weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
     kind = leaves(probe.batch)[0].device.type
@@ -325,6 +335,8 @@ def _agree(probe: Probe, compute: Engine, i: int) -> bool:
             with probe.apart():
                 found = compute(probe.model, probe.loss, probe.batch, weights, probe.rows)
     except (RuntimeError, TypeError, ValueError):  # such as constants of float32 in the model
+        return False
+    if own.used != used:
         return False
     only = torch.arange(probe.count, device=weights.device) == i
     bound = math.pow(probe.eps, 0.25)
