@@ -137,6 +137,20 @@ class TestBudget:
 
 
 class TestRuns:
+    def test_memory_is_that_of_a_few_rows_and_a_run_may_be_replayed(self, tmp_path, monkeypatch):
+        made, found = temperature.PrivateGradient, []
+
+        def kept(*args, **options):
+            private = made(*args, **options)
+            found.append(private.work)
+            return private
+
+        monkeypatch.setattr(temperature, "PrivateGradient", kept)
+        given = dpgrad.Computing(microbatch=7)
+        for options in ({}, {"folder": tmp_path / "run"}, {"computing": given}):
+            fitted(0.01, overlapping(100), steps=2, **options)
+        assert [(work.microbatch, work.replayed) for work in found] == [(512, False), (512, True), (7, False)]
+
     def test_a_resumed_run_finds_the_same(self, tmp_path, monkeypatch):
         whole = fitted(0.01, overlapping(400), steps=10, folder=tmp_path / "one")
 

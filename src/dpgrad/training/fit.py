@@ -329,7 +329,7 @@ def _cooled(task: Task, session: Session) -> float | None:
     loss = task.loss if not isinstance(task.loss, NamedLoss) else Scaled(task.loss.name)
     return cooled(
         private.model, layer, loss if task.owned is None else PerRow(loss), plan.temperature, task.data, private.key,
-        microbatch=task.computing.microbatch, **task.of_examples,
+        microbatch=task.computing.microbatch, replayed=run is not None, **task.of_examples,
     )  # fmt: skip
 
 

@@ -128,19 +128,22 @@ class _Scale(nn.Module):
 
 
 def cooled(
-    model: nn.Module, layer: nn.Linear, loss: Loss, mechanism: Mechanism, data: Any, key: Key, **options: Any
-) -> float:
+    model: nn.Module, layer: nn.Linear, loss: Loss, mechanism: Mechanism, data: Any, key: Key, *,
+    microbatch: int | None = None, replayed: bool = False, **options: Any,
+) -> float:  # fmt: skip
     """Divide the last layer by the temperature that noisy slopes over ``data`` choose; return it.
 
-    ``options`` are those of `PrivateGradient` that say what an example is.
+    ``options`` are those of `PrivateGradient` that say what an example is. ``replayed``: a run that is resumed may come
+    here again with the same key, and its sums must then round as they did.
     """
     key = Key(key.derive("temperature"), key.reproducible, key.secure)
     low, high = -math.log(_MOST), 0.0
     scale = _Scale(model)
     with _held(model):
         private = PrivateGradient(
-            scale, loss, mechanism, key=key, capture=False, **{"microbatch": _MICROBATCH, **options}
-        )
+            scale, loss, mechanism, key=key, capture=False, microbatch=microbatch or _MICROBATCH,
+            charge=_charged if replayed else None, **options,
+        )  # fmt: skip
         noise = mechanism.std_at(0) / mechanism.divisor
         for _ in range(mechanism.steps):
             middle = (low + high) / 2
@@ -154,6 +157,10 @@ def cooled(
         for value in _values(layer):
             value.div_(temperature)
     return temperature
+
+
+def _charged(step: int) -> None:
+    """All full batches were charged with the run, before its first step."""
 
 
 @contextmanager
