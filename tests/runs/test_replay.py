@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,7 +238,18 @@ def told(x: float) -> float:
 told.factor = 1.0  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True)
+class Frozen:
+    """It has a method that hashes, which its results do not depend on."""
+
+    id: int = 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.id
+
+
 SAME: dict[str, Any] = {
+    "frozen": Frozen,
     "closure": lambda: closure(2.0),
     "partial": lambda: functools.partial(helper, 3),
     "model": lambda: seeded(Net),
@@ -387,6 +399,10 @@ NEVER: dict[str, Any] = {
     "a function of it": lambda: (time.time,),
     "a date": lambda: lambda x: x * datetime.now().microsecond,
     "an identifier": lambda: (uuid4,),
+    "the hash of a text": lambda: lambda words: [hash(word) % 64 for word in words],
+    "a function that hashes": lambda: functools.partial(map, hash),
+    "the identity of an object": lambda: lambda x: id(x),
+    "the number of the process": lambda: lambda x: x * os.getpid(),
 }
 
 

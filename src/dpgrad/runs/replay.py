@@ -252,8 +252,9 @@ def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
     Functions are followed into what they name; what comes with Python, torch, numpy and dpgrad stands by its name,
     since `code_version` covers it. The values of all tensors count, apart from those that the state dict of ``trained``
     holds, since a checkpoint has them; of these only types, shapes and whether they are trained. Where anything is met
-    that cannot be compared, such as a generator, a clock, random numbers of Python or numpy, a graph module or an
-    attribute of a module found only while running, the digest is a word never given twice.
+    that cannot be compared, such as a generator, a clock, random numbers of Python or numpy, Python's ``hash``, a graph
+    module or an attribute of a module found only while running, the digest is a word never given twice. What code reads
+    from files or from the environment is not looked at.
 
     >>> behaviour(lambda x: x + 1) == behaviour(lambda x: x + 2)
     False
@@ -268,7 +269,12 @@ def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
 
 _KNOWN = {"builtins", "torch", "numpy", "dpgrad", *sys.stdlib_module_names}
 _CHANGING = {"random", "_random", "numpy.random", "numpy.random.mtrand", "secrets", "time", "datetime", "uuid"}
-_CHANGING_NAMES = {"numpy": ("random",), "os": ("urandom", "getrandom"), "posix": ("urandom", "getrandom")}
+_CHANGING_NAMES = {
+    "numpy": ("random",),
+    "os": ("urandom", "getrandom", "getpid"),
+    "posix": ("urandom", "getrandom", "getpid"),
+    "builtins": ("hash", "id"),  # of a text, or of an object: another one in every process
+}
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis)}
 _ARRAYS = {Tensor, nn.Parameter, np.ndarray, np.memmap}
 _SHOWN = (
@@ -417,6 +423,8 @@ class _Told:
             self._refuse_changing(home, {function.__name__})
             return
         self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
+        if function.__name__ != "__hash__":  # which says nothing of what the values of an object are
+            self._refuse_changing("builtins", _builtins(function.__code__) - set(function.__globals__))
         every = _imported(function.__code__)
         for name in every:
             self._refuse_changing(name, names)
@@ -478,6 +486,12 @@ def _is_known(kind: type) -> bool:
 def _names(code: types.CodeType) -> set[str]:
     """The global names, and the names of attributes, that a function and those inside it may use."""
     return set(code.co_names).union(*(_names(constant) for constant in _inner(code)))
+
+
+def _builtins(code: types.CodeType) -> set[str]:
+    """The global names that a function and those inside it read, without names of attributes."""
+    own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == "LOAD_GLOBAL"}
+    return own.union(*(_builtins(constant) for constant in _inner(code)))
 
 
 def _imported(code: types.CodeType) -> set[str]:
