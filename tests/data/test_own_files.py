@@ -121,6 +121,16 @@ class TestTables:
         path.write_text("1;2;3\n5;6;4\n", "utf-8")
         with refused("missing '2', '3': is the first line a header, and the separator right"):
             data.read(path, schema=replace(schema, file=FileFormat(header=False)))
+        one = replace(schema, file=FileFormat(header=True, separator="\t"))
+        with refused(r"header = true and separator = .\\t.: see header and separator under \[file\]"):
+            data.read(path, schema=one)
+        with refused(r"header = true and separator = .\\t.: write the file so"):
+            data.encode(path, one)
+        with refused(r"separator right\? See header and separator under \[file\]"):
+            data.encode(path, Schema((JOB,), schema.target))
+        (tmp_path / "rows.jsonl").write_text('{"place": 1}\n', "utf-8")  # neither header nor separator
+        with refused("does not name: give the file the columns that the model was trained on"):
+            data.encode(tmp_path / "rows.jsonl", Schema((JOB,), schema.target))
         found = data.read(path, schema=replace(schema, file=FileFormat(header=False, separator=";")))
         np.testing.assert_allclose(found.x_train, [[0.1, 0.2], [0.5, 0.6]], atol=1e-7)
 

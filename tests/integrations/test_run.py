@@ -32,6 +32,15 @@ def made(steps: int = 6, **given: Any) -> PrivateRun:
     return PrivateRun(terms, terms.plan(nn.Linear(2, 1), rows=40, batch_size=10, steps=steps))
 
 
+def test_the_plan_leaves_the_rate_to_the_other_library() -> None:
+    told = str(Terms(delta=1e-3, epsilon=3.0).plan(nn.Linear(2, 1), rows=40, batch_size=10, steps=4))
+    assert "learning rate     that of your optimizer\n" in told
+    assert "4 = 1 epoch of batches" in told
+    assert "for 1 epoch;" in told
+    assert "sgd" not in told
+    assert "chosen by us" not in told
+
+
 def begun(run: PrivateRun, steps: int) -> PrivateRun:
     run.begin(nn.Linear(2, 1), losses, DATA, microbatch=None)
     for _ in range(steps):

@@ -34,6 +34,18 @@ def test_a_line_keeps_its_points_and_style() -> None:
     assert found["layout"]["hovermode"] == "x unified"  # both lines have the same steps
 
 
+def test_a_note_with_an_arrow_stays_on_one_line() -> None:
+    def draw(axes):
+        axes.plot([0, 1], [1, 0])
+        axes.annotate("5 % false positives: ≤ 15.149 % found", (0.05, 0.8), (0.3, 0.9),
+                      arrowprops={"arrowstyle": "-", "linewidth": 0.6})  # fmt: skip
+
+    layout = panel(draw)["layout"]
+    assert layout["hovermode"] == "x unified"  # one line alone
+    assert "<br>" not in layout["annotations"][0]["text"]
+    assert layout["annotations"][0]["arrowwidth"] == 0.6
+
+
 def test_logarithms_named_ticks_and_levels() -> None:
     def draw(axes):
         axes.plot([1, 10], [2, 3])

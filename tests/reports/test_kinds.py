@@ -71,6 +71,8 @@ def agrees(found: report.Report, kind: str) -> None:
     assert "In plain words" in found.page()
     assert "What it does not mean" in found.page()
     assert str(found) == found.text()
+    names = [line[:14].strip() for line in found.text().splitlines() if line[:14].strip()]
+    assert (names[:2], names[-1]) == (["privacy", "plain words"], "not meant")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

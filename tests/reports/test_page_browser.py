@@ -148,6 +148,32 @@ def test_the_pointer_shows_values(browser: Browser, written: Path, fitted: Fitte
     opened.context.close()
 
 
+@pytest.mark.parametrize("view", ["wide, light", "phone, dark"])
+def test_the_page_of_one_run(browser: Browser, fitted: Fitted, tmp_path: Path, view: str) -> None:
+    """Values appear between points that lie far apart; labels do not overlap; a small δ stays on one line."""
+    made = report.privacy(fitted)
+    few = {**made, "curves": made["curves"][:2]}
+    (tmp_path / "report.html").write_text(page({"run": few}, Beside("accuracy", 0.98)), "utf-8")
+    opened = Seen(browser, tmp_path / "report.html", **VIEWS[view])
+    plot = opened.page.locator(".charts .plot").first
+    plot.scroll_into_view_if_needed()
+    place = plot.locator(".nsewdrag").bounding_box()
+    assert place is not None
+    opened.page.mouse.move(place["x"] + 0.4 * place["width"], place["y"] + place["height"] / 2)
+    hover = plot.locator(".hoverlayer .legend")
+    hover.wait_for()
+    assert f"{few['curves'][0]['held_out']:.6g}" in (hover.text_content() or "")
+    labels = [label.bounding_box() for label in opened.page.locator(".reach .annotation-text-g").all()]
+    assert len(labels) == 2
+    upper, lower = (label for label in labels if label is not None)
+    assert upper["y"] + upper["height"] <= lower["y"] + 1
+    assert all(0 < label["height"] < 30 for label in (upper, lower))
+    if view.startswith("wide"):  # the δ of 1e-05 has a hyphen, at which a line may break
+        lines = "e => { const r = document.createRange(); r.selectNodeContents(e); return r.getClientRects().length; }"
+        assert {cell.evaluate(lines) for cell in opened.page.locator(".runs td.figure").all()} == {1}
+    opened.context.close()
+
+
 def test_without_scripts_and_in_print_matplotlib_drew_the_charts(browser: Browser, written: Path) -> None:
     context = browser.new_context(offline=True, java_script_enabled=False, **VIEWS["wide, light"])
     plain = context.new_page()

@@ -1,6 +1,7 @@
 """A user's own file as a Dataset: read in chunks, each row encoded by the schema and put into its part."""
 
 import filecmp
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -243,10 +244,24 @@ def matched(table: Table, schema: Schema, *, training: bool) -> None:
         said.append(
             f"unexpected {_listed(unexpected)}" if sure else f"{len(unexpected):,} that the schema does not name"
         )
-    remedy = ": is the first line a header, and the separator right? See header and separator under [file]"
-    if sure:
-        remedy = _remedy(missing, unexpected, training)
+    lines = not sure and format_of(table.path, schema.file)[0] == "csv"
+    remedy = _layout(schema.file, training) if lines else _remedy(missing, unexpected if sure else (), training)
     raise DataError(f"{table.path}: its columns differ from the schema's: {'; '.join(said)}{remedy}")
+
+
+def _layout(file: FileFormat, training: bool) -> str:
+    """What to look at where the first line may not be a header: what the schema says of it, and what to change.
+
+    >>> _layout(FileFormat(separator=";"), training=False)
+    ': is the first line a header, and the separator right? The schema has separator = ";": write the file so'
+    """
+    said = [] if file.header is None else [f"header = {str(file.header).lower()}"]
+    said += [] if file.separator is None else [f"separator = {json.dumps(file.separator)}"]
+    asked = ": is the first line a header, and the separator right?"
+    if training or not said:
+        told = f"The schema has {' and '.join(said)}: see" if said else "See"
+        return f"{asked} {told} header and separator under [file]"
+    return f"{asked} The schema has {' and '.join(said)}: write the file so"
 
 
 def _remedy(missing: Sequence[str], unexpected: Sequence[str], training: bool) -> str:

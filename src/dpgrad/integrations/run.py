@@ -90,7 +90,8 @@ class Terms:
         if method.temperature is not None:
             raise OptionError("temperature is found by dpgrad.fit after its last step: leave it out here")
         theirs = dict.fromkeys(("learning_rate", "learning_rate_schedule", "optimizer", "averaging"))
-        method = dataclasses.replace(method, momentum=0.0, **theirs)  # type: ignore[arg-type]
+        chosen = tuple(name for name in method.chosen if name not in {*theirs, "momentum"})
+        method = dataclasses.replace(method, momentum=0.0, chosen=chosen, **theirs)  # type: ignore[arg-type]
         if method.full_batch:
             batch_size = rows if self.privacy.dataset_size is None else self.privacy.dataset_size
         budget = Budget(self.epsilon, self.delta, steps=steps, batch_size=batch_size)

@@ -153,14 +153,16 @@ def draw_tradeoff(axes: Any, attacks: Mapping[str, Any]) -> None:
     at, errors = ([point[name] for point in curve] for name in ("false_positives", "false_negatives"))
     axes.plot(at, errors, color=_COLOURS[0], linewidth=1.8, label="the best attack")
     axes.fill_between(at, 0, errors, color=_COLOURS[0], alpha=0.08, linewidth=0)
-    for one in attacks["power"]:
-        if one["false_positives"] in _MARKED:
-            place = one["false_positives"], 1 - one["power"]
-            axes.plot(*place, marker="o", markersize=5, color=_COLOURS[1])
-            axes.annotate(
-                f"{100 * place[0]:g} % false positives: ≤ {up(100 * one['power'])} % found", place,
-                xytext=(0.3, place[1] + 0.02), fontsize=9, va="top", arrowprops={"arrowstyle": "-", "linewidth": 0.6},
-            )  # fmt: skip
+    marked, below = [one for one in attacks["power"] if one["false_positives"] in _MARKED], 1.0
+    for left, one in zip(range(len(marked), 0, -1), marked, strict=True):
+        place = one["false_positives"], 1 - one["power"]
+        axes.plot(*place, marker="o", markersize=5, color=_COLOURS[1])
+        height = min(max(place[1] + 0.02, 0.1 * left), below)  # one label under the other, and above the axis
+        below = height - 0.1
+        axes.annotate(
+            f"{100 * place[0]:g} % false positives: ≤ {up(100 * one['power'])} % found", place,
+            xytext=(0.24, height), fontsize=9, va="top", arrowprops={"arrowstyle": "-", "linewidth": 0.6},
+        )  # fmt: skip
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("false positives")

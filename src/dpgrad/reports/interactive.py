@@ -35,7 +35,7 @@ _MARKERS = {
 }  # fmt: skip
 _STEPS = {"steps": "vh", "steps-pre": "vh", "steps-post": "hv", "steps-mid": "hvh"}
 _MOST_MARKERS = 12
-_LABEL, _TICK = 34, 18  # characters in a line
+_LABEL, _TICK, _NOTE = 34, 18, 40  # characters in a line
 _HOLDERS = '<div class="plots">'
 _RUN = re.compile(r"run-(\d+)-line")  # the id of a line that the page hides unless its run is ticked
 
@@ -61,6 +61,7 @@ _DRAW = """
       Plotly.react(holders[place], shown, {
         ...layout, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
         font: {color: told("--ink"), family: "system-ui, sans-serif", size: 12},
+        hoverdistance: -1,  // the nearest point, however far
         hoverlabel: {bgcolor: told("--paper"), font: {color: told("--ink")}, namelength: -1},
         xaxis: {...axis, ...layout.xaxis}, yaxis: {...axis, ...layout.yaxis},
         height: 280 + 20 * named, margin: {l: 8, r: 12, t: 8, b: 8}, dragmode: matchMedia("(pointer: coarse)").matches
@@ -147,7 +148,7 @@ def _panel(axes: "Axes") -> dict[str, Any] | None:
         if found is None:
             return None
         (shapes if found["type"] == "line" else traces).append(found)
-    alike = len({tuple(trace["x"]) for trace in traces if "lines" in trace["mode"]}) == 1 < len(traces) < 9
+    alike = len({tuple(trace["x"]) for trace in traces if "lines" in trace["mode"]}) == 1 and len(traces) < 9
     named = axes.get_legend() is not None
     for entry in (*traces, *shapes):
         entry["showlegend"] = named and bool(entry["name"])
@@ -334,6 +335,7 @@ def _annotation(text: Any, axes: "Axes") -> dict[str, Any]:
     if (arrow := getattr(text, "arrowprops", None)) is not None:
         ax, ay = at(text.xyann)
         found |= {"showarrow": True, "ax": ax, "ay": ay, "axref": "x", "ayref": "y"}
+        found |= {"text": _wrapped(text.get_text(), _NOTE), "arrowwidth": arrow.get("linewidth", 1)}
         found |= {"arrowhead": 0 if text.get_text() else 2, "arrowcolor": _colour(arrow.get("color", "black"))}
     elif getattr(text, "anncoords", None) == "offset points":
         found |= {"xshift": text.xyann[0], "yshift": text.xyann[1]}

@@ -17,6 +17,7 @@ nav ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .35rem .8rem .35rem 0 }
 th { border-bottom: 2px solid var(--rule) } td { border-bottom: 1px solid var(--line); vertical-align: top }
 td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal }
+td.figure { white-space: nowrap }
 .charts, .reach { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem }
 .charts figure, .reach figure { margin: 0 } .chart > svg { width: 100%; height: auto }
 .plots { display: none; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: .5rem 1rem }
@@ -48,7 +49,7 @@ input[type="checkbox"] { width: 1.1rem; height: 1.1rem; vertical-align: -.15rem 
   .settings td:first-child { font-weight: 600; border: 0 }
   .runs, .runs tbody { display: block }
   .runs tr { display: grid; grid-template-columns: 3fr 2fr 2fr 3fr; border-bottom: 1px solid var(--line) }
-  .runs th, .runs td { border: 0; padding-right: .4rem; font-size: .9rem }
+  .runs th, .runs td { border: 0; padding-right: .4rem; font-size: .9rem; white-space: normal }
   /* the first and the last cell have lines of their own; steps and seconds are left to the reports below */
   .runs :is(th, td):nth-child(n + 6):not(:last-child) { display: none }
   .runs :is(th, td):first-child { grid-column: 1 / -1; padding-bottom: 0; font-weight: 600 }

@@ -233,9 +233,10 @@ def shown(value: float | None, metric: str) -> str:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """The report in words, one fact after another."""
+    """The report in words, one fact after another: the guarantee and what it means in plain words come first."""
     lines, before = [], ""
-    for name, fact in [*facts(report), *_plain(report.get("plain"))]:
+    (promise, *others), plain = facts(report), list(_plain(report.get("plain")))
+    for name, fact in sorted([promise, *plain, *others], key=lambda entry: entry[0] == "not meant"):
         label = "" if name == before else name
         first, rest = f"{label:<14}", " " * 14
         lines.append(textwrap.fill(fact, _WIDTH, initial_indent=first, subsequent_indent=rest))

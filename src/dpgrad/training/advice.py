@@ -1,4 +1,4 @@
-"""What to think about before a budget is spent: the sizes of δ, of a run's signal and of its batches."""
+"""A plan in words, and what to think about before its budget is spent: the sizes of δ, of the signal, of batches."""
 
 import math
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from dpgrad.accounting.guarantee import plural
 
 if TYPE_CHECKING:
+    from dpgrad.mechanism.schedules import Schedule
     from dpgrad.training.plan import Plan
 
-__all__ = ["batches", "cautions", "power", "usual_delta"]
+__all__ = ["batches", "cautions", "over", "power", "rate", "usual_delta"]
 
 _NEAR = 0.1  # n·δ, above which δ is not far below 1/n
 _USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and classes have to be told apart
@@ -52,7 +53,23 @@ def batches(plan: "Plan") -> str:
         return f"every step takes all {plural(plan.unit)}"
     same_epochs, same_steps = plan.dataset_size / max(plan.epochs, 1), plan.dataset_size / math.sqrt(plan.steps)
     return (
-        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epochs; Abadi et al. (2016) advise as many "
-        f"batches an epoch as epochs: batches of about {same_epochs:.0f} for as many epochs, {same_steps:.0f} for as "
-        "many steps; and smaller batches for convex problems"
+        f"{plan.steps_per_epoch:.4g} batches an epoch for {plan.epochs:.4g} epoch{'s' * (plan.epochs != 1)}; "
+        f"Abadi et al. (2016) advise as many batches an epoch as epochs: batches of about {same_epochs:.0f} for as "
+        f"many epochs, {same_steps:.0f} for as many steps; and smaller batches for convex problems"
     )
+
+
+def over(plan: "Plan", value: "float | Schedule") -> str:
+    """A number, or the first and the last value of a schedule."""
+    if not callable(value):
+        return f"{value:.6g}"
+    first, last = value(0), value(plan.steps - 1)
+    return f"{first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last")
+
+
+def rate(plan: "Plan") -> str:
+    """The learning rate and the optimizer that takes it; under another library's loop both are the loop's."""
+    if plan.learning_rate is None and plan.recipe.optimizer is None:
+        return "that of your optimizer"
+    told = "the optimizer's own" if plan.learning_rate is None else over(plan, plan.learning_rate)
+    return f"{told} ({plan.optimizer}, momentum {plan.recipe.momentum:g})"

@@ -279,13 +279,6 @@ class Plan:
                 "2016)",
             )
 
-    def _over(self, value: float | Schedule) -> str:
-        """A number, or the first and the last value of a schedule."""
-        if not callable(value):
-            return f"{value:.6g}"
-        first, last = value(0), value(self.steps - 1)
-        return f"{first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last")
-
     def _followed(self) -> str:
         """How the clip bound moves from its start, where it follows the norms."""
         mechanism = self.mechanism
@@ -302,16 +295,15 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan in words, one fact per line."""
         mechanism, named = self.mechanism, self.recipe
-        rate = "the optimizer's own" if self.learning_rate is None else self._over(self.learning_rate)
         first, last = mechanism.multiplier_at(0), mechanism.multiplier_at(self.steps - 1)
         of = "" if self.unit == UNIT else f" {plural(self.unit)}"
         drawn = f"every {self.unit}" if named.full_batch else f"batches of {self.batch_size:g}{of} by Poisson sampling"
         found = [
             f"method            {named.title} ({named.citation})",
             f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
-            f"clip bound        {self._over(mechanism.clip)}" + self._followed(),
-            f"learning rate     {rate} ({self.optimizer}, momentum {named.momentum:g})",
-            f"steps             {self.steps:,} = {self.epochs:.4g} epochs of {drawn}"
+            f"clip bound        {advice.over(self, mechanism.clip)}" + self._followed(),
+            f"learning rate     {advice.rate(self)}",
+            f"steps             {self.steps:,} = {self.epochs:.4g} epoch{'s' * (self.epochs != 1)} of {drawn}"
             + (", as many as the budget allows" if self.ends == "budget" else ""),
             f"guarantee         {self.guarantee}",
         ]
