@@ -7,6 +7,7 @@ had added. So one row steers all others, and moves the sum by far more than its 
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 import sklearn
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 
 from dpgrad.accounting import account, exact
@@ -36,7 +39,9 @@ from dpgrad.convex.estimators import (
     DPLinearRegression,
     DPLinearSVC,
     DPLogisticRegression,
+    DPPoissonRegressor,
     DPStandardScaler,
+    RowNormalizer,
     preprocessing,
 )
 from dpgrad.convex.losses import HuberSvm, Logistic, Softmax, Squared
@@ -443,3 +448,55 @@ class TestObjective:
         pure = objective.pure(100, Logistic(), radius=1.0, epsilon=epsilon, relation=ZERO)
         assert 0 < pure.scale < 1
         assert pure.ridge > 0
+
+
+class TestNumpyToldToRaise:
+    """``np.seterr(all="raise")``: an error of numpy would say that one row holds a value this small."""
+
+    X = np.array([[1e-45, 0.5], [5e-324, -1e-300], [1e-160, 1e-20], [1e300, -1e300], *[[1.0, 0.5], [0.25, -1.0]] * 18])
+    NARROW = np.clip(X, -1, 1).astype(np.float32)
+    Y = np.array([0, 1] * 20)
+
+    @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+    @pytest.mark.parametrize(
+        "solver", ["auto", "gd", "sgd", "output", "objective", "amp", "adassp", "poisson", "scaler"]
+    )
+    def test_no_estimator_tells_of_a_value(self, solver: str, form: Any) -> None:
+        common: dict[str, Any] = {"epsilon": 9.0, "data_norm": 1.0, "random_state": 7}
+        model: Any
+        if solver == "scaler":
+            model = DPStandardScaler(9.0, bounds=(-1, 1), with_mean=False, random_state=7)
+        elif solver == "poisson":
+            model = DPPoissonRegressor(target_bounds=(0, 1), max_iter=3, **common)
+        elif solver == "adassp":
+            model = DPLinearRegression(target_bounds=(0, 1), **common)
+        else:
+            model = DPLogisticRegression(solver=solver, classes=[0, 1], **common)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            expected = model.fit(form(self.X), self.Y)
+            with np.errstate(all="raise"):
+                found = clone(model).fit(form(self.X), self.Y)
+        name = "scale_" if solver == "scaler" else "coef_"
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+    @pytest.mark.parametrize("step", [RowNormalizer(), DPStandardScaler(9.0, bounds=(-1, 1), random_state=7)], ids=repr)
+    def test_no_preparation_tells_of_a_value(self, step: Any) -> None:
+        with np.errstate(all="raise"):
+            assert np.isfinite(step.fit_transform(self.X)).all()
+            assert np.isfinite(step.fit_transform(self.NARROW)).all()
+
+    def test_no_solver_tells_of_a_value(self) -> None:
+        signs, loss = 2.0 * self.Y - 1, Logistic()
+        budget: Any = {"epsilon": 9.0, "delta": 1e-4, "relation": REPLACE}
+        with np.errstate(all="raise"):
+            design = Design(self.X, radius=1.0)
+            n = design.rows
+            auto.solve(self.X, signs, loss, radius=1.0, key=7, steps=3, **budget)
+            gd.solve(design, signs, loss, gd.calibrated(n, 3, clip=1.0, **budget), learning_rate=0.1, key=7)
+            made = sgd.calibrated(n, 3, sampling_rate=0.5, clip=1.0, **budget)
+            sgd.solve(design, signs, loss, made, learning_rate=0.1, key=7)
+            cut: Any = {"passes": 1, "batch_size": n, "learning_rate": 0.1}
+            output.solve(design, signs, loss, output.calibrated(n, loss, radius=1.0, **cut, **budget), key=7)
+            objective.solve(design, signs, loss, objective.calibrated(n, loss, radius=1.0, **budget), key=7)
+            regression.solve(design, signs, regression.calibrated(n, radius=1.0, target_bound=1.0, **budget), key=7)

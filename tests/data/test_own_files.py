@@ -651,6 +651,19 @@ class TestWithoutASchema:
             data.read(tmp_path / "b.npz", "y", classes=2)
 
 
+def test_numpy_told_to_raise_does_not_tell_of_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b,y\n1e-45,1e-300,1e-320\n5e-324,1e999,1\n", "utf-8")
+    schema = Schema(
+        (Column("a", "number", scale="none", public=True), Column("b", "number", bounds=(0, 100), public=True)),
+        Target("y", bounds=(0, 1), public=True),
+    )
+    with np.errstate(all="raise"):
+        read = data.read(path, schema=schema)
+    rows = sorted([*read.x_train[:, 1].tolist(), *read.x_test[:, 1].tolist()])
+    assert rows == sorted([*read.y_train.tolist(), *read.y_test.tolist()]) == [0, 1]
+
+
 def test_what_is_public_is_said(tmp_path: Path) -> None:
     found = data.read(delimited(tmp_path / "rows.csv"), schema=SCHEMA)
     assert found.outside_guarantee == ()

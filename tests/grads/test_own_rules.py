@@ -179,7 +179,8 @@ class TestFactors:
     @pytest.mark.parametrize("name", OWN)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_factor_times_norm_stays_within_clip_exactly(self, name: str, dtype: torch.dtype) -> None:
-        norms = torch.cat([torch.logspace(-15, 15, 601), torch.tensor([0.0, math.inf, math.nan, -1.0])]).to(dtype)[None]
+        norms = torch.cat([torch.logspace(-15, 15, 601), torch.tensor([0.0, -0.0, math.inf, math.nan, -1.0])])
+        norms = norms.to(dtype)[None]
         before = norms.clone()
         for clip in (0.3, torch.tensor([[0.3]], dtype=torch.float64)):
             factors = Bounded(OWN[name], clip)(norms)

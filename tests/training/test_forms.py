@@ -224,6 +224,19 @@ def test_arrays_and_frames_take_the_type_of_the_model() -> None:
     assert forms.taken(mapped, model=precise)[1] is mapped[1]  # a tensor stays as it is
 
 
+def test_numpy_told_to_raise_does_not_tell_of_a_value() -> None:
+    """``np.seterr(all="raise")``: a number that float32 cannot hold is no error, as one beyond it is none."""
+    small = np.array([[1e-45, 5e-324], [1e-300, 1e300], [1.0, 2.0]])
+    table = pd.DataFrame(small, columns=["a", "b"]).assign(y=[1e-310, 1e300, 1.0])
+    arrow = pa.Table.from_pandas(table)
+    with np.errstate(all="raise"):
+        read = forms.taken((small, np.array([0, 1, 0])), model=nn.Linear(2, 2))[0]
+        assert np.asarray(read)[:, 0].tolist() == pytest.approx([0, 0, 1])
+        assert forms.taken((table, "y"))[0][:, 0].tolist() == pytest.approx([0, 0, 1])
+        inputs, targets = source.gathered(forms.taken((arrow, "y")), torch.arange(3), CPU)
+        assert (inputs[:, 0] + targets).tolist() == pytest.approx([0, math.inf, 2])
+
+
 def test_other_rows_of_a_frame_are_refused_at_the_second_step() -> None:
     one = private()
     one.step((frame(), "y"))

@@ -17,7 +17,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,8 @@ from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, OptionError
 
 __all__ = [
-    "CompensatedSum", "Design", "Matrix", "Part", "Rows", "Rule", "blocks", "factors", "shortened", "single_threaded",
+    "CompensatedSum", "Design", "Matrix", "Part", "Rows", "Rule", "blocks", "factors", "quiet", "shortened",
+    "single_threaded",
 ]  # fmt: skip
 
 Rule: TypeAlias = Literal["clip", "normalise"]
@@ -39,6 +40,26 @@ _BLOCK = 1 << 17  # numbers in a block of rows
 _HEIGHT = 1 << 11  # rows in a block: summing h numbers in float64 errs by h²·2⁻⁵³ of the largest
 _SHRINK = 1 - 1e-12  # what rounding may add to a norm
 _Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def quiet(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Decorate a function of private rows: numpy neither warns nor raises there, whatever ``np.seterr`` asks for.
+
+    A warning or an error of numpy depends on the values: by ``np.seterr(under="raise")`` one row that holds 1e-45 would
+    stop a fit.
+
+    >>> with np.errstate(all="raise"):
+    ...     quiet(np.square)(np.float32(1e-45)).item()
+    0.0
+    """
+
+    @functools.wraps(function)
+    def unheard(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return unheard
 
 
 @functools.cache
@@ -73,6 +94,7 @@ def _on_one_thread(
     """
 
     @functools.wraps(product)
+    @quiet
     def pinned(design: "Design", /, *args: _Given.args, **kwargs: _Given.kwargs) -> Array:
         with single_threaded():
             return product(design, *args, **kwargs)
@@ -143,6 +165,7 @@ class Design:
     dpgrad.errors.OptionError: radius is required: a bound on the norm of every row, chosen without looking at the data
     """
 
+    @quiet
     def __init__(
         self,
         rows: ArrayLike | Matrix,
@@ -248,6 +271,7 @@ class Design:
             self._known[name] = found
         return self._known[name]
 
+    @quiet
     def added(self, part: Part, targets: Any = None, rows: NDArray[np.int64] | None = None) -> Array:
         """The sum over all rows, or over those chosen, of what ``part`` computes of some rows and their targets.
 
@@ -442,6 +466,7 @@ def _width(matrix: Matrix) -> int:
     return int(matrix.nnz // max(1, matrix.shape[0]) if sparse.issparse(matrix) else matrix.shape[1])
 
 
+@quiet
 def shortened(matrix: Matrix) -> tuple[Matrix, Array]:
     """The rows, each one longer than 1e18 scaled to that length, and the lengths of all, in float64.
 

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from dpgrad.convex.chunked import Chunks, Labels
+from dpgrad.convex.design import quiet
 from dpgrad.convex.passes import (
     CHANGED,
     First,
@@ -184,7 +185,7 @@ def blockwise(
     @functools.wraps(method)
     def called(estimator: Any, X: Any, /, *args: _Given.args, **options: _Given.kwargs) -> _Result:
         if not lazy(X):
-            return method(estimator, X, *args, **options)
+            return quiet(method)(estimator, X, *args, **options)
         lean = copy.copy(estimator)  # what a worker needs: a ledger stays in its process
         for name in ("ledger", "random_state"):
             if name in vars(lean):

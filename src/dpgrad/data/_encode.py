@@ -36,6 +36,7 @@ class Encoder:
     tokens: Tokens | None = None
     training: bool = True  # rows that are to be predicted are all wanted, and their schema is that of the model
 
+    @np.errstate(all="ignore")  # whatever np.seterr asks for: an error of numpy would tell of a value
     def rows(self, chunk: Chunk) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The encoded rows, and which of them the schema keeps."""
         keep = np.ones(len(chunk), bool)
@@ -66,6 +67,7 @@ train again
             reason = f"{problem}: correct this file, or change the schema ({remedy}) and train again"
         return self.table.fault(chunk, index, column, reason)
 
+    @np.errstate(all="ignore")  # whatever np.seterr asks for: an error of numpy would tell of a value
     def target(self, chunk: Chunk) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The class indices, or the targets in [0, 1], and which rows the schema keeps."""
         target = self.schema.target

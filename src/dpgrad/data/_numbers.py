@@ -109,7 +109,7 @@ def fits(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 def _checked(path: Path, block: Any, before: int, shape: tuple[int, ...]) -> Array:
     """The block as float32 in rows of ``shape``, refused where a value is not finite there."""
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         rows: Array = block.reshape(len(block), *shape).astype(np.float32)
     good = np.isfinite(rows).reshape(len(rows), -1).all(1)
     if not good.all():

@@ -336,7 +336,7 @@ def _each_alone(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
 def _within(norms: Tensor, factors: Tensor, clip: float | Tensor) -> Tensor:
     """The factors, lowered to the float below clip/norm where they are above it, 0 where they are no factors."""
     bound, exact = _bound(norms, clip), norms.double()
-    nearest = (bound / exact).to(norms.dtype)
+    nearest = (bound / exact.abs()).to(norms.dtype)  # −0 is a norm of 0
     most = torch.nextafter(nearest, torch.zeros_like(nearest))  # the largest float where the quotient is beyond it
     usable = factors.isfinite() & (factors >= 0) & (exact >= 0) & exact.isfinite() & (bound > 0) & (bound < math.inf)
     return torch.where(usable, torch.minimum(factors, most), 0)

@@ -65,7 +65,7 @@ def taken(data: Any, place: str = "data", model: nn.Module | None = None) -> Any
         wanted = np.dtype(str(kind).removeprefix("torch."))
         if leaf.dtype.kind != "f" or leaf.dtype == wanted or leaf.dtype.itemsize > 8:
             return leaf
-        with np.errstate(over="ignore"):  # beyond the largest float: infinite, and the row adds nothing
+        with np.errstate(all="ignore"):  # beyond the largest float: infinite, and the row adds nothing
             return leaf.astype(wanted)
 
     return pytree.tree_map(converted, found)

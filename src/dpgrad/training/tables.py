@@ -71,7 +71,7 @@ def matrix(frame: Frame, place: str, without: str | None = None) -> Tensor:
     found = np.empty((len(frame), len(kept)), _default())
     for column, index in enumerate(kept):
         values = _numbers(_at(frame, index), f"{place} has column {names[index]!r}, which")
-        with np.errstate(over="ignore"):  # beyond the largest float: infinite, and the row adds nothing
+        with np.errstate(all="ignore"):  # beyond the largest float: infinite, and the row adds nothing
             found[:, column] = values
     return torch.from_numpy(found)
 
@@ -85,7 +85,7 @@ def vector(series: Series, place: str) -> Tensor:
     """
     values = _numbers(series, place)
     whole = values.dtype.kind in "biu"
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         return torch.from_numpy(values.astype(np.int64 if whole else _default()))
 
 
@@ -205,13 +205,13 @@ class ArrowRows(ByIndex):
             start = self._ends[piece] - len(self._batches[piece])
             yield self._batches[piece].take(pyarrow.array([index - start for index in own], pyarrow.int64()))
 
+    @np.errstate(all="ignore")  # beyond the largest float: infinite, and the row adds nothing
     def _pair(self, few: Any) -> tuple[Tensor, Tensor]:
         """Features and target of rows of Arrow."""
         fields = [*enumerate(self._schema)]
         _, target = fields.pop(self._target)
         features = [_plain_column(few.column(index), field, self._place) for index, field in fields]
-        with np.errstate(over="ignore"):
-            inputs = torch.from_numpy(np.concatenate(features, 1).astype(_default()))
+        inputs = torch.from_numpy(np.concatenate(features, 1).astype(_default()))
         column = few.column(self._target)
         types = sys.modules["pyarrow"].types
         if not types.is_integer(target.type) and not types.is_boolean(target.type):

@@ -120,7 +120,7 @@ def _first(place: Numbers) -> NDArray[Any]:
 
 def _hash(place: Numbers) -> NDArray[Any]:
     """A fixed public hash of the position: splitmix64 (Steele, Lea and Flood, 2014)."""
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         z = place.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

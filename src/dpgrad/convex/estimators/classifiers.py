@@ -19,6 +19,7 @@ from dpgrad import _validate
 from dpgrad.accounting.events import Event
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
+from dpgrad.convex.design import quiet
 from dpgrad.convex.estimators import extras, rows, solvers
 from dpgrad.convex.estimators.privacy import (
     FitPrivacy,
@@ -100,6 +101,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         """The loss of that many classes."""
 
     @_validate.keywords(rows.unweighted, absent=("sample_weight",))
+    @quiet
     def fit(self, X: Any, y: Any) -> Self:
         """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
 

@@ -17,7 +17,7 @@ from dpgrad.accounting.events import NOTHING, Gaussian, Relation
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
-from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, shortened
+from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, quiet, shortened
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.privacy import (
     FitPrivacy,
@@ -60,6 +60,7 @@ class RowNormalizer(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         self.rule = rule
 
     @_validate.keywords(rows.unweighted, absent=("sample_weight",))
+    @quiet
     def fit(self, X: Any, y: Any = None) -> Self:
         """Nothing is learned; the input is checked."""
         self._check()
@@ -141,6 +142,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         self.ledger = ledger
 
     @_validate.keywords(rows.unweighted, absent=("sample_weight",))
+    @quiet
     def fit(self, X: Any, y: Any = None) -> Self:
         """Release what the columns are scaled by.
 

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpgrad import _validate
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
+from dpgrad.convex.design import quiet
 from dpgrad.convex.estimators import extras, rows, solvers
 from dpgrad.convex.estimators.privacy import Reported, charging
 from dpgrad.convex.estimators.targets import ended, given
@@ -83,6 +84,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         self.ledger = ledger
 
     @_validate.keywords(rows.unweighted, absent=("sample_weight",))
+    @quiet
     def fit(self, X: Any, y: Any) -> Self:
         """Learn within the budget. Rows are counted, and nothing else is read from them without noise.
 

@@ -100,7 +100,7 @@ def validated(estimator: Any, X: Any, *, dtype: tuple[type, ...] = FLOATS, **che
         X = _numbers(X)
         if isinstance(y := checks.get("y"), np.ndarray) and y.dtype.kind == "T":  # which scikit-learn does not know
             checks["y"] = y.astype(object)
-        with config_context(assume_finite=False), np.errstate(over="ignore", invalid="ignore"):
+        with config_context(assume_finite=False), np.errstate(all="ignore"):
             return validate_data(estimator, X, accept_sparse="csr", dtype=dtype, **checks)
     except ValueError as error:
         if "contains NaN" in str(error):

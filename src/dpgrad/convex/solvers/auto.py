@@ -53,7 +53,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
-from dpgrad.convex.design import Design, Matrix, Rows, Rule
+from dpgrad.convex.design import Design, Matrix, Rows, Rule, quiet
 from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
 from dpgrad.convex.solvers import gd
@@ -242,6 +242,7 @@ class AutoPlan:
         return tuple(made)
 
 
+@quiet
 def solve(
     rows: ArrayLike | Matrix,
     targets: ArrayLike,

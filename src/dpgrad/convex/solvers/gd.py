@@ -27,7 +27,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import NOTHING, Event, Gaussian, Relation, Repeat
 from dpgrad.convex import chunked
-from dpgrad.convex.design import Design, Rows
+from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, Loss, Targets
 from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
@@ -154,6 +154,7 @@ def solve(
     )  # fmt: skip
 
 
+@quiet
 def descend(
     design: Rows,
     targets: ArrayLike,

@@ -42,7 +42,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Relation
 from dpgrad.convex import chunked
-from dpgrad.convex.design import Design, Rows
+from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, Loss, Targets
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Release, Solved
@@ -140,6 +140,7 @@ def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: flo
     return float((eta * left).reshape(-1, batches).sum(axis=0).max())
 
 
+@quiet
 def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, *, key: AnyKey | None = None) -> Solved:
     """The coefficients (features, outputs) after the descent and its noise, and the event of having found them.
 

@@ -21,7 +21,7 @@ from dpgrad.accounting import exact
 from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Relation
 from dpgrad.convex import chunked
 from dpgrad.convex._conjugate import conjugate
-from dpgrad.convex.design import Design, Rows
+from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Release, Solved
@@ -131,6 +131,7 @@ def moved(relation: Relation) -> int:
     return gd.same_size(relation, "how accurately the minimiser is found depends on the number of rows").reach
 
 
+@quiet
 def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None) -> Solved:
     """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
 

@@ -36,7 +36,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
-from dpgrad.convex.design import Design, Rows
+from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, Squared, Targets
 from dpgrad.convex.solvers import auto, gd
 from dpgrad.convex.solvers.solved import Release, Solved
@@ -155,6 +155,7 @@ class Noisy:
         return np.asarray(found, np.float64)
 
 
+@quiet
 def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> Noisy:
     """The three releases of ``plan``, with their noise.
 
