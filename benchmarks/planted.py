@@ -50,13 +50,29 @@ def honest() -> contextlib.AbstractContextManager[None]:
 
 
 # ---------------------------------------------------------------- noise
+class _Plain:
+    """`noise.Means` by `noise.noisy_means`, whose parts the faults below replace."""
+
+    def __init__(self, likes: Any, key: Any, divisor: float) -> None:
+        self._names, self._key, self._divisor = [*likes], key, divisor
+
+    def write(self, out: Tensor, totals: Any, stds: Any, step: int) -> None:
+        named, sized = (dict(zip(self._names, values, strict=True)) for values in (totals, stds))
+        torch.cat([*noise.noisy_means(named, sized, self._key, step, self._divisor).values()], out=out)
+
+
+def _drawn(**new: Any) -> contextlib.AbstractContextManager[None]:
+    """Another way to draw noise, wherever a step asks for it."""
+    return patched(noise, Means=_Plain, **new)
+
+
 def _noised(change: Callable[..., tuple[Any, Any, Any, int, float]]) -> Fault:
     real = noise.noisy_means
 
     def other(totals: Any, stds: Any, key: Any, step: int, divisor: float) -> Any:
         return real(*change(totals, stds, key, step, divisor))
 
-    return lambda: patched(noise, noisy_means=other)
+    return lambda: _drawn(noisy_means=other)
 
 
 def less_noise(factor: float) -> Fault:
@@ -92,7 +108,7 @@ def noise_on_a_grid() -> contextlib.AbstractContextManager[None]:
     def coarse(likes: Any, stds: Any, key: Any, step: int) -> Any:
         return {name: drawn.bfloat16().to(drawn.dtype) for name, drawn in real(likes, stds, key, step).items()}
 
-    return patched(noise, gaussians=coarse)
+    return _drawn(gaussians=coarse)
 
 
 def parameters_share_noise() -> contextlib.AbstractContextManager[None]:
@@ -102,7 +118,7 @@ def parameters_share_noise() -> contextlib.AbstractContextManager[None]:
     def same(likes: Any, stds: Any, key: Any, step: int) -> Any:
         return {name: real({"x": like}, {"x": stds[name]}, key, step)["x"] for name, like in likes.items()}
 
-    return patched(noise, _on_cpu=same)
+    return _drawn(_on_cpu=same)
 
 
 # ---------------------------------------------------------------- clipping
@@ -208,7 +224,7 @@ def _divided(seen: dict[str, int], *patches: contextlib.AbstractContextManager[N
         return real(totals, stds, key, step, float(max(1, seen["rows"])))
 
     with contextlib.ExitStack() as stack:
-        for each in (*patches, patched(noise, noisy_means=other)):
+        for each in (*patches, _drawn(noisy_means=other)):
             stack.enter_context(each)
         yield
 
