@@ -35,7 +35,7 @@ from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "CLEAR", "LEFT", "LOWERED", "SCORE", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments",
-    "Perturbed", "Spread", "curvature", "responses", "squared_errors",
+    "Perturbed", "Spread", "curvature", "gaussian_at", "responses", "squared_errors",
 ]  # fmt: skip
 
 LEFT = 0.1  # the part of the way that a descent may have left, in any direction
@@ -46,6 +46,15 @@ LOWERED = 2.0  # how many times its noise S is lowered by for the covariance: wh
 STEP = 1 << 30  # the counter of this noise, beyond the steps of every descent
 _CHUNK = 64  # columns of S that are summed at once
 _SLACK = 1e-6  # what rounding may add to one row's part in a sum, as in `Design`
+
+
+def gaussian_at(mu: float, relation: Relation) -> Event:
+    """One Gaussian release at μ, with a multiplier that is right for this relation alone.
+
+    >>> gaussian_at(0.1, Relation.ZERO_OUT).event
+    Gaussian(noise_multiplier=10.0)
+    """
+    return Pinned(Gaussian(relation.reach / mu), relation)
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,8 @@ class Curvature:
 
     @property
     def event(self) -> Event:
-        """One Gaussian release, with a multiplier that is right for its relation alone."""
-        return Pinned(Gaussian(self.relation.reach / self.mu), self.relation)
+        """What it costs."""
+        return gaussian_at(self.mu, self.relation)
 
     def release(self, share: float) -> Release:
         """What a report says of it."""
@@ -108,8 +117,8 @@ class Errors:
 
     @property
     def event(self) -> Event:
-        """One Gaussian release, with a multiplier that is right for its relation alone."""
-        return Pinned(Gaussian(self.relation.reach / self.mu), self.relation)
+        """What it costs."""
+        return gaussian_at(self.mu, self.relation)
 
     def release(self, share: float) -> Release:
         """What a report says of it."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation
+from dpgrad.accounting.events import Compose, Event, Relation
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix
 from dpgrad.convex.estimators import solvers
@@ -33,6 +33,7 @@ from dpgrad.convex.inference import (
     Moments,
     Spread,
     curvature,
+    gaussian_at,
     squared_errors,
 )
 from dpgrad.convex.losses import Array, HuberSvm, Squared, Targets
@@ -73,8 +74,8 @@ class ClassCounts:
 
     @property
     def event(self) -> Event:
-        """One Gaussian release, with a multiplier that is right for its relation alone."""
-        return Pinned(Gaussian(self.relation.reach / self.mu), self.relation)
+        """What it costs."""
+        return gaussian_at(self.mu, self.relation)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Split:
 def together(*events: Event) -> Event:
     """The composition, of one event the event itself.
 
+    >>> from dpgrad.accounting.events import Gaussian
     >>> together(Gaussian(1.0))
     Gaussian(noise_multiplier=1.0)
     """
