@@ -21,13 +21,20 @@ _EARLIER: dict[int, StorageWeakRef] = {}  # storages that held rows in a pass th
 
 
 class WrittenError(UnsupportedModelError):
-    """A pass that writes values of the batch to a tensor that was there before it."""
+    """A pass that writes values of the batch to a tensor that was there before it; ``storages`` are its memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, storages: frozenset[int | None] = frozenset(), buffer: str = "") -> None:
+        where = f"buffer {buffer}" if buffer else "a tensor that the model keeps"
         super().__init__(
-            "the forward pass writes values of the batch to a tensor that the model keeps, which would be released "
-            "without noise: take that out, or put its module in eval mode"
+            f"the forward pass writes values of the batch to {where}, which would be released without noise: take that "
+            "out, or put its module in eval mode"
         )
+        self.storages = storages
+
+    def of(self, model: nn.Module) -> "WrittenError":
+        """The same error, with the name of the buffer where it is one."""
+        names = (name for name, buffer in model.named_buffers() if _storage(buffer) in self.storages)
+        return WrittenError(self.storages, next(names, ""))
 
 
 def note_earlier(storages: Mapping[int, StorageWeakRef]) -> None:
@@ -110,8 +117,9 @@ class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(each is not None and is_earlier(each) for each in storages):
             raise self._refuse(KeptError())
         written = _written(func, args, kwargs) if carrying else []
-        if any(_storage(each) not in self._storages for each in written):
-            raise self._refuse(WrittenError())
+        elsewhere = frozenset(_storage(each) for each in written) - {*self._storages}
+        if elsewhere:
+            raise self._refuse(WrittenError(elsewhere))
         result = func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and _storage(tensor) not in storages:  # elsewhere it is a view
@@ -137,8 +145,11 @@ def guarded(loss: Loss) -> Loss:
     """The loss, as one that `Guarded` follows."""
 
     def followed(model: nn.Module, batch: Batch) -> Tensor:
-        with Guarded().of(batch):
-            return loss(model, batch)
+        try:
+            with Guarded().of(batch):
+                return loss(model, batch)
+        except WrittenError as error:
+            raise error.of(model) from None
 
     return followed
 
