@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import Same
 from reference import DEVICE, assert_equal
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
@@ -325,18 +326,6 @@ def change_of_others(body: Callable[[Any, Tensor], Tensor], loss: Loss = squares
             one, other = (torch.cat([use.per_example().flatten(1) for use in each], 1)[:25] for each in uses)
             change = max(change, float(((one - other).norm(dim=1) / one.norm(dim=1)).max()))
     return change
-
-
-class Same(torch.autograd.Function):
-    """The same values, in the old style, which vmap does not take."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g
 
 
 class Back(torch.autograd.Function):

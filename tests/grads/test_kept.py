@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import Same
 from one_row import moved_by_one_row
 from torch import Tensor, nn
 
@@ -23,18 +24,6 @@ MANY = 150  # more rows than are looked at before the first step
 def squares(model: nn.Module, x: Tensor) -> Tensor:
     out: Tensor = (5 * model(x)[:, 0]).square()
     return out
-
-
-class Old(torch.autograd.Function):
-    """The same values, in the old style, which vmap does not take."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g
 
 
 def _sorted(h: Tensor) -> Tensor:
@@ -82,7 +71,7 @@ def writes_large_batches(m: Any, h: Tensor) -> Tensor:
     return h + m.mean
 
 
-@pytest.mark.parametrize("way", [_same, Old.apply, _sorted], ids=["batched", "certified", "lifted"])
+@pytest.mark.parametrize("way", [_same, Same.apply, _sorted], ids=["batched", "certified", "lifted"])
 @pytest.mark.parametrize("body", [keeps_in_a_slot, centres_by_the_first_batch, writes_large_batches])
 def test_nothing_of_a_batch_reaches_later_steps(
     way: Callable[[Tensor], Tensor], body: Callable[[Any, Tensor], Tensor]

@@ -1,6 +1,6 @@
 """One self-contained page over experiments: each table with the paper's value beside ours, its figure and its claims.
 
-Figures are those of `figures`. They answer to the pointer (`reports.interactive`), and the numbers stand under each.
+Figures are those of `figures`. They are interactive (`reports.interactive`), and the numbers stand under each.
 """
 
 import html

@@ -89,7 +89,7 @@ class Chart:
         return self._drawn()[1]
 
     def html(self) -> str:
-        """The chart for a page: it answers to the pointer where scripts run (`reports.interactive`)."""
+        """The chart for a page, interactive where scripts run (`reports.interactive`)."""
         return plots(*self._drawn(), self._spoken)
 
     @property

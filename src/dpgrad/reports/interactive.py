@@ -1,4 +1,4 @@
-"""Charts that answer to the pointer: figures of matplotlib as Plotly charts, in a page that needs no network.
+"""Interactive charts: matplotlib figures as Plotly charts, in a page that needs no network.
 
 Plotly is used because it is maintained, brings hover, zoom and touch, and its package ships it as one file. A page
 holds that file once, compressed to 2 MB. What matplotlib drew stays in the page for printing, for browsers that run no
@@ -39,8 +39,8 @@ _LABEL, _TICK, _NOTE = 34, 18, 40  # characters in a line
 _HOLDERS = '<div class="plots">'
 _RUN = re.compile(r"run-(\d+)-line")  # the id of a line that the page hides unless its run is ticked
 
-# Draws every chart, again when the scheme changes or a run is ticked. One chart after another, so that the page can be
-# read meanwhile; whatever fails leaves the chart of matplotlib.
+# Draws every chart, again when the scheme changes or a run is ticked. One chart after another, which leaves the
+# page readable meanwhile; whatever fails keeps the chart of matplotlib.
 _DRAW = """
 (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), c => c.charCodeAt(0));
