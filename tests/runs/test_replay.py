@@ -1,12 +1,17 @@
 """When a key may be used again: what is equal is told to be equal, also by another process; what differs is not."""
 
+import contextlib
 import functools
 import importlib
+import itertools
+import math
+import operator
 import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +21,8 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+import scipy.special
+import sklearn.utils.murmurhash
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -264,7 +271,18 @@ SAME: dict[str, Any] = {
     "torch": lambda: torch.nn.functional.relu,
     "method": lambda: Net.forward,
     "set": lambda: {"red", "green", "blue"},
+    "ufunc": lambda: np.exp,
+    "mathematics": lambda: lambda x: math.exp(x) * functools.reduce(operator.mul, [1, 2]) * next(itertools.count(1)),
+    "names of paths": lambda: lambda words: [os.path.join("a", word) for word in words],
+    "the version of Python": lambda: lambda x: x * sys.version_info[0],
+    "an attribute by its name": lambda: lambda layers: [getattr(layers, "weight"), getattr(layers, "bias", None)],  # noqa: B009
+    "a context": lambda: contexts,
 }
+
+
+@contextlib.contextmanager
+def contexts(x: float) -> Iterator[float]:
+    yield helper(x)
 
 
 class Factor(float):
@@ -371,6 +389,14 @@ class Words(dict[str, int]):
     """A dict that may do anything."""
 
 
+class Reading(nn.Module):
+    """A model that is scaled by what a file says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with Path("scale.txt").open(encoding="utf-8") as lines:
+            return x * float(lines.read())
+
+
 NEVER: dict[str, Any] = {
     "generator of torch": torch.Generator,
     "generator": lambda: (number for number in range(3)),
@@ -403,7 +429,40 @@ NEVER: dict[str, Any] = {
     "a function that hashes": lambda: functools.partial(map, hash),
     "the identity of an object": lambda: lambda x: id(x),
     "the number of the process": lambda: lambda x: x * os.getpid(),
+    "the environment": lambda: lambda x: x * float(os.environ["SCALE"]),
+    "a variable of the environment": lambda: lambda x: x * float(os.getenv("SCALE", "1")),
+    "a function of the environment": lambda: functools.partial(os.getenv, "SCALE"),
+    "the environment that is held": lambda: SimpleNamespace(settings=os.environ),
+    "the environment that is enclosed": lambda: (lambda settings: lambda x: x * float(settings["SCALE"]))(os.environ),
+    "the environment imported late": lambda: environment_late,
+    "the environment found by its name": lambda: lambda x: x * float(getattr(os, "environ")["SCALE"]),  # noqa: B009
+    "the arguments of the program": lambda: lambda x: x * len(sys.argv),
+    "a file": lambda: lambda x: x * float(open("scale.txt", encoding="utf-8").read()),  # noqa: SIM115
+    "a file by a function": lambda: functools.partial(open, "scale.txt"),
+    "a file by its path": lambda: lambda x: x * float(Path("scale.txt").read_text("utf-8")),
+    "a path": lambda: SimpleNamespace(where=Path("scale.txt")),
+    "whether there is a file": lambda: lambda x: x * os.path.exists("scale.txt"),
+    "a folder": lambda: lambda x: x * len(os.listdir(".")),
+    "a file of torch": lambda: lambda x: x * torch.load("scale.pt"),
+    "a function that reads it": lambda: functools.partial(torch.load, "scale.pt"),
+    "a file of numpy": lambda: lambda x: x * np.load("scale.npy"),
+    "a text of numbers": lambda: functools.partial(np.loadtxt, "scale.txt"),
+    "a method that reads a file": Reading,
+    "another program": lambda: lambda x: x * subprocess.run(["true"]).returncode,
+    "a module found by its name": lambda: lambda x: x * importlib.import_module("random").random(),
+    "code in a text": lambda: lambda x: eval("x * SCALE"),
+    "code that is run": lambda: functools.partial(exec, "SCALE = 2"),
+    "a module by the function behind import": lambda: lambda x: x * __import__("random").random(),
+    "random numbers of torch from the system": lambda: lambda x: x * torch.seed(),
+    "a function in C of another library": lambda: scipy.special.expit,
+    "one that Cython made": lambda: sklearn.utils.murmurhash.murmurhash3_32,
 }
+
+
+def environment_late(x: float) -> float:
+    from os import environ
+
+    return x * float(environ["SCALE"])
 
 
 def drawn_late(x: float) -> float:

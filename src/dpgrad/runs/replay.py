@@ -252,9 +252,9 @@ def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
     Functions are followed into what they name; what comes with Python, torch, numpy and dpgrad stands by its name,
     since `code_version` covers it. The values of all tensors count, apart from those that the state dict of ``trained``
     holds, since a checkpoint has them; of these only types, shapes and whether they are trained. Where anything is met
-    that cannot be compared, such as a generator, a clock, random numbers of Python or numpy, Python's ``hash``, a graph
-    module or an attribute of a module found only while running, the digest is a word never given twice. What code reads
-    from files or from the environment is not looked at.
+    that cannot be compared, such as a generator, a clock, random numbers of Python or numpy, Python's ``hash``, a file,
+    the environment, ``eval``, a function in C of another library, a graph module or an attribute of a module found
+    only while running, the digest is a word never given twice.
 
     >>> behaviour(lambda x: x + 1) == behaviour(lambda x: x + 2)
     False
@@ -268,13 +268,23 @@ def behaviour(subject: Any, trained: nn.Module | None = None) -> str:
 
 
 _KNOWN = {"builtins", "torch", "numpy", "dpgrad", *sys.stdlib_module_names}
-_CHANGING = {"random", "_random", "numpy.random", "numpy.random.mtrand", "secrets", "time", "datetime", "uuid"}
-_CHANGING_NAMES = {
-    "numpy": ("random",),
-    "os": ("urandom", "getrandom", "getpid"),
-    "posix": ("urandom", "getrandom", "getpid"),
-    "builtins": ("hash", "id"),  # of a text, or of an object: another one in every process
+_REPEATING = {  # modules of Python whose functions depend on nothing but what they are given
+    "__future__", "_operator", "abc", "array", "base64", "binascii", "bisect", "builtins", "cmath", "collections",
+    "contextlib", "copy", "copyreg", "dataclasses", "decimal", "enum", "fractions", "functools", "hashlib", "heapq",
+    "itertools", "json", "logging", "math", "numbers", "operator", "re", "string", "struct", "textwrap", "types",
+    "typing", "unicodedata", "warnings", "weakref", "zlib",
+}  # fmt: skip
+_REPEATING |= {f"_{name}" for name in _REPEATING} | {"_collections_abc", "_py_warnings", "torch", "numpy", "dpgrad"}
+_CHANGING_NAMES = {  # what changes in them: by the process, or with what lies on the disk
+    "numpy": {"random", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap", "open_memmap"},
+    "torch": {"load", "seed", "from_file", "hub", "load_state_dict_from_url"},
+    "builtins": {"hash", "id", "open", "eval", "exec", "compile", "__import__", "input", "globals"},
 }
+_STEADY_NAMES = {  # what does not change in modules that give access to the system
+    "os": {"path", "sep", "name", "fspath", "PathLike", "join", "split", "splitext", "basename", "dirname"},
+    "sys": {"byteorder", "float_info", "hexversion", "int_info", "maxsize", "stderr", "stdout", "version_info"},
+}
+_OFFERED = {"os": {*os.__all__, *os.path.__all__, "_Environ"}, "sys": {*dir(sys)}}
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis)}
 _ARRAYS = {Tensor, nn.Parameter, np.ndarray, np.memmap}
 _SHOWN = (
@@ -321,6 +331,8 @@ class _Told:
                 self._add_container(subject)
             case Tensor() | np.ndarray():
                 self._add_values(subject)
+            case np.ufunc() if getattr(np, subject.__name__, None) is not subject:  # of a library of any version
+                self.comparable = False
             case _ if isinstance(subject, _SHOWN):
                 self._word(repr(subject))
             case Enum():
@@ -347,7 +359,7 @@ class _Told:
                 self._all(subject.__qualname__, subject.__self__)
             case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
                 self._word(subject.__qualname__)
-                self._refuse_changing(str(getattr(subject, "__module__", "")), {subject.__name__})
+                self._add_compiled(getattr(subject, "__objclass__", subject), subject.__name__)
             case types.GetSetDescriptorType() | types.MemberDescriptorType():
                 self._word(subject.__qualname__)
             case type():
@@ -393,9 +405,24 @@ class _Told:
             self.digest.update(Path(path).read_bytes())
             self._add_names({name: vars(module)[name] for name in names & set(vars(module))}, names)
 
+    def _add_compiled(self, holder: Any, name: str) -> None:
+        """A function written in C; that of a library other than the known ones may do anything in another version."""
+        module = str(getattr(holder, "__module__", None) or "builtins")
+        self._refuse_changing(module, {name})
+        if module.partition(".")[0] not in _KNOWN:
+            self.comparable = False
+
     def _refuse_changing(self, module: str, names: Set[str] | None) -> None:
-        """Clocks and random numbers never repeat; torch's own do, since a step draws them from the key."""
-        if module in _CHANGING or any(names is None or name in names for name in _CHANGING_NAMES.get(module, ())):
+        """Clocks, files, the environment and random numbers; torch's own repeat: a step draws them from the key."""
+        top = module.partition(".")[0]
+        if top not in _KNOWN:
+            return
+        if top in _STEADY_NAMES:
+            changing = names is None or (names & _OFFERED[top]) - _STEADY_NAMES[top]
+        else:
+            found = _CHANGING_NAMES.get(top, set())
+            changing = top not in _REPEATING or found & {*module.split("."), *(found if names is None else names)}
+        if changing:
             self.comparable = False
 
     def _add_names(self, found: Mapping[str, Any], names: frozenset[str]) -> None:
@@ -409,7 +436,9 @@ class _Told:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._all(function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
-        names = frozenset(_names(function.__code__))
+        names, builtin = frozenset(_names(function.__code__)), _builtins(function.__code__)
+        if "getattr" in builtin:
+            names |= _texts(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 found = cell.cell_contents
@@ -424,7 +453,7 @@ class _Told:
             return
         self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
         if function.__name__ != "__hash__":  # which says nothing of what the values of an object are
-            self._refuse_changing("builtins", _builtins(function.__code__) - set(function.__globals__))
+            self._refuse_changing("builtins", builtin - set(function.__globals__))
         every = _imported(function.__code__)
         for name in every:
             self._refuse_changing(name, names)
@@ -451,7 +480,7 @@ class _Told:
         """An object of a class written in Python, all of whose state can be seen."""
         kind = type(subject)
         self.add(kind)
-        if any(isinstance(vars(a).get("__new__"), types.BuiltinFunctionType) for a in kind.__mro__ if a is not object):
+        if any(_is_compiled(a) for a in kind.__mro__ if a is not object):
             self.comparable = False  # it may hold what only C code sees
         written = [vars(a) for a in kind.__mro__ if "__slots__" in vars(a)]
         slots = [name for own in written for name, v in own.items() if isinstance(v, types.MemberDescriptorType)]
@@ -483,6 +512,13 @@ def _is_known(kind: type) -> bool:
     return found is kind and kind.__module__.partition(".")[0] in _KNOWN
 
 
+def _is_compiled(kind: type) -> bool:
+    """Whether a class is written in C: it makes its objects or has methods that no statement of Python made."""
+    written = (types.WrapperDescriptorType, types.MethodDescriptorType)
+    own = [value for value in vars(kind).values() if isinstance(value, written) and value.__objclass__ is kind]
+    return bool(own) or isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
+
+
 def _names(code: types.CodeType) -> set[str]:
     """The global names, and the names of attributes, that a function and those inside it may use."""
     return set(code.co_names).union(*(_names(constant) for constant in _inner(code)))
@@ -492,6 +528,12 @@ def _builtins(code: types.CodeType) -> set[str]:
     """The global names that a function and those inside it read, without names of attributes."""
     own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == "LOAD_GLOBAL"}
     return own.union(*(_builtins(constant) for constant in _inner(code)))
+
+
+def _texts(code: types.CodeType) -> set[str]:
+    """The texts in a function and those inside it, which may be names of attributes."""
+    own = {constant for constant in code.co_consts if isinstance(constant, str)}
+    return own.union(*(_texts(constant) for constant in _inner(code)))
 
 
 def _imported(code: types.CodeType) -> set[str]:
