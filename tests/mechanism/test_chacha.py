@@ -99,6 +99,7 @@ def test_no_blocks() -> None:
 
 def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chacha, "find_spec", lambda _: None)
+    chacha._package.cache_clear()
     assert "cryptography" in sys.modules  # used above
     with pytest.raises(ValueError, match=r"needs the package cryptography: pip install 'dpgrad\[secure\]'"):
         chacha.words(bytes(32), 0, 1)

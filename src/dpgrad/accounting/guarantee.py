@@ -32,7 +32,10 @@ from dpgrad.errors import AccountingError, OptionError
 if TYPE_CHECKING:
     from dpgrad.accounting.curves import Tradeoff
 
-__all__ = ["UNIT", "Guarantee", "Profile", "down", "not_covered", "plural", "refuse_history", "several", "up"]
+__all__ = [
+    "FLOATING", "ORDINARY", "SECURE", "SOURCES", "UNIT", "Guarantee", "Profile", "down", "not_covered", "plural",
+    "refuse_history", "several", "up",
+]  # fmt: skip
 
 
 class Profile(Protocol):
@@ -101,6 +104,8 @@ def _exact(leaf: Leaf) -> Leaf:
 
 
 UNIT = "row"  # what is protected, unless something else is named
+SOURCES = ORDINARY, SECURE = "ordinary", "secure"  # of noise and batches
+FLOATING = "attacks on floating-point noise, and on its generators, which are not cryptographic"
 
 
 def several(unit: str, count: int) -> str:
@@ -297,7 +302,7 @@ def not_covered(
         "how long the run took, and its errors",
     ]
     if not secure:
-        found.append("attacks on floating-point noise, and on its generators, which are not cryptographic")
+        found.append(FLOATING)
     if relation == Relation.ADD_REMOVE:
         found.append(
             f"rounding: with one {unit} more, kernels may be chosen that round the gradients of the others differently"

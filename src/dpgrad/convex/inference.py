@@ -27,8 +27,8 @@ from dpgrad import _validate
 from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation
 from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array
-from dpgrad.convex.solvers.auto import symmetric_noise
-from dpgrad.convex.solvers.gd import gaussian
+from dpgrad.convex.solvers import gd
+from dpgrad.convex.solvers.auto import noised_matrix
 from dpgrad.convex.solvers.solved import Release
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
@@ -48,13 +48,13 @@ _CHUNK = 64  # columns of S that are summed at once
 _SLACK = 1e-6  # what rounding may add to one row's part in a sum, as in `Design`
 
 
-def gaussian_at(mu: float, relation: Relation) -> Event:
-    """One Gaussian release at μ, with a multiplier that is right for this relation alone.
+def gaussian_at(mu: float, relation: Relation, secure_values: int = 0) -> Event:
+    """One Gaussian release at μ, with a multiplier that is right for this relation alone; see `gd.with_distance`.
 
     >>> gaussian_at(0.1, Relation.ZERO_OUT).event
     Gaussian(noise_multiplier=10.0)
     """
-    return Pinned(Gaussian(relation.reach / mu), relation)
+    return gd.with_distance(Pinned(Gaussian(relation.reach / mu), relation), secure_values)
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Curvature:
     most: float
     mu: float
     relation: Relation
+    secure_values: int = 0
 
     @property
     def sensitivity(self) -> float:
@@ -85,7 +86,7 @@ class Curvature:
     @property
     def event(self) -> Event:
         """What it costs."""
-        return gaussian_at(self.mu, self.relation)
+        return gaussian_at(self.mu, self.relation, self.secure_values)
 
     def release(self, share: float) -> Release:
         """What a report says of it."""
@@ -93,7 +94,7 @@ class Curvature:
 
     def noisy(self, total: Array, key: Key) -> Array:
         """S with its noise."""
-        return total + symmetric_noise(key, STEP, len(total), self.std)
+        return noised_matrix(gd.keyed(key, self.secure_values, total.size), STEP, total, self.sensitivity, self.std)
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Errors:
     bound: float
     mu: float
     relation: Relation
+    secure_values: int = 0
 
     @property
     def std(self) -> float:
@@ -118,7 +120,7 @@ class Errors:
     @property
     def event(self) -> Event:
         """What it costs."""
-        return gaussian_at(self.mu, self.relation)
+        return gaussian_at(self.mu, self.relation, self.secure_values)
 
     def release(self, share: float) -> Release:
         """What a report says of it."""
@@ -126,7 +128,8 @@ class Errors:
 
     def noisy(self, total: float, key: Key) -> float:
         """The sum with its noise."""
-        return total + float(gaussian(key, STEP + 1, (1,), self.std)[0])
+        own = gd.keyed(key, self.secure_values, 1)
+        return float(gd.noised(own, STEP + 1, np.array([total]), self.bound**2, self.std)[0])
 
 
 def curvature(design: Design, bends: Array) -> Array:

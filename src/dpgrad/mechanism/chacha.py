@@ -8,7 +8,9 @@ on a CUDA device.
 True
 """
 
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,19 +43,27 @@ def words(key: bytes, block: int, count: int, out: Words | None = None) -> Words
     >>> hex(int(words(bytes(32), block=0, count=1)[0, 0]))
     '0x903df1a0ade0b876'
     """
-    refuse_missing()
-    from cryptography.hazmat.primitives.ciphers import Cipher
-    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-
+    cipher, algorithm = _package()
     held = np.empty((count, BLOCK), "<u8") if out is None else out
     flat = held.reshape(-1).view(np.uint8).data
     done = 0
     while done < count:
         nonce, counter = divmod(block + done, _COUNTERS)
         many = min(count - done, _COUNTERS - counter)
-        stream = Cipher(ChaCha20(key, counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")), None).encryptor()
+        start_at = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
+        stream = cipher(algorithm(key, start_at), None).encryptor()
         for start in range(done * _BYTES, (done + many) * _BYTES, len(_ZEROS)):
             stop = min(start + len(_ZEROS), (done + many) * _BYTES)
             stream.update_into(_ZEROS[: stop - start], flat[start:stop])
         done += many
     return held
+
+
+@cache
+def _package() -> tuple[Any, Any]:
+    """The cipher and the algorithm of the package; looked up once, since words are drawn a few thousand at a time."""
+    refuse_missing()
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    return Cipher, ChaCha20

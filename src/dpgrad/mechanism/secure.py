@@ -53,6 +53,7 @@ _STD = 1 << 10  # of one part
 _SHIFT = 9  # binary digits between two parts
 _PARTS = 3
 _COLUMNS = 1 << 16  # of the table: a part lies in [-32768, 32767], 32 standard deviations
+_FIRST = np.uint32(0xFFFF << 16)  # the digits that decide nearly always, of the first 32
 _FAIR = 80  # binary digits that choose within a column
 _WORDS = 4  # per value
 _VALUES = chacha.BLOCK // _WORDS  # in a block of the stream
@@ -234,8 +235,7 @@ class _Desk:
     def __init__(self, slots: int) -> None:
         self._words = np.empty((slots, _WORDS), np.uint64)
         self._columns = np.empty(_PARTS * slots, np.intp)
-        self._found, self._near = np.empty((2, _PARTS * slots), np.uint32)
-        self._digits = np.empty(_PARTS * slots, np.uint16)
+        self._found, self._digits = np.empty((2, _PARTS * slots), np.uint32)
         self._own = np.empty(_PARTS * slots, np.bool_)
         self._noise, self._sums = np.empty((2, slots))
 
@@ -269,25 +269,23 @@ class _Desk:
         others compared.
         """
         count = len(words)
-        short = words.view("<u2")  # (count, 16)
-        columns, found, near, digits, own = (
-            each[: _PARTS * count] for each in (self._columns, self._found, self._near, self._digits, self._own)
+        columns, found, digits, own = (
+            each[: _PARTS * count] for each in (self._columns, self._found, self._digits, self._own)
         )
-        columns.reshape(_PARTS, count)[:] = short[:, :_PARTS].T  # part after part
-        digits.reshape(_PARTS, count)[:] = short[:, 7::4].T
+        columns.reshape(_PARTS, count)[:] = words.view("<u2")[:, :_PARTS].T  # part after part
+        np.bitwise_and(words.view("<u4")[:, 3::2].T, _FIRST, out=digits.reshape(_PARTS, count))
         _quick().take(columns, out=found, mode="clip")
-        np.right_shift(found, 16, out=near)
-        np.less_equal(digits, near, out=own)
-        np.bitwise_and(found, 0xFFFF, out=found)
+        np.less_equal(digits, found, out=own)  # in their first 16 digits: those of `digits` have zeros behind them
         places = np.flatnonzero(own)
-        kept = columns.take(places)
-        for n in np.flatnonzero(digits.take(places) == near.take(places)):
+        kept, near = columns.take(places), found.take(places)
+        for n in np.flatnonzero((digits.take(places) ^ near) <= 0xFFFF):
             part, line = divmod(int(places[n]), count)
             if not _below(words[line], part):
-                kept[n] = found[places[n]]
+                kept[n] = near[n] & 0xFFFF
         found[places] = kept
+        np.bitwise_and(found, 0xFFFF, out=found)
         one, two, three = found.reshape(_PARTS, count)
-        noise, lower = self._noise[:count], near[:count]
+        noise, lower = self._noise[:count], digits[:count]
         np.left_shift(two, _SHIFT, out=lower)
         lower += one
         np.multiply(three, float(1 << 2 * _SHIFT), out=noise)

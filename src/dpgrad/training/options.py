@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, runtime_chec
 from dpgrad import _validate
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
-from dpgrad.accounting.guarantee import UNIT
+from dpgrad.accounting.guarantee import ORDINARY, SECURE, SOURCES, UNIT
 from dpgrad.errors import OptionError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 READINGS = ("less-noise", "more-steps")
-SOURCES = ORDINARY, SECURE = "ordinary", "secure"  # of noise and batches
 UNIT_RULES = ("hash", "first")
 ROWS_ON_RANK = ("all", "part")
 PERSON, ROWS_PER_UNIT = "person", 4

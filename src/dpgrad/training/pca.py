@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dpgrad import _processes, _validate
 from dpgrad.accounting import account, calibrate
 from dpgrad.accounting.events import Gaussian, Inexact, Relation
-from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.accounting.guarantee import ORDINARY, SECURE, SOURCES, Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError
 from dpgrad.mechanism import chacha, secure
@@ -38,7 +38,6 @@ from dpgrad.randomness import secure_noise
 from dpgrad.randomness.noise import gaussian
 from dpgrad.reports.report import Report, report
 from dpgrad.training import source
-from dpgrad.training.options import ORDINARY, SECURE, SOURCES
 
 __all__ = ["Projection", "calibrated", "principal_directions"]
 
@@ -158,7 +157,7 @@ def principal_directions(
         event = Inexact(Gaussian(noise_multiplier), secure.inexact(features**2))
     _validate.whole(least=1, most=features, directions=directions)
     key = Key.fresh() if seed is None else Key.from_seed(seed)
-    own = Key(key.derive("pca"), key.reproducible)  # noise of a training run with the same seed has other names
+    own = key.child("pca")  # noise of a training run with the same seed has other names
     if ledger is not None:
         ledger.add(event, relation, "principal directions")
     total = _second_moment(rows, features)

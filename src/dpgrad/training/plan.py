@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
-from dpgrad.accounting.guarantee import UNIT, Guarantee, plural, several, up
+from dpgrad.accounting.guarantee import ORDINARY, SECURE, UNIT, Guarantee, plural, several, up
 from dpgrad.errors import BudgetSpentError, DataError, OptionError, UnknownOptionError
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.mechanism import Mechanism
@@ -24,7 +24,7 @@ from dpgrad.reports import compare
 from dpgrad.reports.report import Report, report
 from dpgrad.training import advice, auto, cooling
 from dpgrad.training.averaging import parse as parse_averaging
-from dpgrad.training.options import ORDINARY, ROWS_PER_UNIT, SECURE, UNIT_RULES, Budget, Privacy, parted, written
+from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.rates import parse_rate, plain_rate
 from dpgrad.training.recipes import Recipe, optimizer_name, recipe
 

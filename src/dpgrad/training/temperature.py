@@ -136,7 +136,7 @@ def cooled(
     ``options`` are those of `PrivateGradient` that say what an example is. ``replayed``: a run that is resumed may come
     here again with the same key, and its sums must then round as they did.
     """
-    key = Key(key.derive("temperature"), key.reproducible, key.secure)
+    key = key.child("temperature")
     low, high = -math.log(_MOST), 0.0
     scale = _Scale(model)
     with _held(model):

@@ -8,11 +8,11 @@ from typing import Any
 from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, Selection
-from dpgrad.accounting.guarantee import Guarantee, up
+from dpgrad.accounting.guarantee import ORDINARY, Guarantee, up
 from dpgrad.accounting.trials import LAWS, Trials, law_named
 from dpgrad.errors import BudgetSpentError, OptionError
 from dpgrad.reports import markdown
-from dpgrad.training.options import ORDINARY, Budget, Privacy
+from dpgrad.training.options import Budget, Privacy
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.tuning.prices import price, table

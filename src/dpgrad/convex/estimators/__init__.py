@@ -16,6 +16,7 @@ assumed public: every argument of the estimator
 not covered: other fits on the same rows, as tuning makes them: they are not added up, give them one shared ledger
 not covered: scores on these rows or on held-out ones, and choices made from them
 not covered: what was computed from these rows before the fit, such as means of a scaler without privacy
+not covered: attacks on floating-point noise, and on its generators, which are not cryptographic
 reproducible, not for release
 """
 

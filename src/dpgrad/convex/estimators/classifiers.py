@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.events import Event
+from dpgrad.accounting.guarantee import ORDINARY
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
 from dpgrad.convex.design import quiet
@@ -27,6 +28,7 @@ from dpgrad.convex.estimators.privacy import (
     Reported,
     charging,
     delta_for,
+    exact_delta,
     guarantee,
     not_covered,
     relation_of,
@@ -73,6 +75,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         momentum: float | None = None,
         sampling_rate: float | None = None,
         batch_size: int | None = None,
+        noise: str = ORDINARY,
         random_state: Any = None,
         ledger: Ledger | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         self.momentum = momentum
         self.sampling_rate = sampling_rate
         self.batch_size = batch_size
+        self.noise = noise
         self.random_state = random_state
         self.ledger = ledger
 
@@ -109,6 +113,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         """
         warn_of_steps(self)
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
+        secure = rows.secure_checked(self.noise)
         radius = rows.radius_of(self.data_norm)
         fit_intercept = rows.flag_checked(fit_intercept=self.fit_intercept)
         X, y = rows.validated(self, X, y=y, dtype=rows.NUMBERS)
@@ -123,18 +128,19 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         if share and self.class_weight is not None:
             raise OptionError(extras.WEIGHTED)
         balance = isinstance(self.class_weight, str) and self.class_weight == BALANCED
-        split = extras.Split(epsilon, delta, relation, extras.COUNTS_SHARE if balance else 0.0, share)
-        charge = charging(self.ledger, relation, type(self).__name__)
+        exact = exact_delta(delta, secure)
+        split = extras.Split(epsilon, exact, relation, extras.COUNTS_SHARE if balance else 0.0, share, secure)
+        charge = charging(self.ledger, relation, type(self).__name__, delta)
         key = rows.key_of(self.random_state, type(self).__name__)
         loss, before = self._weighed(targets, labels, split, charge, key)
-        task = solvers.Task(loss, len(labels), epsilon, delta, relation, radius, fit_intercept, charge)
+        task = solvers.Task(loss, len(labels), epsilon, exact, relation, radius, fit_intercept, charge, secure=secure)
         options = {name: value for name in solvers.OPTIONS if (value := getattr(self, name)) is not None}
         outcome = extras.solved(self.solver, rows.narrowed(X), targets, task, options, key, split)
         found = outcome.found
         self.classes_, self.radius_, self.one_vs_rest_ = labels, radius, found.coef.shape[1] > loss.outputs
         self.coef_, self.intercept_, self.n_iter_ = found.coef.T, found.intercept, found.steps
         self.cut_, self.inference_ = found.cut, outcome.inference
-        self.privacy_ = self._told(X, labels, split, outcome, before, key)
+        self.privacy_ = self._told(X, labels, split, outcome, before, key, delta)
         if found.unsettled:
             _validate.warn(found.unsettled, ConvergenceWarning)
         return self
@@ -149,7 +155,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
             return _weighted(plain, self.class_weight, labels), ()
         if self.solver in solvers.BINARY:
             raise OptionError(solvers.unweighted(str(self.solver)))
-        plan = split.counts_plan
+        plan = split.counts_plan(len(labels))
         charge(plan.event)
         made = extras.balanced(extras.class_counts(targets, len(labels)), plan, key)
         release = Release("class counts", plan.sensitivity, plan.std, split.counts)
@@ -157,17 +163,17 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
 
     def _told(
         self, X: Any, labels: NDArray[Any], split: extras.Split, outcome: extras.Outcome,
-        before: tuple[tuple[Event, Release], ...], key: Key,
+        before: tuple[tuple[Event, Release], ...], key: Key, delta: float,
     ) -> FitPrivacy:  # fmt: skip
         """What the fit says of itself."""
         inferred = ("the labels that occur, read from y",) if self.classes is None else ()
         named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
         event = extras.together(*(made for made, _ in before), outcome.event)
         return FitPrivacy(
-            guarantee(event, split.relation, split.delta),
+            guarantee(event, split.relation, delta),
             (*(release for _, release in before), *outcome.releases),
             (*rows.shape_facts(X, self.radius_), *named, "every argument of the estimator"),
-            (*inferred, *not_covered(self.ledger)),
+            (*inferred, *not_covered(self.ledger, split.secure)),
             key.reproducible,
             f"{self._title}, solver {self.solver}",
             rows.prepared_by(self.radius_, bool(self.fit_intercept)),
@@ -217,6 +223,8 @@ class DPLogisticRegression(extras.Inferred, LinearClassifier):
     ``delta`` is 1/n² unless given, and below 1/n. ``class_weight`` names public weights, relative to the largest, or is
     ``"balanced"``: weights by class counts, which are released with noise for 5 % of the budget. ``inference_share`` is
     the share of the budget that pays for `confidence_intervals` (docs/scikit_learn.md says of which solvers).
+    ``noise`` is the source of noise and samples: ``"ordinary"``, or ``"secure"`` for models that are released
+    (docs/secure_noise.md), which ``"objective"`` and ``"amp"`` do not take.
     With ``random_state`` a fit can be repeated, by anyone who guesses it: not for release. ``ledger``, a
     `dpgrad.Ledger`, adds up all fits that share it, also those of a grid search; one with a file also across
     processes. Sample weights and warm starts are not offered.

@@ -11,6 +11,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
+from dpgrad.accounting.guarantee import ORDINARY
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
 from dpgrad.convex.design import quiet
@@ -64,6 +65,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         max_iter: int | None = None,
         learning_rate: float | None = None,
         momentum: float | None = None,
+        noise: str = ORDINARY,
         random_state: Any = None,
         ledger: Ledger | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         self.max_iter = max_iter
         self.learning_rate = learning_rate
         self.momentum = momentum
+        self.noise = noise
         self.random_state = random_state
         self.ledger = ledger
 
@@ -95,14 +98,16 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         # in units of the largest count; an intercept holds its logarithm, and an offset where there is none
         loss, raised = Counts(0.0 if fit_intercept else -math.log(high)), math.log(high) if fit_intercept else 0.0
         task = solvers.Task(
-            loss, 0, fitted.epsilon, fitted.delta, fitted.relation, fitted.radius, fit_intercept,
-            charging(self.ledger, fitted.relation, type(self).__name__),
+            loss, 0, fitted.epsilon, fitted.exact_delta, fitted.relation, fitted.radius, fit_intercept,
+            charging(self.ledger, fitted.relation, type(self).__name__, fitted.delta), secure=fitted.secure,
         )  # fmt: skip
         key = rows.key_of(self.random_state, type(self).__name__)
         share = extras.share_checked(inference_share=self.inference_share)
         outcome = extras.solved(
             "gd", rows.narrowed(fitted.X), targets, task, self._options(fitted.X.shape[1], high), key,
-            extras.Split(fitted.epsilon, fitted.delta, fitted.relation, inference=share), dispersion=1 / high,
+            extras.Split(
+                fitted.epsilon, fitted.exact_delta, fitted.relation, inference=share, secure=fitted.secure
+            ), dispersion=1 / high,
             offset=raised,
         )  # fmt: skip
         found = outcome.found

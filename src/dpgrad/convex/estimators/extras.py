@@ -4,7 +4,7 @@
 standard errors need.
 
 >>> split = Split(1.0, 1e-6, Relation.REPLACE_ONE, counts=0.05)
->>> round(split.left, 2), round(split.counts_plan.sensitivity, 4)
+>>> round(split.left, 2), round(split.counts_plan(classes=2).sensitivity, 4)
 (0.95, 1.4142)
 """
 
@@ -61,6 +61,7 @@ class ClassCounts:
 
     mu: float
     relation: Relation
+    secure_values: int = 0
 
     @property
     def sensitivity(self) -> float:
@@ -75,18 +76,22 @@ class ClassCounts:
     @property
     def event(self) -> Event:
         """What it costs."""
-        return gaussian_at(self.mu, self.relation)
+        return gaussian_at(self.mu, self.relation, self.secure_values)
 
 
 @dataclass(frozen=True)
 class Split:
-    """A budget divided in μ²: ``counts`` and ``inference`` are shares of it, the solver has what is left."""
+    """A budget divided in μ²: ``counts`` and ``inference`` are shares of it, the solver has what is left.
+
+    With ``secure`` noise of the secure source, ``delta`` is what is left for exact noise (`privacy.exact_delta`).
+    """
 
     epsilon: float
     delta: float
     relation: Relation
     counts: float = 0.0
     inference: float = 0.0
+    secure: bool = False
 
     @property
     def left(self) -> float:
@@ -96,18 +101,18 @@ class Split:
     def _mu(self, share: float) -> float:
         return exact.mu_for(self.epsilon, self.delta) * math.sqrt(share) * (1 - _ROUNDING)
 
-    @property
-    def counts_plan(self) -> ClassCounts:
+    def counts_plan(self, classes: int) -> ClassCounts:
         """The release of class counts."""
-        return ClassCounts(self._mu(self.counts), self.relation)
+        return ClassCounts(self._mu(self.counts), self.relation, classes if self.secure else 0)
 
-    def curvature_plan(self, task: Task, share: float) -> Curvature:
-        """The release of the curvature of all rows."""
-        return Curvature(task.loss.smoothness(task.bound), self._mu(share), self.relation)
+    def curvature_plan(self, task: Task, share: float, features: int) -> Curvature:
+        """The release of the curvature of all rows, which have so many ``features``, a constant one included."""
+        values = features**2 if self.secure else 0
+        return Curvature(task.loss.smoothness(task.bound), self._mu(share), self.relation, values)
 
     def errors_plan(self, share: float) -> Errors:
         """The release of the squared errors of a regression, in units of half the width of the target's bounds."""
-        return Errors(1.0, self._mu(share), self.relation)
+        return Errors(1.0, self._mu(share), self.relation, int(self.secure))
 
 
 def together(*events: Event) -> Event:
@@ -162,8 +167,8 @@ def balanced(counts: Array, plan: ClassCounts, key: Key) -> tuple[float, ...]:
     >>> [round(weight, 3) for weight in made]
     [0.111, 1.0]
     """
-    own = Key(key.derive("class counts"), reproducible=key.reproducible)
-    noisy = counts + gd.gaussian(own, 0, counts.shape, plan.std)
+    own = gd.keyed(key.child("class counts"), plan.secure_values, counts.size)
+    noisy = gd.noised(own, 0, counts, plan.sensitivity, plan.std)
     inverse = 1 / np.maximum(noisy, max(plan.std, 1.0))
     return tuple((inverse / inverse.max()).tolist())
 
@@ -303,9 +308,10 @@ def solved(
     releases: tuple[Release, ...] = ()
     if split.inference:
         refuse_unknown_spread(solver, task, options)
-        curved, errors = _plans(task, split, moment)
+        features = rows.shape[1] + task.fit_intercept
+        curved, errors = _plans(task, split, moment, features)
         if curved is not None:
-            _refuse_few(rows.shape[0], rows.shape[1] + task.fit_intercept, task, split)
+            _refuse_few(rows.shape[0], features, task, split)
         shares = (split.inference * (1 - _errors_part(task, moment)), split.inference * _errors_part(task, moment))
         made = [(plan, share) for plan, share in zip((curved, errors), shares, strict=True) if plan is not None]
         extra = tuple(plan.event for plan, _ in made)
@@ -322,7 +328,7 @@ def _refuse_few(count: int, features: int, task: Task, split: Split) -> None:
     needed, enough = count, 0
     while enough < needed:  # δ = 1/n² falls as rows are added, and then more of them are needed
         own = replace(split, delta=1 / needed**2) if split.delta == 1 / count**2 else split
-        plan, _ = _plans(task, own, moment=False)
+        plan, _ = _plans(task, own, moment=False, features=features)
         assert plan is not None
         enough, needed = needed, max(needed, math.ceil(CLEAR * plan.std * features / plan.most))
     if count < needed:
@@ -340,8 +346,8 @@ def _measured(
     assert found.weights is not None
     assert found.spread is not None
     design = solvers.prepared_rows(rows, task).precise()
-    own = Key(key.derive("standard errors"), reproducible=key.reproducible)
-    curved, errors = _plans(task, split, isinstance(found.spread, Moments))
+    own = key.child("standard errors")
+    curved, errors = _plans(task, split, isinstance(found.spread, Moments), design.features)
     loss: Any = task.loss
     coded = chunked.applied(solvers.signed, targets) if task.classes == 2 else targets
     checked = chunked.checked(loss, coded, design.rows)
@@ -376,8 +382,8 @@ def _errors_part(task: Task, moment: bool) -> float:
     return 0.0 if not isinstance(task.loss, Squared) else 1.0 if moment else ERRORS_SHARE
 
 
-def _plans(task: Task, split: Split, moment: bool) -> tuple[Curvature | None, Errors | None]:
+def _plans(task: Task, split: Split, moment: bool, features: int) -> tuple[Curvature | None, Errors | None]:
     """The releases that standard errors need."""
     part = _errors_part(task, moment)
-    curved = split.curvature_plan(task, split.inference * (1 - part)) if part < 1 else None
+    curved = split.curvature_plan(task, split.inference * (1 - part), features) if part < 1 else None
     return curved, split.errors_plan(split.inference * part) if part else None

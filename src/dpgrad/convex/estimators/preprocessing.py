@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import NOTHING, Gaussian, Relation
-from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.accounting.guarantee import ORDINARY, Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
 from dpgrad.convex.design import CompensatedSum, Matrix, Rule, blocks, factors, quiet, shortened
@@ -106,7 +106,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
     ``bounds`` is a pair (low, high) of numbers, or of arrays with one value for each column, chosen without looking at
     the data: values beyond are clipped to them, in the fit and in every transformation. In units u of half their
     distance from the middle, |u| ≤ 1, and one release holds the sums of u and of u² − 1 for all p columns. A variance
-    that is not told from noise is taken to be the noise.
+    that is not told from noise is taken to be the noise. ``noise`` is its source, as in `DPLogisticRegression`.
 
     Guarantee: u² + (u² − 1)² ≤ 1, so a row adds a vector of norm at most √p, and `privacy_` holds the price of one
     Gaussian release of that sensitivity. It is the scaler's own: a model that follows pays for itself. A shared
@@ -129,6 +129,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         with_mean: bool = True,
         with_std: bool = True,
+        noise: str = ORDINARY,
         random_state: Any = None,
         ledger: Ledger | None = None,
     ) -> None:
@@ -138,6 +139,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         self.bounds = bounds
         self.with_mean = with_mean
         self.with_std = with_std
+        self.noise = noise
         self.random_state = random_state
         self.ledger = ledger
 
@@ -149,6 +151,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """
         epsilon, relation = rows.budget_checked(self.epsilon), relation_of(self.relation)
+        secure = rows.secure_checked(self.noise)
         if not any([rows.flag_checked(with_mean=self.with_mean), rows.flag_checked(with_std=self.with_std)]):
             raise OptionError("with_mean or with_std must be True: otherwise there is nothing to scale by")
         X = rows.canonical(rows.validated(self, X))
@@ -158,13 +161,15 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         delta = delta_for(self.delta, count)
         key = rows.key_of(self.random_state, type(self).__name__)
 
-        multiplier = relation.reach / (exact.mu_for(epsilon, delta) * (1 - _ROUNDING))
-        event, std = Gaussian(multiplier), multiplier * math.sqrt(columns)
+        values = 2 * columns if secure else 0
+        multiplier = relation.reach / (exact.mu_for(epsilon, gd.below(delta, values)) * (1 - _ROUNDING))
+        event, std = gd.with_distance(Gaussian(multiplier), values), multiplier * math.sqrt(columns)
         price = guarantee(event, relation, delta)
         if price.epsilon > epsilon:
             raise BudgetSpentError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
-        charging(self.ledger, relation, type(self).__name__)(event)
-        noisy = (1 - _SLACK) * moment_sums(X, low, high) + gd.gaussian(key, 0, (2, columns), std)
+        charging(self.ledger, relation, type(self).__name__, delta)(event)
+        key = gd.keyed(key, values, 2 * columns)
+        noisy = gd.noised(key, 0, (1 - _SLACK) * moment_sums(X, low, high), math.sqrt(columns), std)
 
         mean = np.clip(noisy[0] / count, -1, 1)
         variance = np.clip(noisy[1] / count + 1, 0, 1) - mean**2
@@ -177,7 +182,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         release = Release("mean and mean square", relation.reach * math.sqrt(columns) / count, std / count, 1.0)
         facts = (*rows.table_facts(X), "bounds", "every other argument")
         self.privacy_ = FitPrivacy(
-            price, (release,), facts, not_covered(self.ledger), key.reproducible,
+            price, (release,), facts, not_covered(self.ledger, secure), key.reproducible,
             "scaling by noisy means and variances",
             ("values are clipped to the bounds", "columns are scaled by released means and variances"),
             rows.schema_of(self, X, bounds=[low.tolist(), high.tolist()]),

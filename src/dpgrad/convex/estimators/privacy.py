@@ -11,8 +11,9 @@ from sklearn.utils import get_tags
 
 from dpgrad import _validate
 from dpgrad.accounting import account
-from dpgrad.accounting.events import Event, Poisson, Relation, leaves, to_dict
-from dpgrad.accounting.guarantee import Guarantee
+from dpgrad.accounting.events import Compose, Event, Poisson, Relation, leaves, to_dict
+from dpgrad.accounting.guarantee import FLOATING, Guarantee
+from dpgrad.accounting.inexact import parted
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import Release
@@ -25,6 +26,7 @@ __all__ = [
     "Reported",
     "charging",
     "delta_for",
+    "exact_delta",
     "guarantee",
     "not_covered",
     "relation_of",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 
+_SET_ASIDE = 2.0**-10  # of δ, for the distance of secure noise
 _HOLDERS = ("steps", "transformers", "transformer_list")  # of pipelines, column transformers and unions
 
 
@@ -125,7 +128,7 @@ def guarantee(event: Event, relation: Relation, delta: float) -> Guarantee:
     >>> guarantee(Gaussian(4.0), Relation.ZERO_OUT, 1e-5).accountant
     'exact'
     """
-    sampled = any(isinstance(leaf, Poisson) for leaf in leaves(event))
+    sampled = any(isinstance(leaf, Poisson) for leaf in leaves(parted(event)[0]))
     return Guarantee.of(account(event, relation, "pld" if sampled else "exact"), delta)
 
 
@@ -190,10 +193,29 @@ def delta_for(delta: float | None, rows: int) -> float:
     return float(found)
 
 
-def charging(ledger: object, relation: Relation, label: str) -> Callable[[Event], None]:
-    """What charges an event to the ledger, where there is one.
+def exact_delta(delta: float, secure: bool) -> float:
+    """What is left of δ for exact noise: all but a 1,024th, which is set aside for the distance of secure noise.
 
-    >>> charging("spent.jsonl", Relation.ZERO_OUT, "a model")
+    >>> exact_delta(1e-6, secure=False), exact_delta(1024e-9, secure=True)
+    (1e-06, 1.023e-06)
+    """
+    return delta * (1 - _SET_ASIDE) if secure else delta
+
+
+def _refuse_far(event: Event, delta: float) -> None:
+    """Refuse secure noise whose distance exceeds what was set aside of δ."""
+    _, distance = parted(event)
+    if distance > _SET_ASIDE * delta:
+        raise OptionError(
+            f"delta is too small for noise secure: a 1,024th of {delta:g} may go to the noise of this fit, which needs "
+            f"{distance:.3g}; give a larger delta, fewer columns or steps, or the ordinary noise"
+        )
+
+
+def charging(ledger: object, relation: Relation, label: str, delta: float) -> Callable[[Event], None]:
+    """What charges an event to the ledger, where there is one; all events of a fit share ``delta``.
+
+    >>> charging("spent.jsonl", Relation.ZERO_OUT, "a model", 1e-6)
     Traceback (most recent call last):
     dpgrad.errors.OptionError: ledger must be a dpgrad.Ledger or None, got 'spent.jsonl': Ledger(path) opens a file
     """
@@ -202,15 +224,19 @@ def charging(ledger: object, relation: Relation, label: str) -> Callable[[Event]
             f"ledger must be a dpgrad.Ledger or None, got {_validate.shown(ledger)}: Ledger(path) opens a file"
         )
 
+    charged: list[Event] = []
+
     def charge(event: Event) -> None:
+        charged.append(event)
+        _refuse_far(Compose(tuple(charged)), delta)
         if ledger is not None:
             ledger.add(event, relation, label)
 
     return charge
 
 
-def not_covered(ledger: Ledger | None) -> tuple[str, ...]:
-    """What no single fit can cover."""
+def not_covered(ledger: Ledger | None, secure: bool) -> tuple[str, ...]:
+    """What no single fit can cover, and what ordinary noise does not."""
     others = "other fits on the same rows, as tuning makes them: " + (
         "they are not added up, give them one shared ledger" if ledger is None else "ledger.guarantee(delta) adds them"
     )
@@ -218,4 +244,5 @@ def not_covered(ledger: Ledger | None) -> tuple[str, ...]:
         others,
         "scores on these rows or on held-out ones, and choices made from them",
         "what was computed from these rows before the fit, such as means of a scaler without privacy",
+        *(() if secure else (FLOATING,)),
     )

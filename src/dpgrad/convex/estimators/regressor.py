@@ -10,6 +10,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
+from dpgrad.accounting.guarantee import ORDINARY
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
 from dpgrad.convex.design import quiet
@@ -64,6 +65,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         clip: float | None = None,
         l2: float | None = None,
         momentum: float | None = None,
+        noise: str = ORDINARY,
         random_state: Any = None,
         ledger: Ledger | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         self.clip = clip
         self.l2 = l2
         self.momentum = momentum
+        self.noise = noise
         self.random_state = random_state
         self.ledger = ledger
 
@@ -97,16 +100,19 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         else:  # a row of zeros has the target 0, wherever the bounds lie
             middle, half = 0.0, max(abs(low), abs(high))
         targets = chunked.applied(partial(_scaled, low=low, high=high, middle=middle, half=half), fitted.y)
-        charge = charging(self.ledger, fitted.relation, type(self).__name__)
+        charge = charging(self.ledger, fitted.relation, type(self).__name__, fitted.delta)
         task = solvers.Task(
-            Squared(bound=1.0), 0, fitted.epsilon, fitted.delta, fitted.relation, fitted.radius, fit_intercept, charge
-        )
+            Squared(bound=1.0), 0, fitted.epsilon, fitted.exact_delta, fitted.relation, fitted.radius, fit_intercept,
+            charge, secure=fitted.secure,
+        )  # fmt: skip
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
         key = rows.key_of(self.random_state, type(self).__name__)
         share = extras.share_checked(inference_share=self.inference_share)
         outcome = extras.solved(
             self.solver, rows.narrowed(fitted.X), targets, task, options, key,
-            extras.Split(fitted.epsilon, fitted.delta, fitted.relation, inference=share), scale=half, offset=middle,
+            extras.Split(
+                fitted.epsilon, fitted.exact_delta, fitted.relation, inference=share, secure=fitted.secure
+            ), scale=half, offset=middle,
         )  # fmt: skip
         found = outcome.found
         self.coef_ = half * found.coef[:, 0]

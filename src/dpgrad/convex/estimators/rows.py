@@ -11,17 +11,19 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from dpgrad import _processes, _validate
+from dpgrad.accounting.guarantee import SECURE, SOURCES
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix, blocks, shortened
 from dpgrad.convex.opened import opened, zeros_like
 from dpgrad.convex.passes import lazy
 from dpgrad.errors import DataError, OptionError
+from dpgrad.mechanism import chacha
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "FLOATS", "NORMALIZE", "NUMBERS", "WHOLE", "budget_checked", "canonical", "flag_checked", "key_of", "narrowed",
-    "norm_checked", "pair_of", "prepared_by", "radius_of", "schema_of", "shape_facts", "sklearn_option", "table_facts",
-    "unweighted", "validated",
+    "norm_checked", "pair_of", "prepared_by", "radius_of", "schema_of", "secure_checked", "shape_facts",
+    "sklearn_option", "table_facts", "unweighted", "validated",
 ]  # fmt: skip
 
 NORMALIZE = "normalize"
@@ -294,6 +296,19 @@ def flag_checked(**flag: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise OptionError(f"{name} must be True or False, got {_validate.shown(value)}")
     return bool(value)
+
+
+def secure_checked(noise: object) -> bool:
+    """Whether noise is to come from the secure source, by the name of one.
+
+    >>> secure_checked("loud")
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: noise must be one of ordinary, secure, got 'loud'
+    """
+    _validate.one_of(SOURCES, noise=noise)
+    if noise == SECURE:
+        chacha.refuse_missing()
+    return noise == SECURE
 
 
 def key_of(random_state: object, estimator: str) -> Key:

@@ -64,7 +64,7 @@ class Task:
 
     A loss of one score for more than two classes separates each class from the rest, in fits that share the budget. No
     classes: a regression. ``charge`` is told the event before anything is released. ``share`` is what the solver may
-    take of the budget, in μ².
+    take of the budget, in μ². ``secure`` takes noise from the secure source.
     """
 
     loss: Loss
@@ -76,6 +76,11 @@ class Task:
     fit_intercept: bool
     charge: Callable[[Event], None] = lambda event: None
     share: float = 1.0
+    secure: bool = False
+
+    def secure_values(self, prepared: Rows) -> int:
+        """How many coefficients get noise of the secure source: 0 where that is ordinary."""
+        return prepared.features * self.loss.outputs if self.secure else 0
 
     @property
     def mu(self) -> float:
@@ -129,6 +134,11 @@ def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Opt
     run, taken = known[str(name)]
     if name in BINARY and isinstance(task.loss, Weighted):
         raise OptionError(unweighted(str(name)))
+    if name in BINARY and task.secure:
+        raise OptionError(
+            f"noise secure is refused with solver {name}: its proof needs noise that has a density, inside the "
+            f"objective, and whole numbers on a grid have none; use {', '.join(sorted(set(SOLVERS) - BINARY))}"
+        )
     if task.loss.outputs == 1 and task.classes == 2:
         targets = chunked.applied(signed, targets)
     unused = sorted(set(options) - taken)
@@ -155,7 +165,7 @@ def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key
     found = auto.solve(
         rows, targets, task.loss, epsilon=task.epsilon, delta=task.delta, relation=task.relation, radius=task.radius,
         fit_intercept=task.fit_intercept, kappa=options.get("kappa", 1.0), steps=steps, key=key, charge=task.charge,
-        share=task.share,
+        share=task.share, secure=task.secure,
     )  # fmt: skip
     return Found(found.coef, found.intercept, found.event, found.releases, steps, found.cut)
 
@@ -167,7 +177,7 @@ def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) 
     pace = _pace(prepared, clip, task.mu, task, options)
     mechanism = gd.calibrated(
         prepared.rows, pace.steps, clip=clip, epsilon=task.epsilon, delta=task.delta, relation=task.relation,
-        share=task.share,
+        share=task.share, secure_values=task.secure_values(prepared),
     )  # fmt: skip
     return _descended("gradients", gd.solve, prepared, targets, mechanism, pace, task, options, key)
 
@@ -181,6 +191,7 @@ def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
     mechanism = sgd.calibrated(
         prepared.rows, pace.steps, sampling_rate=sampled, clip=clip,
         epsilon=task.epsilon, delta=task.delta, relation=task.relation, share=task.share,
+        secure_values=task.secure_values(prepared),
     )  # fmt: skip
     # the μ of full batches with as much noise on their mean gradient
     mu = task.relation.reach * sampled * math.sqrt(pace.steps) / mechanism.noise_multiplier
@@ -290,6 +301,7 @@ def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: K
         prepared.rows, task.loss, radius=prepared.bound, passes=options.get("max_iter", 10),
         batch_size=batch_size, learning_rate=options.get("learning_rate", usual),
         l2=options.get("l2", 0.0), epsilon=task.epsilon, delta=task.delta, relation=task.relation, share=task.share,
+        secure_values=task.secure_values(prepared),
     )  # fmt: skip
     task.charge(plan.event)
     solved = output.solve(prepared, targets, task.loss, plan, key=key)
@@ -353,7 +365,7 @@ def _adassp(rows: Matrix, targets: Targets, task: Task, options: Options, key: K
     _validate.non_negative(l2=l2)
     plan = regression.calibrated(
         prepared.rows, radius=prepared.bound, target_bound=1.0, epsilon=task.epsilon, delta=task.delta,
-        relation=task.relation, share=task.share,
+        relation=task.relation, share=task.share, secure_columns=prepared.features if task.secure else 0,
     )  # fmt: skip
     task.charge(plan.event)
     noisy = regression.released(prepared, targets, plan, key)

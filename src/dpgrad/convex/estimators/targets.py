@@ -13,7 +13,15 @@ from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix
 from dpgrad.convex.estimators import rows
 from dpgrad.convex.estimators.extras import Outcome
-from dpgrad.convex.estimators.privacy import FitPrivacy, delta_for, guarantee, not_covered, relation_of, warn_of_steps
+from dpgrad.convex.estimators.privacy import (
+    FitPrivacy,
+    delta_for,
+    exact_delta,
+    guarantee,
+    not_covered,
+    relation_of,
+    warn_of_steps,
+)
 from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
@@ -34,12 +42,19 @@ class Given:
     low: float
     high: float
     fit_intercept: bool
+    secure: bool
+
+    @property
+    def exact_delta(self) -> float:
+        """What is left of δ for exact noise."""
+        return exact_delta(self.delta, self.secure)
 
 
 def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
     """The arguments of ``estimator`` and its rows, checked; no target may lie below ``least``."""
     warn_of_steps(estimator)
     epsilon, relation = rows.budget_checked(estimator.epsilon), relation_of(estimator.relation)
+    secure = rows.secure_checked(estimator.noise)
     if estimator.data_norm is None:
         raise OptionError("data_norm is required: a bound on the norm of every row, chosen without looking at the data")
     radius = rows.radius_of(estimator.data_norm)
@@ -50,7 +65,8 @@ def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
     X, y = rows.validated(estimator, X, y=y, dtype=rows.NUMBERS, y_numeric=True)
     y = chunked.applied(_numbers, y)
     y = y.tested() if isinstance(y, chunked.Labels) else y
-    return Given(X, y, epsilon, delta_for(estimator.delta, X.shape[0]), relation, radius, low, high, fit_intercept)
+    delta = delta_for(estimator.delta, X.shape[0])
+    return Given(X, y, epsilon, delta, relation, radius, low, high, fit_intercept, secure)
 
 
 def _numbers(y: Any) -> Array:
@@ -69,7 +85,7 @@ def ended(estimator: Any, fitted: Given, outcome: Outcome, key: Key, title: str)
         guarantee(outcome.event, fitted.relation, fitted.delta),
         outcome.releases,
         (*rows.shape_facts(fitted.X, fitted.radius), "target_bounds", "every other argument of the estimator"),
-        not_covered(estimator.ledger),
+        not_covered(estimator.ledger, fitted.secure),
         key.reproducible,
         title,
         (*rows.prepared_by(fitted.radius, fitted.fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),

@@ -42,7 +42,7 @@ True
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -50,8 +50,8 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
 from dpgrad import _validate
-from dpgrad.accounting import exact
-from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation, Repeat
+from dpgrad.accounting import account, exact
+from dpgrad.accounting.events import Compose, Event, Gaussian, Inexact, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix, Rows, Rule, quiet
 from dpgrad.convex.joint import Joint
@@ -80,6 +80,7 @@ __all__ = [
     "Solution",
     "fitted_chances",
     "mean_row",
+    "noised_matrix",
     "second_moment",
     "solve",
     "symmetric_noise",
@@ -162,6 +163,29 @@ class AutoPlan:
     moved: int
     steps: int
     outputs: int
+    secure: bool = False
+
+    def secure_values(self, name: str) -> int:
+        """How many values of a release get noise of the secure source: 0 where that is ordinary.
+
+        >>> AutoPlan(300, 50, 1.0, 0.2, 2, 60, outputs=1, secure=True).secure_values("gradients")
+        51
+        """
+        columns = {"mean": 1, SECOND_MOMENT: self.columns}.get(name)
+        values = (self.columns + 1) * self.outputs if columns is None else self.columns * columns
+        return values if self.secure else 0
+
+    def within(self, epsilon: float, delta: float, share: float) -> "AutoPlan":
+        """The plan with the μ of that share of the budget."""
+        mu = exact.mu_for(epsilon, gd.below(delta, self.most_secure_values)) * (1 - _ROUNDING) * math.sqrt(share)
+        return replace(self, mu=mu)
+
+    @property
+    def most_secure_values(self) -> int:
+        """How many values of all releases get noise of the secure source, at most."""
+        values = self.secure_values
+        second = values(SECOND_MOMENT) if self.columns <= MOST_COLUMNS else 0
+        return values("mean") + second + self.steps * values("gradients")
 
     @property
     def clip(self) -> float:
@@ -218,7 +242,10 @@ class AutoPlan:
     def mechanism(self, relation: Relation) -> Mechanism:
         """The descent's noise and clip bound."""
         multiplier = self.moved * math.sqrt(self.steps) / (self.mu * math.sqrt(self.share))
-        return Mechanism(FullBatch(), self.steps, multiplier, self.clip, relation=relation, batch_size=self.rows)
+        return Mechanism(
+            FullBatch(), self.steps, multiplier, self.clip, relation=relation, batch_size=self.rows,
+            secure_values=self.secure_values("gradients"),
+        )  # fmt: skip
 
     def learning_rate(self, kappa: float, spread: float) -> float:
         """η = G·(1−β)/T, or less where that is unstable on rows whose second moment has the eigenvalue ``spread``.
@@ -244,28 +271,18 @@ class AutoPlan:
 
 @quiet
 def solve(
-    rows: ArrayLike | Matrix,
-    targets: ArrayLike,
-    loss: Loss,
-    *,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
-    radius: float | None = None,
-    fit_intercept: bool = True,
-    kappa: float = 1.0,
-    steps: int = 60,
-    key: AnyKey | None = None,
-    charge: Callable[[Event], None] | None = None,
-    share: float = 1.0,
-) -> Solution:
+    rows: ArrayLike | Matrix, targets: ArrayLike, loss: Loss, *, epsilon: float, delta: float, relation: Relation,
+    radius: float | None = None, fit_intercept: bool = True, kappa: float = 1.0, steps: int = 60,
+    key: AnyKey | None = None, charge: Callable[[Event], None] | None = None, share: float = 1.0, secure: bool = False,
+) -> Solution:  # fmt: skip
     """The coefficients of a private linear classifier within (ε, δ), with every release it took to find them.
 
     Rows longer than ``radius``, a bound chosen without looking at them, are clipped to it; without one every row is
     normalised, and its length is lost. Where lengths carry information give a radius: for columns scaled to [0, 1] half
     the diagonal of the box, √p/2, is a public rule. ``rows`` is dense or CSR, which is never made dense. ``kappa`` is
     the noise allowed on a logit. ``key`` is fresh unless given; one key serves one run on one dataset. ``charge`` is
-    told the event before anything is released. ``share`` as for `gd.calibrated`.
+    told the event before anything is released. ``share`` as for `gd.calibrated`. ``secure`` takes noise from the secure
+    source (docs/secure_noise.md).
 
     Guarantee: (ε, δ) for neighbours under ``relation``, by the exact profile of all releases together; which are made
     and with how much noise depends on the numbers of rows and columns, the radius, the loss and the arguments alone.
@@ -280,17 +297,17 @@ def solve(
     checked = chunked.checked(loss, targets, plain.rows)
     gd.check_delta(delta, plain.rows)
     relation = gd.same_size(relation, "auto sets noise and learning rate by the number of rows, which must be public")
-    mu = exact.mu_for(epsilon, delta) * (1 - _ROUNDING) * math.sqrt(share)
-    plan = AutoPlan(plain.rows, plain.features, reach, mu, relation.reach, steps, loss.outputs)
+    plan = AutoPlan(plain.rows, plain.features, reach, 1.0, relation.reach, steps, loss.outputs, secure)
+    plan = plan.within(epsilon, delta, share)
     mechanism = plan.mechanism(relation)
     releases = plan.releases(mechanism)
     event = _event(releases, plan, relation)
-    if exact.account(event, relation).epsilon(delta) > epsilon:
+    if account(event, relation, exact.NAME).epsilon(delta) > epsilon:
         raise BudgetSpentError(f"epsilon {epsilon!r} is too small to be met in floating point at delta {delta:g}")
 
     if charge is not None:
         charge(event)
-    secret = Key.fresh() if key is None else Key.of(key)
+    secret = gd.keyed(key, plan.most_secure_values, 0)
     centre = _noisy_mean(plain, plan, secret) if plan.centred else None
     linear_map, spread = None, SPREAD * reach**2
     if centre is not None and plan.preconditioned:
@@ -358,16 +375,17 @@ def _event(releases: tuple[Release, ...], plan: AutoPlan, relation: Relation) ->
     The second moment moves by √2 under replace-one, not by 2: its multiplier is right for this relation alone.
     """
 
-    def leaf(made: Release) -> Gaussian | Pinned:
+    def leaf(made: Release) -> Gaussian | Pinned | Inexact:
         found = Gaussian(plan.moved * made.std / made.sensitivity)
-        return Pinned(found, relation) if made.name == SECOND_MOMENT else found
+        pinned = Pinned(found, relation) if made.name == SECOND_MOMENT else found
+        return gd.with_distance(pinned, plan.secure_values(made.name))
 
     return Compose(tuple(Repeat(leaf(made), made.count) for made in releases))
 
 
 def _noisy_mean(plain: Rows, plan: AutoPlan, key: Key) -> Array:
     """The mean row with its noise; a counter of the noise that no step of the descent uses."""
-    return mean_row(plain) + gd.gaussian(key, plan.steps, (plan.columns,), plan.mean_std)
+    return gd.noised(key, plan.steps, mean_row(plain), plan.mean_sensitivity, plan.mean_std)
 
 
 def mean_row(plain: Rows) -> Array:
@@ -421,12 +439,28 @@ def symmetric_noise(key: Key, step: int, columns: int, std: float) -> Array:
     return (square + square.T) / 2
 
 
+def noised_matrix(key: Key, step: int, total: Array, sensitivity: float, std: float) -> Array:
+    """A symmetric matrix with noise of `symmetric_noise`, of the source that ``key`` is for.
+
+    Guarantee: as for `gd.noised`, with ``sensitivity`` in the Frobenius norm. Secure noise goes to every entry, in the
+    norm of which both halves count; making the sum symmetric afterwards is post-processing and gives the same law.
+
+    >>> found = noised_matrix(Key.from_seed(7).secured(), 0, np.eye(2), sensitivity=1.0, std=1.0)
+    >>> bool((found == found.T).all())
+    True
+    """
+    if not key.secure:
+        return total + symmetric_noise(key, step, len(total), std)
+    square = gd.noised(key, step, total, sensitivity, std)
+    return (square + square.T) / 2
+
+
 def _preconditioner(plain: Rows, centre: Array, plan: AutoPlan, key: Key) -> tuple[Array, float]:
     """M = (A − c·cᵀ)^(−1/2) of the noisy second moment, and the largest eigenvalue of the covariance it leaves.
 
     It is scaled so that the mean square of a row's norm is about R².
     """
-    noisy = second_moment(plain) + symmetric_noise(key, plan.steps + 1, plan.columns, plan.second_std)
+    noisy = noised_matrix(key, plan.steps + 1, second_moment(plain), plan.second_sensitivity, plan.second_std)
     found, vectors = np.linalg.eigh(noisy - np.outer(centre, centre))
     eigenvalues = np.maximum(found, plan.floor)
     # what of the variance along each direction is told from noise, once divided by the clamped eigenvalue

@@ -16,6 +16,7 @@ gradient of a single row is ever formed (Goodfellow 2015). T releases with noise
 (True, True)
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -25,32 +26,41 @@ from numpy.typing import ArrayLike
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import NOTHING, Event, Gaussian, Relation, Repeat
+from dpgrad.accounting.events import NOTHING, Event, Gaussian, Inexact, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, Loss, Targets
 from dpgrad.convex.solvers.solved import Release, Solved
 from dpgrad.errors import OptionError
-from dpgrad.mechanism import normal, schedules
+from dpgrad.mechanism import chacha, normal, schedules, secure
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch, Poisson
 from dpgrad.mechanism.schedules import Schedule
 
 __all__ = [
-    "calibrated", "check_delta", "check_design", "check_momentum", "clipped_sum", "closed_form", "descend",
-    "gaussian", "others", "same_size", "solve",
+    "below", "calibrated", "check_delta", "check_design", "check_momentum", "clipped_sum", "closed_form", "descend",
+    "gaussian", "keyed", "noised", "others", "same_size", "solve", "with_distance",
 ]  # fmt: skip
 
 
 def calibrated(
-    rows: int, steps: int, *, clip: float, epsilon: float, delta: float, relation: Relation, share: float = 1.0
+    rows: int,
+    steps: int,
+    *,
+    clip: float,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+    share: float = 1.0,
+    secure_values: int = 0,
 ) -> Mechanism:
     """The full-batch mechanism of ``steps`` steps with the least noise that is (ε, δ)-private.
 
     ``rows`` divides the noisy sum: the number of rows, or under add/remove a number declared without counting them. To
     give the noise instead, build the `Mechanism` and declare ``batch_size``. ``share`` is what it may take of the
-    budget, in μ², where other Gaussian releases take the rest.
+    budget, in μ², where other Gaussian releases take the rest. ``secure_values`` is the number of coefficients where
+    noise is to come from the secure source (docs/secure_noise.md), else 0.
 
     Guarantee: by the exact profile of the composition, for neighbours under ``relation``. A δ of 1/n or more is
     refused: it would allow to publish a row.
@@ -60,7 +70,8 @@ def calibrated(
     29.87
     """
     check_delta(delta, rows)
-    plain = Mechanism(FullBatch(), steps, 1.0, clip, relation=relation, batch_size=rows)
+    below(delta, steps * secure_values)
+    plain = Mechanism(FullBatch(), steps, 1.0, clip, relation=relation, batch_size=rows, secure_values=secure_values)
     return plain.calibrated(epsilon, delta, "exact", beside=others(share, epsilon, delta, relation))
 
 
@@ -142,7 +153,8 @@ def solve(
 
     Guarantee: the event is that of ``mechanism``, whose clip bound and noise are the ones applied, for rows that differ
     under its relation. Gradients are clipped and summed in float64, and the clip bound is lowered by what rounding
-    there may do to the sum of all (`Design.slack`); noise is taken to be Gaussian, as exact arithmetic would draw it.
+    there may do to the sum of all (`Design.slack`); noise is taken to be Gaussian, as exact arithmetic would draw it,
+    unless the mechanism has ``secure_values``.
     """
     if not isinstance(mechanism.sampler, FullBatch):
         raise OptionError(f"gd takes every row at every step, got {mechanism.sampler.name} sampling: use sgd")
@@ -175,15 +187,15 @@ def descend(
     if mechanism.adaptive_clip is not None:
         raise OptionError("the convex solvers keep their clip bound: give a mechanism without adaptive_clip")
     rates = schedules.values(learning_rate, mechanism.steps, name="learning_rate")
-    secret = Key.fresh() if key is None else Key.of(key)
+    coefficients = np.zeros((design.features, loss.outputs))
+    secret = keyed(key, mechanism.secure_values, coefficients.size)
     divisor, checked = mechanism.divisor, chunked.checked(loss, targets, design.rows)
     if mechanism.relation is Relation.ADD_REMOVE:  # one row more moves others within blocks, and how they are rounded
         design = design.precise()
-    coefficients = np.zeros((design.features, loss.outputs))
     velocity, mean = np.zeros_like(coefficients), np.zeros_like(coefficients)
     for step, rate in enumerate(rates):
         total = _batch_sum(design, checked, loss, coefficients, mechanism, step, secret)
-        noisy = total + gaussian(secret, step, total.shape, mechanism.std_at(step))
+        noisy = noised(secret, step, total, mechanism.clip_at(step), mechanism.std_at(step))
         with np.errstate(over="ignore", invalid="ignore"):
             velocity = momentum * velocity + noisy / divisor + l2 * coefficients
             coefficients = coefficients - rate * velocity
@@ -277,6 +289,74 @@ def gaussian(key: Key, step: int, shape: tuple[int, ...], std: float) -> Array:
     True
     """
     return normal.gaussian(key, shape, std, "convex noise", str(step))
+
+
+def noised(key: Key, step: int, total: Array, sensitivity: float, std: float) -> Array:
+    """The total with noise of standard deviation ``std`` on each value, of the source that ``key`` is for.
+
+    With a secured key the total is rounded to a grid, whole numbers are added, and ``sensitivity`` says how far one row
+    moves the total: noise grows by what rounding adds to that.
+
+    Guarantee: the noise multiplier is at least std/sensitivity, rounding included (docs/proofs/secure_noise.md).
+
+    >>> key, total = Key.from_seed(7).secured(), np.array([[1.0], [2.0]])
+    >>> bool(np.abs(noised(key, 0, total, sensitivity=1.0, std=1e-3) - total).max() < 0.01)
+    True
+    """
+    if not key.secure:
+        return total + gaussian(key, step, total.shape, std)
+    unit, found = secure.grid(std, sensitivity, total.size), np.empty(total.size)
+    secure.fill(key, [secure.Wanted(found, ("convex noise", str(step)), total=total.reshape(-1), unit=unit)])
+    if np.abs(found).max() >= unit * (secure.LIMIT - 64 * secure.SCALE):  # read from what is released
+        raise OptionError(
+            f"noise secure holds sums of up to {secure.LIMIT / secure.SCALE:.2g} standard deviations of the noise, and "
+            "this one is beyond: use fewer rows, a smaller epsilon or the ordinary noise; what was charged is spent"
+        )
+    return found.reshape(total.shape)
+
+
+def keyed(key: AnyKey | None, secure_values: int, values: int) -> Key:
+    """The key, fresh unless given, for the source that ``secure_values`` accounts for, of ``values`` that are noised.
+
+    >>> keyed(7, secure_values=2, values=3)
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: secure_values must be at least 3, the number of values that get noise, got 2: each ...
+    """
+    if secure_values:
+        chacha.refuse_missing()
+        if values > secure_values:
+            raise OptionError(
+                f"secure_values must be at least {values:,}, the number of values that get noise, got "
+                f"{secure_values:,}: each adds to delta"
+            )
+    return dataclasses.replace(Key.fresh() if key is None else Key.of(key), secure=secure_values > 0)
+
+
+def with_distance(event: Gaussian | Pinned, secure_values: int) -> Gaussian | Pinned | Inexact:
+    """The event of one release with the distance of that many values of secure noise.
+
+    >>> with_distance(Gaussian(4.0), secure_values=0), with_distance(Gaussian(4.0), secure_values=10).distance < 1e-22
+    (Gaussian(noise_multiplier=4.0), True)
+    """
+    return Inexact(event, secure.inexact(secure_values)) if secure_values else event
+
+
+def below(delta: float, secure_values: int) -> float:
+    """What is left of δ for exact noise, once so many values of secure noise have taken theirs.
+
+    >>> below(1e-6, secure_values=0) == 1e-6, below(1e-20, secure_values=10**4)
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: delta must be above 3.31e-20 for 10,000 values of secure noise, got 1e-20: give a ...
+    """
+    if not secure_values:
+        return delta
+    distance = secure.inexact(secure_values)
+    if delta <= distance:
+        raise OptionError(
+            f"delta must be above {distance:.3g} for {secure_values:,} values of secure noise, got {delta!r}: give a "
+            "larger delta, or use the ordinary noise"
+        )
+    return math.nextafter((delta - distance) * (1 - 2.0**-50), 0.0)
 
 
 def closed_form(steps: int, epsilon: float, delta: float, relation: Relation = Relation.REPLACE_ONE) -> float:

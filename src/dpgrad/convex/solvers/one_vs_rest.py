@@ -61,7 +61,7 @@ def solve(
     secret = Key.fresh() if key is None else Key.of(key)
     columns, events, last = [], [], None
     for each in range(classes):
-        own = Key(secret.derive("one versus rest", str(each)), reproducible=secret.reproducible)
+        own = secret.child("one versus rest", str(each))
         last = binary(design, chunked.applied(partial(_against, each=each), checked), key=own)
         column, event = last
         _validate.whole(most=1, **{"scores of a binary model": column.shape[1]})

@@ -68,11 +68,12 @@ class Descent:
     l2: float
     sensitivity: float
     std: float
+    secure_values: int = 0
 
     @property
     def event(self) -> Event:
         """One Gaussian release."""
-        return Gaussian(self.relation.reach * self.std / self.sensitivity)
+        return gd.with_distance(Gaussian(self.relation.reach * self.std / self.sensitivity), self.secure_values)
 
 
 def calibrated(
@@ -89,12 +90,13 @@ def calibrated(
     l2: float = 0.0,
     models: int = 1,
     share: float = 1.0,
+    secure_values: int = 0,
 ) -> Descent:
     """The descent with the least noise on its result that is (ε, δ)-private.
 
     ``radius`` is ``design.bound``. Without ``learning_rate`` it is min(1/(β + l2), 1/(l2·t)), for which l2 must be
     positive. ``batch_size=rows`` takes full gradients. ``models`` such fits on the same rows get μ²/models each, so
-    that together they are exactly as private as one; ``share`` as for `gd.calibrated`.
+    that together they are exactly as private as one; ``share`` and ``secure_values`` as for `gd.calibrated`.
 
     Guarantee: by the sensitivity of this module and the exact profile of the Gaussian mechanism. Add/remove is refused:
     the batches reveal the number of rows. The authors' grids are learning rates .001, .01, .1 and passes 5, 10, 100 at
@@ -118,8 +120,9 @@ def calibrated(
     smoothness = loss.smoothness(radius) + l2
     rates = _rates(learning_rate, passes * batches, l2, smoothness)
     sensitivity = relation.reach * loss.lipschitz(radius) / batch_size * stability(rates, batches, l2, smoothness)
-    std = sensitivity * math.sqrt(models / share) / (exact.mu_for(epsilon, delta) * (1 - 1e-9))
-    return Descent(loss, radius, rows, relation, passes, batch_size, rates, l2, sensitivity, std)
+    mu = exact.mu_for(epsilon, gd.below(delta, models * secure_values)) * (1 - 1e-9)
+    std = sensitivity * math.sqrt(models / share) / mu
+    return Descent(loss, radius, rows, relation, passes, batch_size, rates, l2, sensitivity, std, secure_values)
 
 
 def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: float) -> float:
@@ -153,15 +156,15 @@ def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, *, key: A
     if loss != plan.loss:
         raise OptionError(f"loss must be the one the noise was calibrated for, {plan.loss!r}, got {loss!r}")
     gd.check_design(design, plan.radius, plan.rows)
-    secret = Key.fresh() if key is None else Key.of(key)
+    secret = gd.keyed(key, plan.secure_values, design.features * loss.outputs)
     found = descend(design, targets, loss, plan, order(secret, plan.rows))
-    noisy = found + gd.gaussian(secret, 0, found.shape, plan.std)
+    noisy = gd.noised(secret, 0, found, plan.sensitivity, plan.std)
     release = Release("coefficients", plan.sensitivity, plan.std, share=1.0)
     return Solved(noisy, plan.event, plan.relation, "output perturbation", secret.reproducible, (release,))
 
 
 def order(key: Key, rows: int) -> "np.typing.NDArray[np.int64]":
-    """The rows in random order, a function of the key.
+    """The rows in random order, a function of the key; privacy does not depend on the order.
 
     >>> sorted(order(Key.from_seed(7), 4).tolist())
     [0, 1, 2, 3]

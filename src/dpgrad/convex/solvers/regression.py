@@ -34,7 +34,7 @@ from scipy.special import ndtri
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import Event, Gaussian, Pinned, Relation, Repeat
+from dpgrad.accounting.events import Compose, Event, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, Squared, Targets
@@ -49,17 +49,26 @@ FAILURE = 0.05  # ρ: the chance that the ridge is too small
 
 @dataclass(frozen=True)
 class Statistics:
-    """Three releases in public numbers; ``share`` is the μ of each."""
+    """Three releases in public numbers; ``share`` is the μ of each.
+
+    ``secure_columns`` is the number of columns where noise is to come from the secure source, else 0.
+    """
 
     radius: float
     target_bound: float
     relation: Relation
     share: float
+    secure_columns: int = 0
 
     @property
     def event(self) -> Event:
         """Three Gaussian releases of the same price, under the relation that they were calibrated for."""
-        return Repeat(Pinned(Gaussian(self.relation.reach / self.share), self.relation), 3)
+        leaf = Pinned(Gaussian(self.relation.reach / self.share), self.relation)
+        if not self.secure_columns:
+            return Repeat(leaf, 3)
+        return Compose(
+            tuple(gd.with_distance(leaf, values) for values in (1, self.secure_columns**2, self.secure_columns))
+        )
 
     @property
     def moment_std(self) -> float:
@@ -107,11 +116,13 @@ def calibrated(
     delta: float,
     relation: Relation,
     share: float = 1.0,
+    secure_columns: int = 0,
 ) -> Statistics:
     """The releases with the least noise that are (ε, δ)-private together.
 
     ``radius`` is ``design.bound`` and ``target_bound`` B, both chosen without looking at the data; ``rows`` as for
-    `gd.calibrated`, and so is ``share``.
+    `gd.calibrated`, and so is ``share``. ``secure_columns`` is the number of columns where noise is to come from the
+    secure source (docs/secure_noise.md), else 0.
 
     Guarantee: by the exact profile of three Gaussian releases.
 
@@ -121,8 +132,9 @@ def calibrated(
     """
     _validate.positive(radius=radius, target_bound=target_bound, epsilon=epsilon)
     gd.check_delta(delta, rows)
-    one = exact.mu_for(epsilon, delta) * (1 - 1e-9) * math.sqrt(share / 3)
-    return Statistics(float(radius), float(target_bound), Relation(relation), one)
+    left = gd.below(delta, secure_columns**2 + secure_columns + 1 if secure_columns else 0)
+    one = exact.mu_for(epsilon, left) * (1 - 1e-9) * math.sqrt(share / 3)
+    return Statistics(float(radius), float(target_bound), Relation(relation), one, secure_columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,13 +174,16 @@ def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> No
     Guarantee: as for `solve`, which makes them.
     """
     gd.check_design(design, plan.radius)
-    checked, p = chunked.checked(Squared(math.inf), targets, design.rows), design.features
+    checked = chunked.checked(Squared(math.inf), targets, design.rows)
+    key = gd.keyed(key, plan.secure_columns, design.features)
     cut = chunked.applied(partial(np.clip, a_min=-plan.target_bound, a_max=plan.target_bound), checked)
     moment, product = statistics(design, cut)
-    smallest = float(np.linalg.eigvalsh(moment)[0]) + float(gd.gaussian(key, 0, (1,), plan.eigenvalue_std)[0])
-    noisy = moment + auto.symmetric_noise(key, 1, p, plan.moment_std)
-    target = product + gd.gaussian(key, 2, (p, 1), plan.product_std)
-    return Noisy(noisy, target, smallest, design.rows, design.intercept > 0)
+    stds = plan.eigenvalue_std, plan.moment_std, plan.product_std
+    eigenvalues = np.asarray(np.linalg.eigvalsh(moment), np.float64)
+    smallest = gd.noised(key, 0, eigenvalues[:1], plan.share * stds[0], stds[0])
+    noisy = auto.noised_matrix(key, 1, moment, plan.share * stds[1], stds[1])
+    target = gd.noised(key, 2, product, plan.share * stds[2], stds[2])
+    return Noisy(noisy, target, float(smallest[0]), design.rows, design.intercept > 0)
 
 
 def solve(design: Rows, targets: ArrayLike, plan: Statistics, *, l2: float = 0.0, key: AnyKey | None = None) -> Solved:

@@ -47,12 +47,13 @@ def calibrated(
     relation: Relation,
     accountant: str = "pld",
     share: float = 1.0,
+    secure_values: int = 0,
 ) -> Mechanism:
     """The Poisson-sampled mechanism of ``steps`` steps with the least noise that ``accountant`` finds (ε, δ)-private.
 
     ``rows`` gives the expected size of a batch, q·n: the number of rows, or under add/remove a number declared without
     counting them. To give the noise instead, build the `Mechanism` and declare ``batch_size``. ``share``
-    as for `gd.calibrated`.
+    and ``secure_values`` as for `gd.calibrated`.
 
     Guarantee: for neighbours under ``relation``; under replace-one a row that changes moves the sum by two clip bounds
     whenever it is sampled, and is priced so. A δ of 1/n or more is refused.
@@ -62,9 +63,12 @@ def calibrated(
     100.0
     """
     gd.check_delta(delta, rows)
+    gd.below(delta, steps * secure_values)
     _validate.positive(sampling_rate=sampling_rate)
     size = sampling_rate * rows
-    plain = Mechanism(Poisson(sampling_rate), steps, 1.0, clip, relation=relation, batch_size=size)
+    plain = Mechanism(
+        Poisson(sampling_rate), steps, 1.0, clip, relation=relation, batch_size=size, secure_values=secure_values
+    )
     return plain.calibrated(epsilon, delta, accountant, beside=gd.others(share, epsilon, delta, relation))
 
 
