@@ -263,7 +263,7 @@ def find_layouts(model: nn.Module, loss: Loss, batch: Batch, rows: int = 1) -> L
                 reason = str(unclear)
                 continue
             del alike
-            tape.layouts.keeps = keeps(following)
+            tape.layouts.keeps, tape.layouts.density = keeps(following), rows * following.density
             return tape.layouts
     raise MixedError(reason)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from dpgrad.grads.axes import Layout, same_for_rows
 from dpgrad.grads.batch import leaves
@@ -58,6 +59,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
         self.varies = False  # whether the next pass may do other things
+        self._operations, self._arithmetic = 0, 0  # of torch, and the additions and multiplications in its products
         self._seed = 0  # of torch's own random numbers
         self._hooks: object = None  # on saved tensors, of the caller
         self._fixed: set[int] = set()  # storages made of sizes and of numbers in the code alone
@@ -99,6 +101,11 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             1 if length == 1 or not stride else length
             for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
+
+    @property
+    def density(self) -> float:
+        """The additions and multiplications in products of one row, per operation of torch."""
+        return self._arithmetic / max(1, self._operations * self.rows)
 
     def agrees(self, tensor: Tensor, layout: Layout | None) -> None:
         """Refuse a tensor whose rows do not stand where ``layout`` says; None says that it has no rows."""
@@ -171,6 +178,9 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except MixedError as mixed:
             raise self._refuse(mixed) from None
         call.result = func(*args, **kwargs)
+        self._operations += 1
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            self._arithmetic += int(count(*args, **kwargs, out_val=call.result))
         self._note_values(func, call, written)
         try:
             self._after(func, call, bool(carrying), written, before)

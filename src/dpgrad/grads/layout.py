@@ -30,6 +30,7 @@ class Layouts:
     guessed: bool = False  # by shape alone, to be shown for every batch
     varies: bool = False  # whether the next pass may do other things than the last one, at the same shapes
     keeps: bool = False  # whether the model keeps anything of a batch
+    density: float = 0.0  # of the pass that found them, for one example (`Following.density`)
     proven: set[Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
 
     def update(self, other: "Layouts") -> None:

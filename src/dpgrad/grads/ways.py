@@ -8,6 +8,7 @@ The first that takes a model is used. Which one that is follows from the operati
 and third, from a few examples; a batch that its way cannot take goes the next way.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -98,6 +99,7 @@ class Attributed:
         self._decided = False
         self._lots = 0
         self._said: set[str] = set()
+        self.density = math.inf  # of the batched way, once decided: of a pass over one example (`Following.density`)
 
     @property
     def way(self) -> Way:
@@ -170,6 +172,8 @@ class Attributed:
 
         What a later batch does then depends on that batch alone, so a step can be replayed.
         """
+        if self._layouts is not None and not self._mixed:
+            self.density = self._layouts.density
         self._decided = True
         self.anew()
 

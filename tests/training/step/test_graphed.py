@@ -31,7 +31,7 @@ from dpgrad.training.private import Observed, PrivateGradient
 from dpgrad.training.step import lots, sizes
 from dpgrad.training.step.bodies import Bodies
 from dpgrad.training.step.graphed import Graphed
-from dpgrad.training.step.sizes import Sizes
+from dpgrad.training.step.sizes import CALLED, Sizes
 from replayed import on_cpu
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -446,6 +446,14 @@ class TestSizes:
             assert 1 <= found.fine <= max(1, batch**0.5)
             assert found.fine & (found.fine - 1) == 0 or found.fine == found.most
             assert Sizes.of(plan, 20 * batch, microbatch=10).most == min(10, found.most)
+
+    def test_called_bodies_leave_few_places_empty(self) -> None:
+        for batch in (1, 4, 16, 64, 512, 60_000):
+            plan = Mechanism(sampling.Poisson(1 / 20), 1000, 1.0, batch_size=batch)
+            found = Sizes.of(plan, 20 * batch, grain=CALLED)
+            assert batch <= found.most <= batch + max(0.1 * batch + 8, 2 * batch**0.5)
+            assert 1 <= found.fine <= max(1, batch / 16)
+            assert Sizes.of(plan, 20 * batch, microbatch=10, grain=CALLED).fine <= found.fine
 
     def test_no_number_of_rows_decides(self) -> None:
         """A row more would otherwise make every step round differently."""

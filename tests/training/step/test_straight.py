@@ -15,6 +15,7 @@ from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.training.private import PrivateGradient
 from dpgrad.training.step import straight
+from dpgrad.training.step.bodies import Bodies
 from dpgrad.training.step.straight import Straight
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a CPU")
@@ -73,7 +74,7 @@ def trained(steps: int = 25, data: Any = None, dropout: float = 0.0, **given: An
 def called(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]) -> Any:
     """The same run without code."""
     with monkeypatch.context() as patch:
-        patch.setattr(straight, "_LONG", math.inf)
+        patch.setattr(straight._Body, "_may_be_traced", lambda self: False)
         return make()
 
 
@@ -154,6 +155,35 @@ def test_code_is_made_before_it_is_needed(ran: list[bool], monkeypatch: pytest.M
     assert made[:1] == [0]
     assert set(made[1:]) == {1}  # at the end of the same step: no later one waits for it
     assert all(ran)
+
+
+def sizes(model: nn.Module, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], set[int]]:
+    """The places of pieces, and the examples in them, over 12 steps of a plan of ``steps``."""
+    places: set[int] = set()
+    filled: set[int] = set()
+    hold, replay = Bodies.hold, Straight._replay
+    monkeypatch.setattr(Bodies, "hold", lambda self, count: (filled.add(count), hold(self, count)))
+    monkeypatch.setattr(Straight, "_replay", lambda self, form: (places.add(form.size), replay(self, form)))
+    mechanism = Mechanism(sampling.Poisson(0.2), steps, 0.5, batch_size=16)
+    inputs = torch.randn(80, next(model.parameters()).shape[1])
+    private = PrivateGradient(model, loss, mechanism, seed=5)
+    for _ in range(12):
+        private.step((inputs, torch.zeros(80, dtype=torch.int64)))
+    return places, filled
+
+
+def test_no_place_stays_empty_where_products_take_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024))
+    places, filled = sizes(wide, 1000, monkeypatch)
+    assert places == filled
+    assert len(places) > 3
+
+
+@pytest.mark.parametrize(("steps", "few"), [(1000, True), (100, False)])
+def test_sizes_are_few_where_code_is_made_for_them(steps: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    places, filled = sizes(network(), steps, monkeypatch)
+    assert (len(places) < len(filled)) == few
+    assert few or places == filled
 
 
 def test_what_changes_is_followed(ran: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from dpgrad.training.step import taped
 from dpgrad.training.step.bodies import Bodies, Form
 from dpgrad.training.step.feeds import Feed, Piece, feed
 from dpgrad.training.step.lots import Lot, Lots
-from dpgrad.training.step.sizes import Sizes
+from dpgrad.training.step.sizes import GRAPHS, Grain, Sizes
 from dpgrad.training.step.work import Work
 
 __all__ = ["FEWEST_STEPS", "Called", "Graph", "Pieces"]
@@ -39,13 +39,12 @@ class Graph(Protocol):
 class Pieces(ABC):
     """Steps in pieces of fixed sizes."""
 
-    _coarse: ClassVar[bool] = False  # whether sizes are few
     form: ClassVar[str]  # how a step rounds; the sizes follow from the mechanism, and would tell how many rows
 
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         self._work, self._device = work, work.device
         self._bodies = Bodies(work)
-        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch, self._coarse, work.share)
+        self._sizes = Sizes.of(work.mechanism, rows, work.microbatch, self._grain(rows), work.share)
         lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most, share=work.share)
         self._lots = lots()
         # An augmentation of the user's own is called for one example after another, from the host.
@@ -64,6 +63,10 @@ class Pieces(ABC):
         self._draws = False  # whether the model draws random numbers
         self._said = False
         self._rule, self._watch = work.rule, Watch(work.model, work.loss, work.rule)
+
+    def _grain(self, rows: int) -> Grain:
+        """How finely sizes are spaced."""
+        return GRAPHS
 
     @abstractmethod
     def _made(self, form: Form) -> Graph:

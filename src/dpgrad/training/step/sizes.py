@@ -6,16 +6,29 @@ places stay empty; memory is that of one full piece, whatever the batch.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dpgrad.distributed.share import WHOLE, Share
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["Sizes", "capacity"]
+__all__ = ["CALLED", "CODE", "GRAPHS", "Grain", "Sizes", "capacity"]
+
+
+class Grain(NamedTuple):
+    """How finely sizes are spaced: what a size costs, and what an empty place costs."""
+
+    above: float  # deviations of a full piece above the expected batch
+    deviations: float  # between sizes
+    share: float = 0.0  # of the expected batch between sizes, where it is more
+
+
+GRAPHS = Grain(1.0, 0.5)  # a size is captured, and takes memory
+CODE = Grain(2.0, 2.0)  # code is recorded for a size, and an empty place costs little beside Python
+CALLED = Grain(2.0, 0.0, 1 / 32)  # a size costs little, and an empty place as much as an example
 
 # A full piece holds most batches, or a second, small piece would cost time, and takes little more memory than one.
-_LEAST, _MOST, _SHARE = 1.0, 3.0, 0.1  # deviations above the expected batch, those at most, and a share of it
-_COARSE = 2.0  # deviations above it and between sizes, where a size costs more and a place less
+_MOST, _SHARE = 3.0, 0.1  # deviations above the expected batch that a share of it may come to
 _RARELY = 6.0  # deviations beyond which a Poisson batch is drawn on its own
 _LAST = 8  # sizes of the last piece, where a batch takes several
 _ALIGNED = 8  # rows, of sizes that are large enough
@@ -30,23 +43,23 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, coarse: bool = False,
+        cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, grain: Grain = GRAPHS,
         share: Share = WHOLE,
     ) -> "Sizes":  # fmt: skip
-        """Those of a run: steps of half a deviation, so a few sizes hold nearly all batches.
+        """Those of a run. Of several ranks each has its ``share``.
 
-        ``coarse``: of two, where a size costs more and a place less. Of several ranks each has its ``share``.
-
-        >>> Sizes.of(Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500), rows=50_000)
-        Sizes(most=552, fine=8)
+        >>> plan = Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500)
+        >>> Sizes.of(plan, rows=50_000), Sizes.of(plan, rows=50_000, grain=CALLED).pieces(507)
+        (Sizes(most=552, fine=8), [512])
         """
         mean, deviation = _expected(mechanism, rows)
         if not share.whole:
             mean, deviation, rows = mean / share.size, deviation / math.sqrt(share.size), max(1, share.most(rows))
-        above = max((_COARSE if coarse else _LEAST) * deviation, min(_MOST * deviation, _SHARE * mean))
+        above = max(grain.above * deviation, min(_MOST * deviation, _SHARE * mean))
         most = max(math.ceil(mean), math.floor(mean + above), 1)
         most = min(_aligned(most), rows, microbatch or rows)
-        fine = max(1.0, (_COARSE if coarse else 0.5) * deviation, 0 if mean <= most else most / _LAST)
+        few = most / _LAST if mean > most and not grain.share else 0
+        fine = max(1.0, grain.deviations * deviation, grain.share * mean, few)
         return cls(most, min(most, 1 << round(math.log2(fine))))
 
     def pieces(self, count: int) -> list[int]:

@@ -1,9 +1,11 @@
 """A private step on a CPU whose body is straight-line code (`dpgrad.grads.traced`), where that saves time.
 
 The code of a piece gives the bits of its body. Whether and when it is made changes no result: it is tried for
-bodies that take little time, of which Python takes the most, and kept where it is faster.
+bodies that take little time, of which Python takes the most, and kept where it is faster. Where products take the time
+there is no code, and pieces are of as many sizes as batches.
 """
 
+import math
 import time
 from collections import Counter
 from typing import Any
@@ -14,12 +16,14 @@ from dpgrad.grads.traced import CannotTraceError, Traced
 from dpgrad.grads.ways import Attributed
 from dpgrad.training.step.bodies import Bodies, Form
 from dpgrad.training.step.pieces import Graph, Pieces
+from dpgrad.training.step.sizes import CALLED, CODE, Grain, Sizes
 from dpgrad.training.step.work import Work
 
 __all__ = ["Straight"]
 
 _SHORT = 0.1  # seconds of a body beyond which Python's share does not matter
 _LONG = 200  # steps of a run that is worth a trial
+_DENSE = 6e6  # additions and multiplications per operation of torch from which on Python's share does not matter
 _FASTER = 0.8  # of the time of the body, which the code may take at most
 _OFTEN = 2  # times that a body is needed in the steps whose lots are drawn, from which on its code is made ahead
 
@@ -28,14 +32,24 @@ class Straight(Pieces):
     """Runs the bodies on pieces of fixed sizes, as straight-line code where that is faster."""
 
     form = "pieces of fixed sizes"
-    _coarse = True
 
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         super().__init__(work, data, rows, workers)
         self._draws = True
-        self.worth = work.mechanism.steps >= _LONG and work.average is None  # an average is changed in place
-
+        self.worth = self._grain(rows) is CODE
         self.faster = False  # whether code was found to be
+
+    def _grain(self, rows: int) -> Grain:
+        """Few sizes, for each of which code is made, where Python takes much of the time; else hardly any empty places.
+
+        Guarantee: it follows from model, mechanism and shapes, so a step that is replayed has the same pieces.
+        """
+        work = self._work
+        if work.mechanism.steps < _LONG or work.average is not None:  # which is changed in place
+            return CALLED
+        places = Sizes.of(work.mechanism, rows, work.microbatch, CODE, work.share).most
+        density = work.engine.density if isinstance(work.engine, Attributed) else math.inf
+        return CODE if density * places < _DENSE else CALLED
 
     def _made(self, form: Form) -> Graph:
         return _Body(self, self._work, self._bodies, form)
