@@ -81,6 +81,21 @@ def test_the_input_is_not_written_over(released: Path, tmp_path: Path, capsys: p
     assert rows.read_text("utf-8") == before
 
 
+def test_a_file_that_is_there_is_replaced_only_if_asked(
+    released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "kept.csv"
+    out.write_text("kept", "utf-8")
+    command = ["predict", str(released), "--input", str(save(released, "npy"))]
+    assert cli.main([*command, "--out", str(out)]) == 2
+    assert f"{out}' exists: name another file, or replace it with --overwrite" in capsys.readouterr().err
+    assert out.read_text("utf-8") == "kept"
+    assert cli.main([*command, "--out", str(out), "--overwrite"]) == 0
+    assert out.read_text("utf-8").startswith("row,label,")
+    assert cli.main([*command, "--overwrite"]) == 2
+    assert "--overwrite is for the file of --out" in capsys.readouterr().err
+
+
 def test_no_two_names_of_rows_come_under_one_heading() -> None:
     names = {name: [name] for name in ("label", "label of the row", "id", "label of the row of the row")}
     for given in (names, dict(reversed(names.items()))):

@@ -11,6 +11,7 @@ import pytest
 
 from dpgrad import cli, data
 from dpgrad.cli import _data
+from dpgrad.training import advice
 
 RUN = "epsilon --sampling-rate 0.05 --noise-multiplier 2 --steps 20 --delta 1e-5"
 Answer = dict[str, Any]
@@ -51,6 +52,14 @@ def test_train_counts_persons(owned: int, tmp_path: Path, capsys: pytest.Capture
     assert found["plan"]["rows_per_unit"] == 2
     assert found["guarantee"]["privacy_unit"] == "one writer"
     assert f"out of {owned:,} writers" in (tmp_path / "run" / "release" / "report.txt").read_text("utf-8")
+
+
+def test_tune_counts_persons(owned: int, answer: Callable[[str], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defaults of delta and of the batch size are for so many persons, not rows."""
+    monkeypatch.setattr(advice, "usual_delta", lambda size: 0.01 / size)
+    found = answer("tune --plan --model linear --configuration dpsgd,steps=2")
+    assert found["delta"] == 0.01 / owned
+    assert found["configurations"][0]["batch_size"] == owned
 
 
 def test_options_of_persons_need_persons(refused: Callable[..., str]) -> None:

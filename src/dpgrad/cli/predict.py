@@ -55,6 +55,17 @@ def add(commands: "Commands") -> None:
         help="A file of the kind the model was trained on; else prepared rows as .npy, .npz (one array, or x) or .csv.",
     )
     add(
+        "--out",
+        "--output",
+        dest="output",
+        metavar="FILE",
+        help=f"Write the predictions to this file, {', '.join(_WRITTEN)}, instead of standard output. A file that is "
+        "there already is kept, and refused.",
+    )
+    add("--overwrite", action="store_true", help="Replace the file of --out if it is there already.")
+    add("--json", action="store_true", help="Print one JSON object instead of CSV.")
+    add = parser.add_argument_group("how a .csv of prepared rows is read").add_argument
+    add(
         "--header",
         choices=_rows.HEADERS,
         default="auto",
@@ -69,24 +80,12 @@ def add(commands: "Commands") -> None:
         help=f"The separator of a .csv: {', '.join(_rows.SEPARATORS)}. auto, the default, takes the first that "
         "splits the first line into as many cells as a row has numbers.",
     )
-    add(
-        "--out",
-        "--output",
-        dest="output",
-        metavar="FILE",
-        help=f"Write the predictions to this file, {', '.join(_WRITTEN)}, instead of standard output.",
-    )
-    add("--json", action="store_true", help="Print one JSON object instead of CSV.")
 
 
 def _answer(args: argparse.Namespace) -> str:
     from dpgrad.reports import report
 
-    if args.output is not None and Path(args.output).suffix.lower() not in _WRITTEN:
-        raise OptionError(f"--out must end in {', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}, got {args.output!r:.80}")
-    given = [Path(path) for path in (args.input, args.output) if path is not None and Path(path).exists()]
-    if len(given) == 2 and given[0].samefile(given[1]):
-        raise OptionError(f"--out {args.output!r:.80} is the file of --input, whose rows would be lost: name another")
+    _refuse_output(args)
     found = report.load(Path(args.run))
     if found["model"] is None:
         raise ReportError(
@@ -106,6 +105,21 @@ def _answer(args: argparse.Namespace) -> str:
     Path(args.output).write_text({".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs, names), "utf-8")
     told, rows = {"rows": len(outputs), "output": args.output}, "row" if len(outputs) == 1 else "rows"
     return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} {rows} predicted, written to {args.output}\n"
+
+
+def _refuse_output(args: argparse.Namespace) -> None:
+    """Refuse, before the work begins, a file that is of no known kind or holds something."""
+    if args.output is None:
+        if args.overwrite:
+            raise OptionError("--overwrite is for the file of --out: name it, or leave this out")
+        return
+    out = Path(args.output)
+    if out.suffix.lower() not in _WRITTEN:
+        raise OptionError(f"--out must end in {', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}, got {args.output!r:.80}")
+    if out.exists() and Path(args.input).exists() and out.samefile(args.input):
+        raise OptionError(f"--out {args.output!r:.80} is the file of --input, whose rows would be lost: name another")
+    if out.exists() and not args.overwrite:
+        raise OptionError(f"--out {args.output!r:.80} exists: name another file, or replace it with --overwrite")
 
 
 def _classes(report: "Report") -> list[str] | None:

@@ -130,12 +130,12 @@ class _Tuning(Trained):
         from dpgrad.training import jobs
         from dpgrad.training.advice import usual_delta
 
-        args, size = self.args, len(self.rows.train[1])
+        args = self.args
         privacy = Privacy(**given(Privacy, {name: getattr(args, name) for name in _PRIVACY})).of_data(self.dataset)
         return {
             "configurations": [self._configuration(text) for text in args.configuration],
             "score": self._score(), "epsilon": jobs.EPSILON if args.epsilon is None else args.epsilon,
-            "delta": usual_delta(size) if args.delta is None else args.delta,
+            "delta": usual_delta(privacy.dataset_size or self.size) if args.delta is None else args.delta,
             "trials": args.trials or LAWS[0], "mean": args.mean_trials, "privacy": privacy,
         }  # fmt: skip
 
@@ -163,7 +163,7 @@ class _Tuning(Trained):
             if not lengths.keys() & {"epochs", "steps"}:
                 lengths |= {"epochs": self.job.epochs, "steps": self.job.steps}
             if not named.full_batch:
-                lengths.setdefault("batch_size", min(self.job.batch_size, len(self.rows.train[1])))
+                lengths.setdefault("batch_size", min(self.job.batch_size, self.args.dataset_size or self.size))
         return Configuration(named.with_options(**typed), **lengths)
 
     def plan(self) -> "SelectionPlan":
