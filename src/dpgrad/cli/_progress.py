@@ -102,5 +102,6 @@ def _trial(now: "Ran", label: str, metric: str) -> None:
 def _after(now: "Ran", metric: str) -> str:
     """The trial that has just ended, and the time left."""
     value = now.figures.get(metric)
-    figure = f"  {metric} {value:.4g}" if isinstance(value, int | float) else ""
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else ""
+    figure = f"  {metric} {shown}" if shown else ""
     return f"{now.job.arm.name}, seed {now.job.seed}{figure}  {clock(now.seconds_left)} left"

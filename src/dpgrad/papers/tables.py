@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def number(value: float, error: float = math.nan) -> str:
     if math.isnan(value):
         return _NONE
     if math.isnan(error) or error == 0:
-        if 100 < abs(value) < 1e15 and value == int(value):
+        if abs(value) > 100 and _counts([(value, error)]):
             return f"{value:,.0f}"
         return f"{value:.2f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
     if abs(value) >= 10 and error >= 0.005:
@@ -68,18 +68,35 @@ def number(value: float, error: float = math.nan) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
+def _counts(figures: Iterable[tuple[float, float]]) -> bool:
+    """Whether values with their errors are whole numbers without errors."""
+    return all(value.is_integer() and abs(value) < 1e15 and not error > 0 for value, error in figures)
+
+
+def _column(figures: Sequence[tuple[float, float]]) -> list[str]:
+    """Values with their errors as the cells of a column: without decimals if all of them are whole numbers.
+
+    >>> _column([(45220.0, 0.0), (2.0, 0.0), (math.nan, math.nan)]), _column([(97.5, math.nan), (97.0, math.nan)])
+    (['45,220', '2', '–'], ['97.50', '97.00'])
+    """
+    counts = _counts(figure for figure in figures if not math.isnan(figure[0]))
+    return [f"{value:,.0f}" if counts and not math.isnan(value) else number(value, error) for value, error in figures]
+
+
 def rows(done: Done) -> list[list[str]]:
     """The table, its heading first: arm, the paper's value, ours, further figures, and how many trials."""
     experiment, outcomes = done.experiment, done.outcomes
-    found = [["", "paper", f"ours: {_words(experiment.figure)}", *map(_words, experiment.also), "trials"]]
-    for arm in done.arms:
-        printed = experiment.printed.get(arm.name, math.nan)
-        figures = [
-            number(outcomes.mean(arm.name, name), outcomes.error(arm.name, name))
-            for name in (experiment.figure, *experiment.also)
-        ]
-        found.append([arm.name, number(printed), *figures, str(len(outcomes.of(arm.name)))])
-    return found
+    head = ["", "paper", f"ours: {_words(experiment.figure)}", *map(_words, experiment.also), "trials"]
+    names = [arm.name for arm in done.arms]
+    printed = [(experiment.printed.get(arm, math.nan), math.nan) for arm in names]
+    figures = [
+        [(outcomes.mean(arm, name), outcomes.error(arm, name)) for arm in names]
+        for name in (experiment.figure, *experiment.also)
+    ]
+    together = _column([*printed, *figures[0]])  # the paper's values and ours alike
+    cells = [together[: len(names)], together[len(names) :], *map(_column, figures[1:])]
+    trials = [str(len(outcomes.of(arm))) for arm in names]
+    return [head, *map(list, zip(names, *cells, trials, strict=True))]
 
 
 def _words(name: str) -> str:
