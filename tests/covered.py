@@ -1,78 +1,110 @@
-"""Branch coverage of src, and whether it fell: ``python tests/covered.py critical|whole|ignored [pytest arguments]``.
+"""Branch coverage of src by the tests: ``python tests/covered.py [--files] [--last] [--write] [pytest arguments]``.
 
-*critical* runs the tests of the files that carry the guarantee and measures those files. ``make test`` does that, and
-then runs all other tests: *ignored* prints the arguments of pytest that leave out what *critical* runs.
-*whole* runs every test and measures everything, in about twice the time of the tests alone: the tracer of Python 3.11
-is slow. The exit status is 1 below the figure of ``[tool.covered]`` in pyproject.toml: what was measured, rounded down.
-Kernels of a CUDA device are left out: they do not run without one.
+Runs pytest with tests/measuring.py and prints per cent of lines and branches that ran, by room; --files prints them by
+file as well, with the lines that did not run. --last runs nothing and reads what the last run left in build/measured.
+The exit status is 1 if a test fails, or if src or a room is below its figure in tests/covered.toml.
+
+--write writes those figures: what was measured, less a quarter of a per cent for lines that depend on the order of
+threads, rounded down. The tests then run without the real datasets, so that the figures hold where there are none.
 """
 
+import json
+import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from math import floor
 from pathlib import Path
 
-import coverage
+from slipcover import Slipcover
+from slipcover.slipcover import format_missing
+
+import measuring
 
 ROOT = Path(__file__).resolve().parent.parent
-OMITTED = ["*/kernels/*", "*/randomness/kernels.py", "*/training/step/graphed.py"]
-# Each file with the tests that are about it.
-CRITICAL = {
-    "mechanism/*": ("mechanism",),
-    "randomness/noise.py": ("randomness/test_noise.py",),
-    "randomness/draw.py": ("randomness/test_draw.py",),
-    "accounting/events.py": ("accounting/test_events.py",),
-    "accounting/exact.py": ("accounting/test_exact.py",),
-    "accounting/ledger.py": ("accounting/test_ledger.py",),
-    "accounting/pairs.py": ("accounting/test_pairs.py",),
-    "grads/scaling.py": ("grads/test_scaling.py", "grads/test_own_rules.py"),
-    "runs/writeahead.py": ("runs/test_writeahead.py",),
-}
+SOURCE = ROOT / "src" / "dpgrad"
+LEAST = ROOT / "tests" / "covered.toml"
+HEAD = "# Least per cent of lines and branches that run in the tests, by room. `make coverage` writes this file.\n"
+MEASURED = ROOT / "build" / "measured"
+MARGIN = 0.25  # per cent
 
 
-def settings(files: list[str]) -> str:
-    """The settings of coverage, as a file of its own: processes that tests start are measured too."""
-    lists = {"source": ["src/dpgrad"], "include": [f"src/dpgrad/{file}" for file in files], "omit": OMITTED}
-    if files:
-        lists.pop("source")
-    rows = [f"{name} =\n    " + "\n    ".join(values) for name, values in lists.items() if values]
-    return "\n".join(["[run]", "branch = true", "parallel = true", "patch = subprocess", *rows, ""])
+@dataclass(frozen=True)
+class Covered:
+    """How many of the lines and branches of a file, or of several, ran."""
+
+    ran: int
+    all: int
+    missing: str = ""
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * self.ran / self.all if self.all else 100.0
 
 
-def measured(files: list[str], tests: list[str], arguments: list[str]) -> float:
-    """Per cent of lines and branches that ran; ends the process if a test fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        rc, data = Path(folder) / "coveragerc", Path(folder) / "data"
-        rc.write_text(settings(files), "utf-8")
-        run = [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", f"--data-file={data}", "-m", "pytest", "-q"]
-        done = subprocess.run([*run, *tests, *arguments], cwd=ROOT)
-        if done.returncode:
-            sys.exit(done.returncode)
-        found = coverage.Coverage(data_file=str(data), config_file=str(rc))
-        found.combine([folder])
-        return found.report(skip_covered=bool(not files), show_missing=bool(files))
+def joined(files: Iterable[Covered]) -> Covered:
+    each = [*files]
+    return Covered(sum(file.ran for file in each), sum(file.all for file in each))
+
+
+def read(folder: Path) -> dict[str, Covered]:
+    """What ran in any process, by file of src."""
+    ran: dict[Path, tuple[set[int], set[tuple[int, ...]]]] = defaultdict(lambda: (set(), set()))
+    for process in folder.glob("*.json"):
+        for name, (lines, branches) in json.loads(process.read_text("utf-8")).items():
+            ran[ROOT / name][0].update(lines)
+            ran[ROOT / name][1].update(map(tuple, branches))
+    there = Slipcover(branch=True, source=[str(SOURCE)], omit=[*measuring.OMITTED]).get_coverage()["files"]
+    covered = {}
+    for name, file in sorted(there.items()):
+        lines, branches = {*file["missing_lines"]}, {*file["missing_branches"]}
+        seen, taken = lines & ran[ROOT / name][0], branches & ran[ROOT / name][1]
+        missing = format_missing(sorted(lines - seen), sorted(seen), sorted(branches - taken))
+        found = Covered(len(seen) + len(taken), len(lines) + len(branches), missing)
+        covered[(ROOT / name).relative_to(SOURCE).as_posix()] = found
+    return covered
+
+
+def room(file: str) -> str:
+    return file.partition("/")[0] if "/" in file else "modules"
+
+
+def run(arguments: list[str], **environment: str) -> int:
+    """Run pytest, which leaves what ran in the folder of measurements; its exit status."""
+    shutil.rmtree(MEASURED, ignore_errors=True)
+    MEASURED.mkdir(parents=True)
+    command = [sys.executable, "-m", "pytest", "-p", "measuring", *arguments]
+    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    own = {measuring.FOLDER: str(MEASURED), "PYTHONPATH": paths, **environment}
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **own}).returncode
 
 
 def main() -> int:
-    kind, *arguments = sys.argv[1:] or ["critical"]
-    figures = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["covered"]
-    tests = sorted({f"tests/{test}" for of_file in CRITICAL.values() for test in of_file})
-    if kind not in ("critical", "whole", "ignored"):
-        print(f"error: the measure must be critical, whole or ignored, got {kind!r}", file=sys.stderr)
-        return 2
-    if kind == "ignored":
-        print(*(f"--ignore={test}" for test in tests))
-        return 0
-    if kind == "critical":
-        found = measured([*CRITICAL], tests, ["-p", "no:cacheprovider", *arguments])
-    else:
-        found = measured([], ["tests"], arguments)
-    if (least := figures.get(kind)) is None:
-        print(f"{kind}: {found:.2f} % of lines and branches; no figure is committed: add {kind} to [tool.covered]")
-        return 0
-    print(f"{kind}: {found:.2f} % of lines and branches, at least {least} % is asked for")
-    return 0 if found >= least else 1
+    options = {"--files", "--write", "--last"} & {*sys.argv}
+    arguments = [given for given in sys.argv[1:] if given not in options]
+    without = {"DPGRAD_DATA": str(MEASURED / "no-data")} if "--write" in options else {}
+    if "--last" not in options and (status := run(arguments, **without)):
+        return status
+    files = read(MEASURED)
+    if "--files" in options:
+        for name, file in files.items():
+            print(f"{file.percent:7.2f}  {name}  {file.missing}")
+    rooms = {name: joined(files[file] for file in group) for name, group in groupby(sorted(files, key=room), key=room)}
+    found = {"src": joined(files.values()), **rooms}
+    if "--write" in options:
+        rows = (f"{name} = {max(0, floor(one.percent - MARGIN))}\n" for name, one in found.items())
+        LEAST.write_text(HEAD + "".join(rows), "utf-8")
+    least = tomllib.loads(LEAST.read_text("utf-8"))
+    print("per cent of lines and branches that ran, and the least that is asked for:")
+    for name, one in found.items():
+        low = one.percent < least.get(name, 0)
+        print(f"{one.percent:7.2f}  {least.get(name, '-'):>3}  {name}{'  TOO LOW' if low else ''}")
+    return int(any(one.percent < least.get(name, 0) for name, one in found.items()))
 
 
 if __name__ == "__main__":

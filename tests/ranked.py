@@ -27,7 +27,8 @@ def run_all(folder: Path, jobs: list[tuple[str, int]]) -> None:
     script = TESTS / "ranked_jobs.py"
     paths = [str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(folder), *named]
+    measured = ["-m", "measuring"] if "DPGRAD_MEASURED" in environment else []
+    command = [sys.executable, *measured, str(script), str(folder), *named]
     with _ended(subprocess.Popen(command, env=environment, start_new_session=True)) as server:
         assert server.wait(LIMIT) == 0
 
