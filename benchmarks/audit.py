@@ -27,8 +27,8 @@ from benchmarks import environment, planted
 from dpgrad import audit
 from dpgrad.accounting.events import Relation
 from dpgrad.audit import betting, claims, exact, games, noise, price, sampled
-from dpgrad.audit.claims import Curve
-from dpgrad.audit.trials import Canaried, PrivateSteps, Target, Trial, rows_of
+from dpgrad.audit.claims import ClaimCurve
+from dpgrad.audit.trials import Canaried, PrivateSteps, Trial, UnderAudit, rows_of
 from dpgrad.errors import DpgradError
 from dpgrad.mechanism import sampling
 
@@ -42,11 +42,11 @@ BATCHES = 40
 TITLE = "Audits: planted faults, and false alarms"
 
 
-def target_of(subject: planted.Subject, seed: int = 0, steps: int | None = None) -> Target:
+def target_of(subject: planted.Subject, seed: int = 0, steps: int | None = None) -> UnderAudit:
     """The subject as `audit.step` sees it, with other steps."""
     mechanism = subject.mechanism if steps is None else subject.mechanism.with_steps(steps)
     run = PrivateSteps(None, subject.options)
-    return Target.of(subject.model, subject.loss, mechanism, subject.data, run, seed)
+    return UnderAudit.of(subject.model, subject.loss, mechanism, subject.data, run, seed)
 
 
 # ---------------------------------------------------------------- planted faults
@@ -138,7 +138,7 @@ def run_games(case: planted.Case, runs: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def black_box(subject: planted.Subject, target: Target, world: int, runs: int) -> Any:
+def black_box(subject: planted.Subject, target: UnderAudit, world: int, runs: int) -> Any:
     """The loss of the last row, with another row's target, at the final weights of runs with and without it."""
     mechanism, wide = subject.mechanism.with_steps(RUN * runs), target.ours is not None and target.ours.several_rows
     inputs, targets = target.data
@@ -182,7 +182,7 @@ def single(case: planted.Case) -> dict[str, Any]:
     )
     data = torch.eye(CANARIES)[torch.from_numpy(np.flatnonzero(coins))]
     probe = nn.Linear(CANARIES, 1, bias=False)
-    target = Target.of(probe, sampled.steep, mechanism, data, PrivateSteps(), 9)
+    target = UnderAudit.of(probe, sampled.steep, mechanism, data, PrivateSteps(), 9)
     with case.fault(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -226,7 +226,7 @@ def noise_alarms(repetitions: int) -> dict[str, list[float]]:
     apart = (one - other) / (math.sqrt(2) * target.stds(few))
     found: dict[str, list[float]] = {}
     for n in range(repetitions):
-        seen = noise.Seen(
+        seen = noise.Ratios(
             alone[n * SLICE : (n + 1) * SLICE], apart[n * FEW : (n + 1) * FEW], SLICE, target.slices(), True
         )
         for check in (
@@ -279,7 +279,7 @@ def price_alarms(repetitions: int) -> dict[str, list[float]]:
 
 def game_alarms(repetitions: int) -> dict[str, list[float]]:
     """The game and the e-process where the claim is exactly true: scores N(0, 1) and N(1, 1), claim μ = 1."""
-    curve, random = Curve.gaussian(1.0), np.random.default_rng(31)
+    curve, random = ClaimCurve.gaussian(1.0), np.random.default_rng(31)
     found: dict[str, list[float]] = {"two-world game": [], "e-process": []}
     for _ in range(repetitions):
         inside, outside = random.normal(1, 1, 500), random.normal(0, 1, 500)

@@ -69,7 +69,7 @@ def file(dataset: str) -> Path:
 # ── running ──
 
 
-def missing(given: argparse.Namespace) -> Iterator[lab.Outcome]:
+def missing(given: argparse.Namespace) -> Iterator[lab.Scored]:
     """Run what is missing, the most important first."""
     for name in given.datasets:
         try:
@@ -77,7 +77,7 @@ def missing(given: argparse.Namespace) -> Iterator[lab.Outcome]:
         except data.MissingFileError as error:
             print(error, file=sys.stderr)
             continue
-        log, epsilon = lab.Log(file(name)), EPSILONS[name]
+        log, epsilon = lab.ScoreLog(file(name)), EPSILONS[name]
         yield from lab.complete(task, log, "non-private", None, runs=1, pilot=1)
         for solver in given.solvers:
             yield from lab.complete(task, log, solver, epsilon, runs=given.runs, pilot=given.pilot)
@@ -88,19 +88,19 @@ def missing(given: argparse.Namespace) -> Iterator[lab.Outcome]:
                 yield from lab.repeated(task, log, trial, given.runs)
 
 
-def risk_trials(epsilon: float) -> list[lab.Trial]:
+def risk_trials(epsilon: float) -> list[lab.FitTrial]:
     """DP-GD on unit rows, where the clip bound never binds and the bounds of theory hold."""
     return [
-        lab.Trial("adult", "gd", epsilon, (("rows", "unit"), ("clip", 1.0), ("rate", 1.0), ("steps", steps)))
+        lab.FitTrial("adult", "gd", epsilon, (("rows", "unit"), ("clip", 1.0), ("rate", 1.0), ("steps", steps)))
         for steps in lab.STEPS
     ]
 
 
-def peer_rows(task: lab.Prepared, log: lab.Log, epsilon: float, peer: str, runs: int) -> Iterator[lab.Outcome]:
+def peer_rows(task: lab.Prepared, log: lab.ScoreLog, epsilon: float, peer: str, runs: int) -> Iterator[lab.Scored]:
     """diffprivlib's fits: one of each C, then the best of them."""
     if task.sparse:
         return  # it cannot clip sparse rows
-    first = lab.Trial(task.name, PEER, epsilon)
+    first = lab.FitTrial(task.name, PEER, epsilon)
     grid: list[lab.Setting] = [(("C", c),) for c in PEER_GRID]
     for setting in grid:
         yield from peer_fits(task, log, replace(first, setting=setting), peer, min(runs, 1))
@@ -108,7 +108,7 @@ def peer_rows(task: lab.Prepared, log: lab.Log, epsilon: float, peer: str, runs:
     yield from peer_fits(task, log, replace(first, setting=best), peer, runs)
 
 
-def peer_fits(task: lab.Prepared, log: lab.Log, trial: lab.Trial, peer: str, runs: int) -> Iterator[lab.Outcome]:
+def peer_fits(task: lab.Prepared, log: lab.ScoreLog, trial: lab.FitTrial, peer: str, runs: int) -> Iterator[lab.Scored]:
     left = [one for run in range(runs) if (one := replace(trial, run=run)) not in log.outcomes]
     if not left:
         return
@@ -137,16 +137,16 @@ def peer_run(
 # ── tables ──
 
 
-def cells(outcomes: Iterable[lab.Outcome], like: lab.Trial) -> dict[lab.Setting, list[lab.Outcome]]:
+def cells(outcomes: Iterable[lab.Scored], like: lab.FitTrial) -> dict[lab.Setting, list[lab.Scored]]:
     """The outcomes of one solver at one ε by setting."""
-    found: dict[lab.Setting, list[lab.Outcome]] = {}
+    found: dict[lab.Setting, list[lab.Scored]] = {}
     for one in outcomes:
         if (one.trial.dataset, one.trial.solver, one.trial.epsilon) == (like.dataset, like.solver, like.epsilon):
             found.setdefault(one.trial.setting, []).append(one)
     return found
 
 
-def chosen(outcomes: Iterable[lab.Outcome], like: lab.Trial) -> lab.Setting | None:
+def chosen(outcomes: Iterable[lab.Scored], like: lab.FitTrial) -> lab.Setting | None:
     """The setting that was run most often among those of the solver's grid: the best of the pilot."""
     plain = {
         setting: ran
@@ -156,7 +156,7 @@ def chosen(outcomes: Iterable[lab.Outcome], like: lab.Trial) -> lab.Setting | No
     return max(plain, key=lambda s: (len(plain[s]), _mean(plain[s])), default=None)
 
 
-def _mean(ran: list[lab.Outcome]) -> float:
+def _mean(ran: list[lab.Scored]) -> float:
     return statistics.fmean(one.accuracy for one in ran)
 
 
@@ -167,12 +167,12 @@ def spread(values: list[float], digits: int = 1) -> str:
     return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-def table_4(name: str, outcomes: list[lab.Outcome]) -> list[list[str]]:
+def table_4(name: str, outcomes: list[lab.Scored]) -> list[list[str]]:
     """One dataset's rows: the paper's accuracy, ours, the excess empirical risk, the setting."""
     rows = [["solver", "paper", "accuracy, %", "AUC", "excess risk", "runs", "tried", "setting"]]
     floors = {one.trial.label: one.risk for one in outcomes if one.trial.solver == "non-private"}
     for solver, title in NAMES.items():
-        like = lab.Trial(name, solver, None if solver == "non-private" else EPSILONS[name])
+        like = lab.FitTrial(name, solver, None if solver == "non-private" else EPSILONS[name])
         setting = chosen(outcomes, like)
         if setting is None:
             continue
@@ -196,7 +196,7 @@ def table_4(name: str, outcomes: list[lab.Outcome]) -> list[list[str]]:
     return rows
 
 
-def tried(name: str, like: lab.Trial, outcomes: list[lab.Outcome]) -> str:
+def tried(name: str, like: lab.FitTrial, outcomes: list[lab.Scored]) -> str:
     """How many settings of the solver's grid were tried."""
     if like.solver == PEER:
         grid: list[lab.Setting] = [(("C", c),) for c in PEER_GRID]
@@ -206,7 +206,7 @@ def tried(name: str, like: lab.Trial, outcomes: list[lab.Outcome]) -> str:
     return "–" if len(grid) == 1 else f"{len(set(grid) & set(cells(outcomes, like)))} of {len(grid)}"
 
 
-def risk_table(given: argparse.Namespace, outcomes: list[lab.Outcome]) -> list[list[str]]:
+def risk_table(given: argparse.Namespace, outcomes: list[lab.Scored]) -> list[list[str]]:
     """DP-GD on Adult's unit rows: excess risk measured, and its two bounds with the curvature along a run."""
     epsilon = EPSILONS["adult"]
     task = lab.task("adult", given.data_dir)
@@ -254,7 +254,7 @@ def iterates(objective: curvature.Objective, std: float, rate: float, steps: int
 
 def report(given: argparse.Namespace) -> None:
     """Write convex.md from the finished trials."""
-    logs = {name: list(lab.Log(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
+    logs = {name: list(lab.ScoreLog(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
     sections = [NOTE, DIFFERENCES, ELSEWHERE]
     for name, outcomes in logs.items():
         sections += [f"## Table 4: {name}, ε = {EPSILONS[name]:g}", environment.table(table_4(name, outcomes))]
@@ -322,7 +322,7 @@ def speed(given: argparse.Namespace) -> None:
     for name in ("covertype", "covertype-binary"):
         task = lab.task(name, given.data_dir)
         for seed in range(given.rounds):
-            ours = lab.outcome(task, lab.Trial(name, "auto", 1.0, run=seed))
+            ours = lab.outcome(task, lab.FitTrial(name, "auto", 1.0, run=seed))
             record: dict[str, Any] = {"task": name, "ours": ours.seconds, "accuracy": ours.accuracy}
             if given.peer:
                 coefficients, intercepts, seconds = peer_run(task, given.peer, 1.0, 1.0, [seed])

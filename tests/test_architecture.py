@@ -235,6 +235,20 @@ def test_module_imports_what_it_may(name: str) -> None:
         assert not (top and deferred), f"dpgrad.{name} imports {imported} at module level: import it where it is used"
 
 
+# What a user gives and the event it causes share their name, and so do the noise of both sources in their two forms.
+SHARED_NAMES = {"FixedSize", "Poisson", "Shuffle", "Wanted"}
+
+
+def test_a_name_of_a_class_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, path in FILES.items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    assert twice.keys() == SHARED_NAMES, twice
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_module_is_short(name: str) -> None:
     count = lines_of_code(FILES[name].read_text("utf-8"))

@@ -25,7 +25,7 @@ from dpgrad.accounting.events import (
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.accounting.pld.cumulants import Tilted
-from dpgrad.accounting.selection import Selected
+from dpgrad.accounting.selection import SelectionCurve
 from dpgrad.accounting.trials import LAWS, NegativeBinomial, PoissonTrials, Trials, law_named, trials_from_dict
 from dpgrad.errors import AccountingError, OptionError
 
@@ -76,8 +76,8 @@ class Exact:
         return Tilted(value, mean, float(weights @ (loss - mean) ** 2))
 
 
-def both(p: Law, q: Law, law: Trials) -> Selected:
-    return Selected(((Exact(p, q), Exact(q, p)),), law)
+def both(p: Law, q: Law, law: Trials) -> SelectionCurve:
+    return SelectionCurve(((Exact(p, q), Exact(q, p)),), law)
 
 
 @pytest.mark.parametrize("law", TRIALS, ids=str)
@@ -146,8 +146,8 @@ def test_settings_drawn_at_random_cost_their_mean() -> None:
     p1, q1, p2, q2 = (np.array(x) for x in ([0.5, 0.5], [0.4, 0.6], [0.1, 0.9], [0.3, 0.7]))
     law = NegativeBinomial(1.0, 0.2)
     together = both(np.concatenate([p1, p2]) / 2, np.concatenate([q1, q2]) / 2, law)
-    drawn = Selected(((Exact(p1, q1),), (Exact(p2, q2),)), law)
-    forward = Selected(((Exact(np.concatenate([p1, p2]) / 2, np.concatenate([q1, q2]) / 2),),), law)
+    drawn = SelectionCurve(((Exact(p1, q1),), (Exact(p2, q2),)), law)
+    forward = SelectionCurve(((Exact(np.concatenate([p1, p2]) / 2, np.concatenate([q1, q2]) / 2),),), law)
     for c in (0.1, 1.0, 7.0):
         assert drawn.at(c).value == pytest.approx(forward.at(c).value, rel=1e-9)
         assert drawn.at(c).slope == pytest.approx(forward.at(c).slope, rel=1e-9)

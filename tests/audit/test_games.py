@@ -12,8 +12,8 @@ from dpgrad import audit, sampling
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Gaussian, Poisson, Repeat
 from dpgrad.audit import betting, games, single
-from dpgrad.audit.claims import Curve, claimed
-from dpgrad.audit.games import Counts
+from dpgrad.audit.claims import ClaimCurve, claimed
+from dpgrad.audit.games import Wrong
 from dpgrad.convex import DPLogisticRegression, DPStandardScaler
 from dpgrad.convex.solvers import gd, output
 from dpgrad.errors import AuditError, OptionError, ReportError
@@ -24,13 +24,13 @@ class TestCurve:
     def test_is_below_that_of_the_gaussian_and_near_it(self) -> None:
         a = np.linspace(0.001, 0.999, 200)
         true = stats.norm.cdf(stats.norm.ppf(1 - a) - 1)
-        found = Curve.gaussian(1.0).f(a)
+        found = ClaimCurve.gaussian(1.0).f(a)
         assert (found <= true + 1e-12).all()
         assert (found >= true - 2e-3).all()
 
     def test_whole_profile_of_sampled_steps_is_certified(self) -> None:
         profile = account(Repeat(Poisson(0.1, Gaussian(1.0)), 20))
-        curve = Curve.of(profile)
+        curve = ClaimCurve.of(profile)
         for epsilon, delta in list(zip(curve.epsilons, curve.deltas, strict=True))[::6]:
             assert delta >= profile.delta(float(epsilon)) * (1 - 1e-5)
 
@@ -50,7 +50,7 @@ class TestCurve:
 class TestPValue:
     def test_is_above_the_statistic_at_every_rate(self) -> None:
         """sup_a T(1 − ln T) over a finer grid than that of the bound is not above it."""
-        curve, counts = Curve.gaussian(1.0), Counts(20, 400, 60, 400)
+        curve, counts = ClaimCurve.gaussian(1.0), Wrong(20, 400, 60, 400)
         a = np.linspace(1e-6, 1 - 1e-6, 20_011)
         t = stats.binom.cdf(20, 400, a) * stats.binom.cdf(60, 400, curve.f(a))
         worst = float(np.max(np.where(t > 0, t * (1 - np.log(np.maximum(t, 1e-300))), 0)))
@@ -58,7 +58,7 @@ class TestPValue:
         assert worst <= found <= 1.2 * worst + 1e-12
 
     def test_true_claims_are_rejected_at_most_at_their_level(self) -> None:
-        random, curve, rejected = np.random.default_rng(1), Curve.gaussian(1.0), 0
+        random, curve, rejected = np.random.default_rng(1), ClaimCurve.gaussian(1.0), 0
         for _ in range(150):
             inside, outside = random.normal(1, 1, 300), random.normal(0, 1, 300)
             threshold, flip = games.chosen(inside[:90], outside[:90], curve)
@@ -66,11 +66,11 @@ class TestPValue:
         assert stats.binom.sf(rejected - 1, 150, 0.05) > 1e-4
 
     def test_perfect_scores_refute(self) -> None:
-        assert games.p_value(Counts(0, 400, 0, 400), Curve.gaussian(1.0)) < 1e-50
+        assert games.p_value(Wrong(0, 400, 0, 400), ClaimCurve.gaussian(1.0)) < 1e-50
 
     def test_lower_bounds_on_epsilon(self) -> None:
         """Clopper and Pearson's bound from the same counts is close, and the family's is higher."""
-        counts = Counts(5, 3500, 1600, 3500)
+        counts = Wrong(5, 3500, 1600, 3500)
         low = games.least_epsilon(counts, 1e-5, 0.05)
         assert 4 < low < math.log((1900 / 3500) / (5 / 3500))
         told = claimed(Mechanism(sampling.FullBatch(), 1, 0.25))
@@ -126,7 +126,7 @@ class TestGame:
 
 def test_wealth_against_a_true_claim_rarely_grows() -> None:
     """Ville: 1/p ever reaches 20 with probability at most 5 %."""
-    random, curve, rejected = np.random.default_rng(2), Curve.gaussian(1.0), 0
+    random, curve, rejected = np.random.default_rng(2), ClaimCurve.gaussian(1.0), 0
     for _ in range(100):
         inside, outside = random.normal(1, 1, 400), random.normal(0, 1, 400)
         bettor = betting.Bettor(curve)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpgrad.convex.losses import Counts, Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Counts, Hinge, HuberSvm, Logistic, RowLoss, Softmax, Squared
 
 Array = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ ALL = [*ONE_OUTPUT, Softmax(2), Softmax(5)]
 SMOOTH_MARGIN = [loss for loss in MARGIN if loss.smooth]
 
 
-def corners(loss: Loss) -> list[float]:
+def corners(loss: RowLoss) -> list[float]:
     """Margins, or errors, at which a second derivative jumps."""
     match loss:
         case Logistic(slope):
@@ -37,7 +37,7 @@ def corners(loss: Loss) -> list[float]:
     return []
 
 
-def problem(loss: Loss, rows: int = 400, seed: int = 0) -> tuple[Array, NDArray[Any]]:
+def problem(loss: RowLoss, rows: int = 400, seed: int = 0) -> tuple[Array, NDArray[Any]]:
     """Scores and targets of every kind that the loss knows, away from its corners."""
     random = np.random.default_rng(seed)
     scores = random.uniform(-4, 4, (rows, loss.outputs))
@@ -58,7 +58,7 @@ def problem(loss: Loss, rows: int = 400, seed: int = 0) -> tuple[Array, NDArray[
 
 @pytest.mark.parametrize("loss", ALL, ids=repr)
 class TestDerivatives:
-    def test_residuals_are_the_slopes_of_values(self, loss: Loss) -> None:
+    def test_residuals_are_the_slopes_of_values(self, loss: RowLoss) -> None:
         scores, targets = problem(loss)
         found, step = loss.residuals(scores, targets), 1e-5
         assert found.shape == scores.shape
@@ -67,7 +67,7 @@ class TestDerivatives:
             slope = (loss.values(scores + move, targets) - loss.values(scores - move, targets)) / (2 * step)
             np.testing.assert_allclose(found[:, output], slope, atol=2e-9)
 
-    def test_values_are_convex_and_not_negative(self, loss: Loss) -> None:
+    def test_values_are_convex_and_not_negative(self, loss: RowLoss) -> None:
         (a, targets), (b, _) = problem(loss, seed=1), problem(loss, seed=1)
         b = np.random.default_rng(2).permutation(b)
         middle = loss.values((a + b) / 2, targets)
@@ -84,7 +84,7 @@ def test_curvatures_are_the_slopes_of_residuals(loss: Any) -> None:
 
 
 @pytest.mark.parametrize("loss", MARGIN, ids=repr)
-def test_a_margin_is_symmetric_in_sign(loss: Loss) -> None:
+def test_a_margin_is_symmetric_in_sign(loss: RowLoss) -> None:
     scores, targets = problem(loss)
     np.testing.assert_array_equal(loss.values(scores, targets), loss.values(-scores, -targets))
     np.testing.assert_array_equal(loss.residuals(scores, targets), -loss.residuals(-scores, -targets))
@@ -145,7 +145,7 @@ class TestConstants:
         ],
         ids=repr,
     )
-    def test_constants_at_radius_two(self, loss: Loss, lipschitz: float, smoothness: float) -> None:
+    def test_constants_at_radius_two(self, loss: RowLoss, lipschitz: float, smoothness: float) -> None:
         assert loss.lipschitz(2.0) == pytest.approx(lipschitz, rel=1e-15)
         assert loss.smoothness(2.0) == pytest.approx(smoothness, rel=1e-15)
 
@@ -207,7 +207,7 @@ class TestValues:
 
 @pytest.mark.parametrize("loss", ALL, ids=repr)
 @pytest.mark.parametrize("size", [1e3, 1e30, 1e150, 1e300])
-def test_huge_scores(loss: Loss, size: float) -> None:
+def test_huge_scores(loss: RowLoss, size: float) -> None:
     random = np.random.default_rng(5)
     scores = size * random.uniform(-1, 1, (200, loss.outputs))
     targets = random.integers(0, 2, 200) if isinstance(loss, Softmax) else random.choice([-1.0, 1.0], 200)
@@ -226,7 +226,7 @@ def test_huge_scores(loss: Loss, size: float) -> None:
 
 class TestRefusals:
     @pytest.mark.parametrize("loss", MARGIN, ids=repr)
-    def test_signs(self, loss: Loss) -> None:
+    def test_signs(self, loss: RowLoss) -> None:
         assert loss.checked([1, -1], 2).tolist() == [1.0, -1.0]
         for bad in ([0, 1], [1.0, math.nan], [1, 2]):
             with pytest.raises(ValueError, match=r"^targets must be -1 or \+1: write 2\*y - 1 for y in 0, 1$"):
@@ -249,7 +249,7 @@ class TestRefusals:
             Squared(1.0).checked([0.0, math.nan], 2)
 
     @pytest.mark.parametrize("loss", ALL, ids=repr)
-    def test_shapes_and_kinds(self, loss: Loss) -> None:
+    def test_shapes_and_kinds(self, loss: RowLoss) -> None:
         with pytest.raises(ValueError, match="one value for each of 3 rows, got shape"):
             loss.checked([1.0, 1.0], 3)
         with pytest.raises(ValueError, match="one value for each of 2 rows, got shape"):

@@ -21,7 +21,7 @@ from dpgrad.grads.calls import MixedError
 from dpgrad.grads.following import own_functions
 from dpgrad.grads.forks import Seen
 from dpgrad.grads.layers import unrolled
-from dpgrad.grads.layers.recurrent import Layer, composed, fused
+from dpgrad.grads.layers.recurrent import OneLayer, composed, fused
 from dpgrad.grads.layers.unrolled import Unrolled
 from dpgrad.grads.tape import Tape
 
@@ -39,7 +39,7 @@ def _double() -> Any:
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> Layer:
+def layers(draw: st.DrawFn) -> OneLayer:
     kind = draw(st.sampled_from(list(GATES)))
     batch, time, features, size = (draw(st.integers(1, 4)) for _ in range(4))
     projected = kind == "lstm" and draw(st.booleans())
@@ -52,7 +52,7 @@ def layers(draw: st.DrawFn) -> Layer:
     lengths = [draw(st.integers(1, time)) for _ in range(batch)]
     valid = torch.arange(time) < torch.tensor(lengths).unsqueeze(1) if draw(st.booleans()) else None
     biases = [some(GATES[kind] * size) if draw(st.booleans()) else None for _ in range(2)]
-    return Layer(
+    return OneLayer(
         kind, draw(st.booleans()), some(batch, time, features), some(batch, outputs),
         some(batch, size) if kind == "lstm" else None, valid,
         some(GATES[kind] * size, features), some(GATES[kind] * size, outputs), *biases,
@@ -60,14 +60,14 @@ def layers(draw: st.DrawFn) -> Layer:
     )  # fmt: skip
 
 
-def data(layer: Layer) -> list[Tensor]:
+def data(layer: OneLayer) -> list[Tensor]:
     return [each for each in (layer.inputs, layer.hidden, layer.cell) if each is not None]
 
 
 class TestEqualToTheDefinition:
     @given(layers(), st.sets(st.integers(0, 2), min_size=1))
     @settings(max_examples=150)
-    def test_results_and_gradients(self, layer: Layer, asked: set[int]) -> None:
+    def test_results_and_gradients(self, layer: OneLayer, asked: set[int]) -> None:
         """Whichever of the outputs, the last state and the last cell a gradient arrives at."""
         found, wanted = fused(layer).state, composed(layer)
         torch.testing.assert_close(found, wanted, **CLOSE)
@@ -80,13 +80,13 @@ class TestEqualToTheDefinition:
         )
 
     @given(layers())
-    def test_a_second_backward_pass_is_the_first(self, layer: Layer) -> None:
+    def test_a_second_backward_pass_is_the_first(self, layer: OneLayer) -> None:
         outputs = fused(layer).state[0]
         one, two = (torch.autograd.grad(outputs.sum(), data(layer), retain_graph=True) for _ in range(2))
         assert all(map(torch.equal, one, two))
 
     @given(layers())
-    def test_rows_are_kept_apart(self, layer: Layer) -> None:
+    def test_rows_are_kept_apart(self, layer: OneLayer) -> None:
         """A row alone gives what it gives among others, and another row moves nothing of it."""
         last = len(layer.inputs) - 1
         rows = {name: getattr(layer, name) for name in ("inputs", "hidden", "cell", "valid")}
@@ -99,8 +99,8 @@ class TestEqualToTheDefinition:
 
     @given(layers())
     @settings(max_examples=30)
-    def test_shapes_without_values(self, layer: Layer) -> None:
-        def passed(layer: Layer) -> list[Any]:
+    def test_shapes_without_values(self, layer: OneLayer) -> None:
+        def passed(layer: OneLayer) -> list[Any]:
             run = fused(layer)
             with torch.enable_grad():
                 gradients = torch.autograd.grad(run.state[0].sum(), data(layer))
@@ -109,7 +109,7 @@ class TestEqualToTheDefinition:
         wanted = passed(layer)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             held = [fake.from_tensor(each) if isinstance(each, Tensor) else each for each in layer]
-            assert passed(Layer(*held)) == wanted
+            assert passed(OneLayer(*held)) == wanted
 
     def test_a_traced_pass_follows_the_weights(self) -> None:
         """One operation each way in the trace, whatever the number of time steps."""
@@ -119,7 +119,7 @@ class TestEqualToTheDefinition:
         def gradient(x: Tensor, *weights: Tensor) -> Tensor:
             x = x.detach().requires_grad_()
             zeros = x.new_zeros(2, 4)
-            outputs = fused(Layer("lstm", False, x, zeros, zeros, None, *weights)).state[0]
+            outputs = fused(OneLayer("lstm", False, x, zeros, zeros, None, *weights)).state[0]
             return torch.autograd.grad(outputs.sin().sum(), x)[0]
 
         x = torch.randn(2, 30, 3)
@@ -136,7 +136,7 @@ class TestEqualToTheDefinition:
         shapes = [(3, 8, 5), (3, 4), (3, 4) if kind == "lstm" else None, None, *((GATES[kind] * 4, n) for n in (5, 4))]
         given = [None if shape is None else torch.randn(shape).to(dtype) for shape in shapes]
         exact = [None if each is None else each.double() for each in given]
-        found, wanted = (fused(Layer(kind, False, *each)).state for each in (given, exact))  # type: ignore[arg-type]
+        found, wanted = (fused(OneLayer(kind, False, *each)).state for each in (given, exact))  # type: ignore[arg-type]
         assert {each.dtype for each in found} == {dtype}
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=0.05, atol=0.05)
@@ -387,7 +387,7 @@ class TestRefused:
             """Its forward and backward passes may be anything."""
 
         x = torch.ones(2, 3, requires_grad=True)
-        layer = Layer("rnn_tanh", False, x[:, :, None], x[:, :1], None, None, torch.ones(1, 1), torch.ones(1, 1))
+        layer = OneLayer("rnn_tanh", False, x[:, :, None], x[:, :1], None, None, torch.ones(1, 1), torch.ones(1, 1))
         assert own_functions(fused(layer).state[0].sum((1, 2))) == []
         found = Other.apply(x[:, :, None], x[:, :1], None, None, "rnn_tanh", torch.ones(1, 1), None, None, None, False)
         assert own_functions(found[0].sum((1, 2))) == ["Other"]
@@ -396,7 +396,7 @@ class TestRefused:
         """One that is kept outside its module would get no gradient, and nobody would notice."""
         layer = nn.RNN(1, 1, bias=False)
         weights = [each.detach() for each in layer.parameters()]
-        made = Layer("rnn_tanh", False, torch.ones(2, 3, 1), torch.ones(2, 1), None, None, *weights)
+        made = OneLayer("rnn_tanh", False, torch.ones(2, 3, 1), torch.ones(2, 1), None, None, *weights)
         assert recurrences.fits(made)
         assert not recurrences.fits(made._replace(of_state=layer.weight_hh_l0))
 
@@ -404,7 +404,7 @@ class TestRefused:
 @pytest.mark.skipif(not _triton.available, reason="needs a CUDA device and Triton")
 @given(layers(), st.sampled_from([torch.float32, torch.bfloat16]))
 @settings(max_examples=60, deadline=None)
-def test_kernels_equal_the_plain_path(layer: Layer, dtype: torch.dtype) -> None:
+def test_kernels_equal_the_plain_path(layer: OneLayer, dtype: torch.dtype) -> None:
     """Gates that a kernel computes are those of plain torch in float64."""
 
     def on_device(each: Any, dtype: torch.dtype) -> Any:
@@ -415,7 +415,7 @@ def test_kernels_equal_the_plain_path(layer: Layer, dtype: torch.dtype) -> None:
     tolerance = 1e-4 if dtype == torch.float32 else 0.1  # of the whole tensor: single values may cancel
     results = []
     for kind in (dtype, torch.float64):
-        made = Layer(*(on_device(on_device(each, dtype), kind) for each in layer))
+        made = OneLayer(*(on_device(on_device(each, dtype), kind) for each in layer))
         for each in data(made):
             each.requires_grad_()
         state = fused(made).state

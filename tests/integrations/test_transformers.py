@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 import dpgrad
 from dpgrad.errors import DataError, OptionError, ResumeError, RunError, UnsupportedModelError
-from dpgrad.integrations.losses import PerExample, inner, refuse_other
+from dpgrad.integrations.losses import ExampleLoss, inner, refuse_other
 from dpgrad.training.fit import ResumeWarning
 from dpgrad.training.options import Computing, Privacy
 
@@ -258,21 +258,22 @@ def t5() -> nn.Module:
     return built("T5ForConditionalGeneration", config)
 
 
-LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], PerExample]] = {
+LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], ExampleLoss]] = {
     "one of several": (
-        lambda: built("BertForSequenceClassification", bert(3)), lambda: torch.arange(ROWS) % 3, PerExample(False),
+        lambda: built("BertForSequenceClassification", bert(3)), lambda: torch.arange(ROWS) % 3, ExampleLoss(False),
     ),
     "several of several": (
         lambda: built("BertForSequenceClassification", bert(3, problem_type="multi_label_classification")),
-        lambda: (columns()["input_ids"][:, :3] % 2).float(), PerExample(False, "multi_label_classification"),
+        lambda: (columns()["input_ids"][:, :3] % 2).float(), ExampleLoss(False, "multi_label_classification"),
     ),
     "regression": (
-        lambda: built("BertForSequenceClassification", bert(1)), lambda: torch.linspace(-1, 1, ROWS), PerExample(False),
+        lambda: built("BertForSequenceClassification", bert(1)), lambda: torch.linspace(-1, 1, ROWS),
+        ExampleLoss(False),
     ),
-    "tokens": (lambda: built("BertForTokenClassification", bert(3)), tags, PerExample(False)),
-    "masked": (lambda: built("BertForMaskedLM", bert()), tags, PerExample(False)),
-    "causal": (gpt2, tags, PerExample(True)),
-    "sequence to sequence": (t5, tags, PerExample(False)),
+    "tokens": (lambda: built("BertForTokenClassification", bert(3)), tags, ExampleLoss(False)),
+    "masked": (lambda: built("BertForMaskedLM", bert()), tags, ExampleLoss(False)),
+    "causal": (gpt2, tags, ExampleLoss(True)),
+    "sequence to sequence": (t5, tags, ExampleLoss(False)),
 }  # fmt: skip
 
 
@@ -289,7 +290,7 @@ def test_the_loss_of_an_example_is_what_the_model_returns_for_it_alone(name: str
     refuse_other(loss, model, one)
     if one["labels"].ndim == 2 and not one["labels"].is_floating_point():
         with pytest.raises(UnsupportedModelError, match="compute_per_example_loss"):
-            refuse_other(PerExample(not loss.shift), model, one)
+            refuse_other(ExampleLoss(not loss.shift), model, one)
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -297,7 +298,7 @@ def test_label_smoothing_is_that_of_the_trainer(shift: bool) -> None:
     from transformers.trainer_pt_utils import LabelSmoother
 
     logits, labels = torch.randn(ROWS, LENGTH, 5), tags()
-    ours = PerExample(shift, smoothing=0.1).of(logits, labels)
+    ours = ExampleLoss(shift, smoothing=0.1).of(logits, labels)
     theirs = [
         LabelSmoother(0.1)({"logits": logits[i : i + 1]}, labels[i : i + 1], shift_labels=shift) for i in range(ROWS)
     ]
@@ -307,7 +308,7 @@ def test_label_smoothing_is_that_of_the_trainer(shift: bool) -> None:
 @pytest.mark.parametrize(("shape", "shift"), [((), False), ((LENGTH,), False), ((LENGTH,), True)])
 def test_a_label_that_is_no_class_is_refused_without_naming_it(shape: tuple[int, ...], shift: bool) -> None:
     with pytest.raises(DataError, match="none of the model's 5 classes") as raised:
-        PerExample(shift).of(torch.zeros(3, *shape, 5), torch.full((3, *shape), 77))
+        ExampleLoss(shift).of(torch.zeros(3, *shape, 5), torch.full((3, *shape), 77))
     assert "77" not in str(raised.value)
     assert raised.value.__suppress_context__
 

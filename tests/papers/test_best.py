@@ -12,7 +12,7 @@ import torch
 from dpgrad import data
 from dpgrad.errors import ReportError
 from dpgrad.papers import best, best_convex, best_models, best_search, best_tasks, best_training, best_views
-from dpgrad.papers.best_search import Trial, Trials
+from dpgrad.papers.best_search import SearchLog, SearchTrial
 from dpgrad.papers.best_tasks import TASKS
 
 
@@ -45,7 +45,7 @@ class TestChosenSettings:
         assert arms["best-fashion-mnist-9"].setting == {"task": "fashion-mnist-9", **start}  # not searched
 
     @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-    def test_start_lies_in_the_space(self, task: best_tasks.Task) -> None:
+    def test_start_lies_in_the_space(self, task: best_tasks.BestTask) -> None:
         for one in (task.start, *task.others):
             assert list(best_search.neighbours(one, best_search.SPACES[task.name]))
 
@@ -80,18 +80,18 @@ class TestSearch:
         monkeypatch.setattr(best_tasks, "CHOSEN", tmp_path / "best.json")
         task, file = TASKS["cifar10-features"], tmp_path / "log.jsonl"
 
-        def search(trials: Trials) -> None:
+        def search(trials: SearchLog) -> None:
             with ThreadPoolExecutor(1) as pool:
                 best_search.searched(
                     task, trials, pool, processes=1, seconds=600.0, counts=(2, 1), where=("cpu", None, "tiny")
                 )
 
-        first = Trials(file)
+        first = SearchLog(file)
         search(first)
         lines = file.read_text("utf-8").splitlines()
         assert {json.loads(line)["seed"] for line in lines} == {0, 1}
         file.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20], "utf-8")  # torn
-        again = Trials(file)
+        again = SearchLog(file)
         assert len(again.found) == len(lines) - 1
         search(again)
         assert again.found.keys() == first.found.keys()
@@ -99,28 +99,28 @@ class TestSearch:
 
     def test_two_searches_add_to_one_file_and_a_damaged_line_is_named(self, tmp_path: Path) -> None:
         file = tmp_path / "log.jsonl"
-        one, other = Trials(file), Trials(file)
-        one.add(Trial("mnist", {"reach": 1.0}, 0), {"accuracy": 1.0})
-        other.add(Trial("mnist", {"reach": 2.0}, 0), {"accuracy": float("nan")})
+        one, other = SearchLog(file), SearchLog(file)
+        one.add(SearchTrial("mnist", {"reach": 1.0}, 0), {"accuracy": 1.0})
+        other.add(SearchTrial("mnist", {"reach": 2.0}, 0), {"accuracy": float("nan")})
         assert [json.loads(line)["accuracy"] for line in file.read_text("utf-8").splitlines()] == [1.0, None]
         file.write_text("nonsense\n", "utf-8")
         with pytest.raises(ReportError, match=r"log\.jsonl, line 1, is no trial"):
-            Trials(file)
+            SearchLog(file)
 
     def test_a_setting_that_fails_is_kept_and_not_chosen(self, tmp_path: Path) -> None:
         bad = {**TASKS["cifar10-features"].start, "momentum": 2.0}
-        figures = best_search._scored(Trial("cifar10-features", bad, 0), "cpu", None, "tiny")
+        figures = best_search._scored(SearchTrial("cifar10-features", bad, 0), "cpu", None, "tiny")
         assert figures["accuracy"] is None
         assert "momentum" in figures["failed"]
-        trials = Trials(tmp_path / "log.jsonl")
-        trials.add(Trial("cifar10-features", bad, 0), figures)
+        trials = SearchLog(tmp_path / "log.jsonl")
+        trials.add(SearchTrial("cifar10-features", bad, 0), figures)
         assert best_search.chosen(trials, "cifar10-features") is None
 
     def test_the_surest_wins(self, tmp_path: Path) -> None:
-        trials = Trials(tmp_path / "log.jsonl")
+        trials = SearchLog(tmp_path / "log.jsonl")
         for reach, accuracies in ((1.0, [99.0]), (2.0, [95.0, 97.0]), (3.0, [94.0, 97.0])):
             for seed, accuracy in enumerate(accuracies):
-                trials.add(Trial("mnist", {"reach": reach}, seed), {"accuracy": accuracy})
+                trials.add(SearchTrial("mnist", {"reach": reach}, seed), {"accuracy": accuracy})
         found = best_search.chosen(trials, "mnist")
         assert found == {"setting": {"reach": 2.0}, "held_out_accuracy": 96.0, "seeds": 2, "settings_tried": 3}
 

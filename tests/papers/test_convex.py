@@ -26,12 +26,12 @@ def small() -> lab.Prepared:
 
 class TestTrial:
     def test_noise_differs_between_runs_settings_and_budgets(self) -> None:
-        first = lab.Trial("adult", "gd", 0.1, (("rate", 1.0),))
+        first = lab.FitTrial("adult", "gd", 0.1, (("rate", 1.0),))
         others = [replace(first, run=1), replace(first, setting=(("rate", 5.0),)), replace(first, epsilon=1.0)]
         assert len({first.seed, *(other.seed for other in others)}) == 4
 
     def test_label_reads_as_a_setting(self) -> None:
-        assert lab.Trial("adult", "gd", 0.1, (("rows", "raw"), ("rate", 0.1))).label == "rows=raw rate=0.1"
+        assert lab.FitTrial("adult", "gd", 0.1, (("rows", "raw"), ("rate", 0.1))).label == "rows=raw rate=0.1"
 
 
 class TestOutcome:
@@ -41,7 +41,7 @@ class TestOutcome:
         if solver.startswith("amp"):
             epsilon = 5.0  # its precondition holds up to there
         grid = lab.SOLVERS[solver].grid(small)
-        found = [lab.outcome(small, lab.Trial("small", solver, epsilon, setting)) for setting in grid[-3:]]
+        found = [lab.outcome(small, lab.FitTrial("small", solver, epsilon, setting)) for setting in grid[-3:]]
         best = max(found, key=lambda one: one.accuracy)
         assert best.accuracy > 85
         assert best.auc is not None
@@ -49,12 +49,12 @@ class TestOutcome:
         assert math.isfinite(best.risk)
 
     def test_the_minimiser_has_the_least_risk(self, small: lab.Prepared) -> None:
-        least = lab.outcome(small, lab.Trial("small", "non-private", None, (("rows", "raw"),)))
+        least = lab.outcome(small, lab.FitTrial("small", "non-private", None, (("rows", "raw"),)))
         for setting in lab.SOLVERS["gd"].grid(small):
-            assert lab.outcome(small, lab.Trial("small", "gd", 5.0, setting)).risk > least.risk
+            assert lab.outcome(small, lab.FitTrial("small", "gd", 5.0, setting)).risk > least.risk
 
     def test_the_same_trial_gives_the_same_figures(self, small: lab.Prepared) -> None:
-        trial = lab.Trial("small", "auto", 1.0)
+        trial = lab.FitTrial("small", "auto", 1.0)
         one, other = lab.outcome(small, trial), lab.outcome(small, trial)
         assert (one.accuracy, one.auc, one.risk) == (other.accuracy, other.auc, other.risk)
 
@@ -63,13 +63,13 @@ class TestOutcome:
         rows = random.standard_normal((600, 3)).astype(np.float32)
         classes = rows.argmax(axis=1)
         three = lab.Prepared("three", rows[:500], classes[:500], Softmax(3), rows[500:], classes[500:])
-        found = lab.outcome(three, lab.Trial("three", "objective", 100.0, (("slope", 1.0),)))
+        found = lab.outcome(three, lab.FitTrial("three", "objective", 100.0, (("slope", 1.0),)))
         assert found.accuracy > 85
         assert found.auc is None
 
     def test_an_intercept_is_a_column_of_ones(self, small: lab.Prepared) -> None:
         setting = lab.SOLVERS["gd-intercept"].grid(small)[4]
-        trial = lab.Trial("small", "gd-intercept", 5.0, setting)
+        trial = lab.FitTrial("small", "gd-intercept", 5.0, setting)
         coefficients, intercept, design = lab.SOLVERS["gd-intercept"].fit(small, trial)
         ones = np.ones((500, 1), np.float32)
         wide = replace(small, rows=np.hstack([small.rows, ones]))
@@ -89,12 +89,12 @@ class TestOutcome:
         solve = amp.solve
         monkeypatch.setattr(amp, "solve", lambda *a, **k: (ridges.append(a[3].ridge), solve(*a, **k))[1])
         for solver in ("amp-free", "amp-published"):
-            lab.outcome(small, lab.Trial("small", solver, 1.0))
+            lab.outcome(small, lab.FitTrial("small", solver, 1.0))
         assert ridges[1] == pytest.approx(4 * ridges[0])
 
     def test_a_private_solver_without_a_budget_is_refused(self, small: lab.Prepared) -> None:
         with pytest.raises(ValueError, match="gd needs an epsilon"):
-            lab.outcome(small, lab.Trial("small", "gd", None, lab.SOLVERS["gd"].grid(small)[0]))
+            lab.outcome(small, lab.FitTrial("small", "gd", None, lab.SOLVERS["gd"].grid(small)[0]))
 
     def test_numbers_are_not_classes(self, data_dir: Path) -> None:
         with pytest.raises(ValueError, match="boston-housing has no classes"):
@@ -112,31 +112,31 @@ class TestAuc:
 class TestLog:
     def test_a_run_goes_on_where_it_stopped(self, small: lab.Prepared, tmp_path: Path) -> None:
         file = tmp_path / "log.json"
-        first = [next(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2))]
-        rest = list(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2))
+        first = [next(lab.complete(small, lab.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2))]
+        rest = list(lab.complete(small, lab.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2))
         assert len(first + rest) == 3 * 2 + 2  # a pilot of three settings, and two more runs of the best
-        assert list(lab.complete(small, lab.Log(file), "output-full", 1.0, runs=4, pilot=2)) == []
+        assert list(lab.complete(small, lab.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2)) == []
 
     def test_what_is_read_is_what_was_written(self, small: lab.Prepared, tmp_path: Path) -> None:
-        log = lab.Log(tmp_path / "log.json")
-        found = lab.outcome(small, lab.Trial("small", "gd", 1.0, lab.SOLVERS["gd"].grid(small)[0]))
+        log = lab.ScoreLog(tmp_path / "log.json")
+        found = lab.outcome(small, lab.FitTrial("small", "gd", 1.0, lab.SOLVERS["gd"].grid(small)[0]))
         log.add(found)
-        again = lab.Log(log.file).outcomes[found.trial]
+        again = lab.ScoreLog(log.file).outcomes[found.trial]
         assert again.accuracy == pytest.approx(found.accuracy, abs=1e-4)
         assert len(json.loads(log.file.read_text("utf-8"))) == 1
 
     def test_two_runs_keep_what_the_other_wrote(self, small: lab.Prepared, tmp_path: Path) -> None:
-        one, other = lab.Log(tmp_path / "log.json"), lab.Log(tmp_path / "log.json")
+        one, other = lab.ScoreLog(tmp_path / "log.json"), lab.ScoreLog(tmp_path / "log.json")
         for run, log in enumerate((one, other, one)):
-            log.add(lab.outcome(small, lab.Trial("small", "auto", 1.0, run=run)))
-        assert [trial.run for trial in lab.Log(one.file).outcomes] == [0, 1, 2]
+            log.add(lab.outcome(small, lab.FitTrial("small", "auto", 1.0, run=run)))
+        assert [trial.run for trial in lab.ScoreLog(one.file).outcomes] == [0, 1, 2]
 
     def test_the_best_setting_is_that_of_the_pilot(self) -> None:
-        like = lab.Trial("small", "gd", 1.0)
+        like = lab.FitTrial("small", "gd", 1.0)
         grid: list[lab.Setting] = [(("rate", 1.0),), (("rate", 2.0),)]
 
-        def one(rate: float, run: int, accuracy: float) -> lab.Outcome:
-            return lab.Outcome(replace(like, setting=(("rate", rate),), run=run), accuracy, None, 0.0, 0.0)
+        def one(rate: float, run: int, accuracy: float) -> lab.Scored:
+            return lab.Scored(replace(like, setting=(("rate", rate),), run=run), accuracy, None, 0.0, 0.0)
 
         outcomes = [one(1.0, 0, 70), one(2.0, 0, 80), one(1.0, 5, 99)]
         assert lab.best(outcomes, like, grid, pilot=1) == (("rate", 2.0),)

@@ -120,13 +120,13 @@ class TestRunning:
             running.reproduce(TOY, PLACE, tmp_path)
 
     def test_two_processes_do_not_write_one_file(self, tmp_path: Path) -> None:
-        log = running.Log(tmp_path / "toy.tiny.jsonl")
+        log = running.TrialLog(tmp_path / "toy.tiny.jsonl")
         with log.writing(), pytest.raises(RunError, match="in use by another process"):
             running.reproduce(TOY, PLACE, tmp_path)
 
     def test_trials_that_another_process_added_meanwhile_are_kept_and_not_run_again(self, tmp_path: Path) -> None:
         path = tmp_path / "toy.tiny.jsonl"
-        early = running.Log(path)
+        early = running.TrialLog(path)
         running.reproduce(TOY, PLACE, tmp_path, seeds=1)
         whole = path.read_bytes()
         path.write_bytes(whole + b'{"arm": ')  # and it was torn
@@ -134,7 +134,7 @@ class TestRunning:
             assert [line["arm"] for line in early.lines] == ["one, a_b & c", "two"]
             add({**early.lines[0], "seed": 1})
         assert path.read_bytes().startswith(whole)
-        assert [line["seed"] for line in running.Log(path).lines] == [0, 0, 1]
+        assert [line["seed"] for line in running.TrialLog(path).lines] == [0, 0, 1]
 
     def test_two_arms_of_one_name_are_refused(self, tmp_path: Path) -> None:
         twice = replace(TOY, arms=lambda size: arms(size)[:1] * 2)
@@ -176,7 +176,7 @@ class TestRunning:
             while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 3):
                 time.sleep(0.05)
             os.kill(process.pid, signal.SIGKILL)
-        kept = running.Log(path).lines
+        kept = running.TrialLog(path).lines
         assert 3 <= len(kept) < 100
         counted = Counting()
         done = running.reproduce(replace(TOY, trial=counted), PLACE, tmp_path, seeds=50)
@@ -391,7 +391,7 @@ class TestSearching:
 
 def test_few_rows_of_a_file_that_is_sorted_by_class_have_every_class() -> None:
     y = torch.arange(10).repeat_interleave(97)
-    rows = tasks.Rows(y[:, None], y, y[:, None], y, 10).few(30, 11)
+    rows = tasks.Loaded(y[:, None], y, y[:, None], y, 10).few(30, 11)
     assert rows.y.unique().tolist() == rows.y_test.unique().tolist() == list(range(10))
     assert (len(rows.y), len(rows.y_test), len(rows.few(10_000).y)) == (30, 11, 30)
     assert torch.equal(rows.x[:, 0], rows.y)

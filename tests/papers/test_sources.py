@@ -108,12 +108,12 @@ def test_a_trial_depends_on_its_solver_and_on_what_that_imports() -> None:
 
 
 def test_an_outcome_keeps_the_digest_of_its_code(tmp_path: Path) -> None:
-    log, task = convex.Log(tmp_path / "convex_digits.json"), convex.task("digits")
-    list(convex.repeated(task, log, convex.Trial("digits", "auto", 1.0), 1))
+    log, task = convex.ScoreLog(tmp_path / "convex_digits.json"), convex.task("digits")
+    list(convex.repeated(task, log, convex.FitTrial("digits", "auto", 1.0), 1))
     (line,) = json.loads(log.file.read_text("utf-8"))
     assert line["source"] == convex.source_of("auto")
     assert stale.of_trial(line) == "current"
-    assert next(iter(convex.Log(log.file).outcomes.values())).source == line["source"]
+    assert next(iter(convex.ScoreLog(log.file).outcomes.values())).source == line["source"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("line", summary.LINES, ids=lambda line: line.task)
-def test_a_line_names_experiments_that_there_are(line: summary.Line) -> None:
+def test_a_line_names_experiments_that_there_are(line: summary.Listed) -> None:
     known = catalogue.experiments()
     if line.same is not None:
         experiment, arm = line.same

@@ -16,7 +16,7 @@ from dpgrad.accounting.events import Approximate, Compose, Event, Relation
 from dpgrad.errors import DataError
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.training import curves
-from dpgrad.training.curves import Progress, Spent, Watch, evaluate, judging, refuse_held_out
+from dpgrad.training.curves import Progress, RunWatch, Spent, evaluate, judging, refuse_held_out
 from dpgrad.training.losses import Metric, NamedLoss, metric_named
 from dpgrad.training.plan import make
 
@@ -46,7 +46,7 @@ def test_the_curve_of_epsilon_is_that_of_shorter_runs(method: str, every: int) -
     options: dict[str, Any] = {} if method == "dpgd" else {"batch_size": 143}
     plan = make(method, rows=1437, steps=13, epsilon=3.0, delta=1e-5, **options)
     seen: list[Progress] = []
-    watch = Watch(plan, every, None, seen.append)
+    watch = RunWatch(plan, every, None, seen.append)
     for step in range(1, 14):
         watch.after(step, 0.1)
     for point in watch.points:
@@ -60,7 +60,7 @@ def test_many_points_do_not_price_each_step(monkeypatch: pytest.MonkeyPatch) -> 
     plan = make("dpsgd", rows=1000, batch_size=50, steps=400, noise_multiplier=1.5, delta=1e-4)
     asked: list[Event] = []
     monkeypatch.setattr(curves, "account", lambda event, *rest: asked.append(event) or account(event, *rest))
-    watch = Watch(plan, 1, None, lambda now: None)
+    watch = RunWatch(plan, 1, None, lambda now: None)
     for step in range(1, 401):
         watch.after(step, 0.1)
     assert len(asked) < 20
@@ -85,7 +85,7 @@ def test_what_earlier_keys_spent_is_in_the_bound() -> None:
         truth = account(Compose((before, *own)), plan.mechanism.relation).epsilon(plan.delta)
         assert truth <= spent(step) <= plan.guarantee.epsilon
         assert spent(step) > Spent(plan)(step)
-    watch = Watch(plan, 1, None, None)
+    watch = RunWatch(plan, 1, None, None)
     watch.begin(30, [], 390, before, 30)
     watch.after(31, 0.1)
     assert watch.points[0].epsilon == spent(31)
@@ -192,10 +192,10 @@ class Squares(Dataset[Tensor]):
 
 def test_points_go_on_after_a_checkpoint() -> None:
     plan = make("dpsgd", rows=100, batch_size=10, steps=8, noise_multiplier=1.0, delta=1e-3)
-    watch = Watch(plan, 2, lambda: 0.5, None)
+    watch = RunWatch(plan, 2, lambda: 0.5, None)
     for step in range(1, 6):
         watch.after(step, 0.1)
-    other = Watch(plan, 2, lambda: 0.5, None)
+    other = RunWatch(plan, 2, lambda: 0.5, None)
     other.begin(3, watch.plain_points(), 8)
     assert [point.step for point in other.points] == [2]
     other.after(4, 0.1)
@@ -210,7 +210,7 @@ def test_the_clip_bound_of_groups_is_the_one_they_multiply() -> None:
         "dpsgd-dynamic", rows=100, batch_size=10, steps=2, noise_multiplier=1.0, delta=1e-3,
         groups=(Group("a*", clip=0.5), Group("b*")),
     )  # fmt: skip
-    watch = Watch(plan, 1, None, None)
+    watch = RunWatch(plan, 1, None, None)
     watch.after(1, 0.1)
     watch.after(2, 0.1)
     assert [point.clip for point in watch.points] == [12.0, 8.0]
@@ -219,7 +219,7 @@ def test_the_clip_bound_of_groups_is_the_one_they_multiply() -> None:
 def test_time_left_counts_from_where_the_process_began() -> None:
     plan = make("dpsgd", rows=100, batch_size=10, steps=8, noise_multiplier=1.0, delta=1e-3)
     seen: list[Progress] = []
-    watch = Watch(plan, 8, None, seen.append)
+    watch = RunWatch(plan, 8, None, seen.append)
     watch.begin(6, [], 8)
     watch.after(7, 0.1)
     assert seen[0].seconds_left == pytest.approx(seen[0].seconds)

@@ -29,9 +29,9 @@ def test_other_data(shape: tuple[int, ...], model: str) -> None:
     labels = torch.tensor([0, 1, 0, 1]).numpy()
     made = data.Dataset("toy", rows, labels, rows, labels, ("a", "b"), "default", "none", ())
     assert jobs.job(made).model == model
-    assert jobs.Rows.of(made).outputs == 2
+    assert jobs.JobRows.of(made).outputs == 2
     real = data.Dataset("toy", rows, rows[:, 0].reshape(4, -1)[:, 0], rows[:0], labels[:0], None, "default", "", ())
-    found = jobs.Rows.of(real)
+    found = jobs.JobRows.of(real)
     assert (found.outputs, found.loss, found.held_out) == (1, "squared", None)
     assert found.train[1].dtype == torch.float32
 
@@ -58,7 +58,7 @@ def test_threads_are_given_back() -> None:
 def test_digits_at_epsilon_3(method: str) -> None:
     """A fixed seed; over fresh keys the mean is 96 % and the lowest of 48 runs was 95.3 %."""
     digits = data.load("digits")
-    job, rows = jobs.job(digits), jobs.Rows.of(digits)
+    job, rows = jobs.job(digits), jobs.JobRows.of(digits)
     with jobs.threads(job):
         fitted = fit(
             build(job.model, rows.shape, rows.outputs), rows.train, rows.loss, method=method, epsilon=3.0, delta=1e-5,
@@ -71,7 +71,7 @@ def test_digits_at_epsilon_3(method: str) -> None:
 
 
 def test_digits_without_privacy() -> None:
-    rows = jobs.Rows.of(data.load("digits"))
+    rows = jobs.JobRows.of(data.load("digits"))
     torch.manual_seed(0)
     model = build("oriented-gradients", rows.shape, rows.outputs)
     assert non_private(model, rows.train, rows.loss, rows.held_out, epochs=60) >= 0.975

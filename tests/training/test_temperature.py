@@ -119,7 +119,7 @@ class TestBudget:
             copy.load_state_dict(layer.state_dict())
             rows = (torch.cat([factor * x[:1], x[1:]]), y)
             key = temperature.Key.from_seed(1)
-            temperature.cooled(copy, copy, temperature.Scaled("cross-entropy"), made, rows, key)
+            temperature.cooled(copy, copy, temperature.ScaledLoss("cross-entropy"), made, rows, key)
         assert 0.99 < abs(sums[0] - sums[made.steps]) <= 1.0001
 
     def test_its_noise_is_not_that_of_the_run(self, monkeypatch):

@@ -18,7 +18,7 @@ from dpgrad.errors import DataError, OptionError
 from dpgrad.grads.accumulate import clipped_sum
 from dpgrad.grads.scaling import Bounded, Hard
 from dpgrad.training.losses import NamedLoss
-from dpgrad.training.units import Owned, PerRow, _hash, numbered
+from dpgrad.training.units import ByWeight, Owned, _hash, numbered
 
 IDS = ["b", "a", "b", "c", "b", "b", "a", "b", "d"]  # five rows of b, two of a, one each of c and d
 ROWS = len(IDS)
@@ -51,7 +51,7 @@ def one_by_one(net: nn.Module, data: tuple[Tensor, Tensor], used: dict[str, list
 def summed(net: nn.Module, data: tuple[Tensor, Tensor], ids: Any, most: int, rule: str = "first") -> Tensor:
     owned = Owned.of(ids, len(data[1]), most, rule, "person")
     found = clipped_sum(
-        net, PerRow(NamedLoss("cross-entropy")), owned.examples(data), Bounded(Hard(), CLIP), several_rows=True
+        net, ByWeight(NamedLoss("cross-entropy")), owned.examples(data), Bounded(Hard(), CLIP), several_rows=True
     )
     return torch.cat([found.sums[name].reshape(-1) for name, _ in net.named_parameters()])
 

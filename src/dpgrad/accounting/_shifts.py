@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-__all__ = ["Shifts", "shifts"]
+__all__ = ["GroupShifts", "shifts"]
 
 Array = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ _CLOSE = 1e-9  # the next step would be its square
 _LARGE = 30.0
 
 
-class Shifts(NamedTuple):
+class GroupShifts(NamedTuple):
     """How far the sum of a group moves, the logarithm of the probability of each, and that of not moving at all."""
 
     by: tuple[float, ...]
@@ -124,7 +124,7 @@ def _interval(a: Array | float, b: Array | float) -> Array:
 
 
 @lru_cache(maxsize=256)
-def shifts(rate: float, group: int) -> Shifts:
+def shifts(rate: float, group: int) -> GroupShifts:
     """How far ``group`` rows move the sum at sampling rate 0 < q < 1.
 
     Beyond 32 rows the Binomial law is rounded up to fewer values: the shift only grows.
@@ -137,7 +137,7 @@ def shifts(rate: float, group: int) -> Shifts:
         logs = [
             math.log(math.comb(group, j)) + j * math.log(rate) + (group - j) * math.log1p(-rate) for j in _up(group)
         ]
-        return Shifts(tuple(map(float, _up(group))), tuple(logs), none)
+        return GroupShifts(tuple(map(float, _up(group))), tuple(logs), none)
     from scipy.stats import binom  # slow to import
 
     law = binom(group, rate)
@@ -153,7 +153,7 @@ def shifts(rate: float, group: int) -> Shifts:
         weights = above[:-1] + np.log(-np.expm1(above[1:] - above[:-1]))
     weights[-1] = weights[-1] if weights[-1] >= _LEAST else _LEAST  # what is not a number, too
     kept = weights >= _LEAST  # the others have less than the last, all of the group, was given
-    return Shifts(tuple(map(float, points[kept])), tuple(map(float, weights[kept])), none)
+    return GroupShifts(tuple(map(float, points[kept])), tuple(map(float, weights[kept])), none)
 
 
 def _up(group: int) -> range:

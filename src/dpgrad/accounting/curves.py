@@ -198,12 +198,12 @@ def deltas(
     return np.minimum(found + distance, 1.0) if distance else found
 
 
-Found = TypeVar("Found")
+_Found = TypeVar("_Found")
 
 
 def _tried(
-    ask: Callable[[Profile], Found], event: Event, relation: Relation, size: int, accountant: str
-) -> tuple[Found, str]:
+    ask: Callable[[Profile], _Found], event: Event, relation: Relation, size: int, accountant: str
+) -> tuple[_Found, str]:
     """The answer of the first profile that has one, and its name: pld of the group, pld of one row, the accountant."""
     refuse_history(account(event, relation, accountant))
     ways: list[Callable[[], Profile]] = [lambda: pld.account(event, relation, _PRECISION)]
@@ -304,7 +304,7 @@ def _refuse_inexact(event: Event, why: str) -> None:
         )
 
 
-def _held(ask: Callable[[], Found]) -> Found | None:
+def _held(ask: Callable[[], _Found]) -> _Found | None:
     """The answer; None where it is refused."""
     try:
         return ask()

@@ -42,7 +42,6 @@ __all__ = [
     "Others",
     "Pinned",
     "Poisson",
-    "Price",
     "Priced",
     "RandomizedResponse",
     "Relation",
@@ -50,7 +49,6 @@ __all__ = [
     "Selection",
     "Shifted",
     "Shuffle",
-    "Total",
     "TruncatedPoisson",
     "describe",
     "expanded",
@@ -304,9 +302,9 @@ class Compose:
             _known(event)
 
 
-Price = TypeVar("Price")
+_Price = TypeVar("_Price")
 Counted = TypeVar("Counted")
-Total = TypeVar("Total")
+_Total = TypeVar("_Total")
 Priced = TypeVar("Priced", bound=Hashable)
 Noised = Gaussian | Poisson | FixedSize | Shuffle | Pinned
 Others = Laplace | DiscreteGaussian | RandomizedResponse | Exponential | TruncatedPoisson
@@ -333,10 +331,10 @@ def _inner_gaussian(event: object) -> None:
 
 def fold(
     event: Event,
-    leaf: Callable[[Leaf], Price],
-    repeat: Callable[[Price, int], Counted],
-    combine: Callable[[Iterable[Counted]], Total],
-) -> Total:
+    leaf: Callable[[Leaf], _Price],
+    repeat: Callable[[_Price, int], Counted],
+    combine: Callable[[Iterable[Counted]], _Total],
+) -> _Total:
     """Reduce an event tree: ``leaf`` prices one application, ``repeat`` multiplies a price, ``combine`` adds them up.
 
     Composition costs the same in any order, so equal leaves are first counted together, wherever they are in the tree.

@@ -34,7 +34,7 @@ from dpgrad.accounting.events import (
     TruncatedPoisson,
 )
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.accounting.pld.blends import Atom, Blend, Part, Slope, Step, Whole
+from dpgrad.accounting.pld.blends import Atom, Blend, BlendPart, Slope, Step, Whole
 from dpgrad.errors import AccountingError
 
 __all__ = ["attained", "cut", "of", "refuse_other"]
@@ -102,7 +102,7 @@ def _binary(epsilon: float) -> Blend:
 
 def _response(leaf: RandomizedResponse) -> Blend:
     each = leaf.noise / leaf.categories
-    found: list[tuple[float, Part]] = [(1 - leaf.noise + each, Atom(leaf.epsilon)), (each, Atom(-leaf.epsilon))]
+    found: list[tuple[float, BlendPart]] = [(1 - leaf.noise + each, Atom(leaf.epsilon)), (each, Atom(-leaf.epsilon))]
     return Blend((*found, *([((leaf.categories - 2) * each, Atom(0.0))] if leaf.categories > 2 else [])))
 
 

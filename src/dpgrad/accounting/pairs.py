@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from dpgrad.accounting._shifts import Shifts, shifts
+from dpgrad.accounting._shifts import GroupShifts, shifts
 from dpgrad.accounting.events import (
     Approximate,
     DiscreteGaussian,
@@ -119,7 +119,7 @@ class Pair:
         return _log_mixture(self.rate, (x - 0.5) / self.sigma**2)
 
     @property
-    def shifts(self) -> Shifts:
+    def shifts(self) -> GroupShifts:
         """How far a group moves the sum."""
         return shifts(self.rate, self.group)
 

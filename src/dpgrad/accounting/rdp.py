@@ -56,7 +56,7 @@ from dpgrad.accounting.events import (
 from dpgrad.accounting.pairs import Array, Kind, Pair
 from dpgrad.accounting.pld import cumulants
 from dpgrad.accounting.pld.blends import Blend, Whole, mixed
-from dpgrad.accounting.selection import Selected
+from dpgrad.accounting.selection import SelectionCurve
 from dpgrad.errors import AccountingError, OptionError
 
 __all__ = ["CLASSIC", "NAME", "Curve", "RdpProfile", "account", "classic", "tilts"]
@@ -317,7 +317,7 @@ class _Blended:
         return value + lost, slope, curvature
 
 
-_Closed = _Pure | _Positive | _Ranged | _Blended | Selected
+_Closed = _Pure | _Positive | _Ranged | _Blended | SelectionCurve
 _Priced = Pair | _Closed
 
 
@@ -432,7 +432,7 @@ def _price(relation: Relation, direction: Kind, group: int, leaf: Leaf) -> _Pric
         case Shifted(shift, inner):
             return _Positive(shift, math.sqrt(exact.precision(inner, relation)))
         case Selection(events, law):
-            return Selected([_curves(event, relation, group) for event in events], law)
+            return SelectionCurve([_curves(event, relation, group) for event in events], law)
         case Exponential(epsilon):
             losses.refuse_other(leaf, relation)
             return _Ranged(group * epsilon) if epsilon else Pair(direction, 0.0, 1.0)

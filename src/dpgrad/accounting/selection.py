@@ -16,7 +16,7 @@ e^Kⱼ(c) over the settings, which its output names. Proofs: docs/proofs/tuning.
 >>> from dpgrad.accounting.pairs import Kind, Pair
 >>> from dpgrad.accounting.trials import NegativeBinomial
 >>> one = Curve({Pair(Kind.REMOVE, 1.0, 10.0): 1})
->>> bound = Selected(((one,),), NegativeBinomial.of_mean(10.0, eta=1.0))
+>>> bound = SelectionCurve(((one,),), NegativeBinomial.of_mean(10.0, eta=1.0))
 >>> bound.at(9.0).value > one.at(9.0).value
 True
 """
@@ -34,7 +34,7 @@ from dpgrad.accounting.trials import NegativeBinomial, Trials
 if TYPE_CHECKING:
     from dpgrad.accounting.pld.cumulants import Tilted
 
-__all__ = ["Selected"]
+__all__ = ["SelectionCurve"]
 
 _APART = 1e-3  # relative, of the points whose difference is a slope
 _ROUNDING = 1e-13
@@ -48,7 +48,7 @@ class Tilts(Protocol):
     def at(self, c: float) -> "Tilted": ...
 
 
-class Selected:
+class SelectionCurve:
     """The bound on K of a selection among trials; ``curves`` has, for each choice of settings, its directions."""
 
     def __init__(self, curves: Sequence[Sequence[Tilts]], law: Trials) -> None:

@@ -4,7 +4,7 @@
 fits of `dpgrad.convex`. `one_run` is for models too large for more than one run, and gives no verdict.
 """
 
-from dpgrad.audit.claims import Curve
+from dpgrad.audit.claims import ClaimCurve
 from dpgrad.audit.fits import estimator
 from dpgrad.audit.games import game, scores
 from dpgrad.audit.record import Audit, Check
@@ -12,4 +12,4 @@ from dpgrad.audit.single import one_run
 from dpgrad.audit.steps import step
 from dpgrad.audit.trials import Trial
 
-__all__ = ["Audit", "Check", "Curve", "Trial", "estimator", "game", "one_run", "scores", "step"]
+__all__ = ["Audit", "Check", "ClaimCurve", "Trial", "estimator", "game", "one_run", "scores", "step"]

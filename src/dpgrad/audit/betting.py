@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from dpgrad.audit.claims import Curve
+from dpgrad.audit.claims import ClaimCurve
 from dpgrad.audit.exact import Array
 
 __all__ = ["Bettor"]
@@ -22,14 +22,14 @@ class Bettor:
     """Bets against a claim, with bets that are chosen from the pairs seen before.
 
     >>> random = np.random.default_rng(0)
-    >>> bettor = Bettor(Curve.point(0.5, 1e-5))
+    >>> bettor = Bettor(ClaimCurve.point(0.5, 1e-5))
     >>> for n in range(50, 1001, 50):
     ...     bettor.look(random.normal(2, 1, 1000)[:n], random.normal(0, 1, 1000)[:n])
     >>> bettor.p < 1e-3
     True
     """
 
-    def __init__(self, curve: Curve) -> None:
+    def __init__(self, curve: ClaimCurve) -> None:
         self._curve, self._log_wealth, self._log_best = curve, 0.0, 0.0
         self.seen = 0
         self._bet: tuple[bool, float, float, float, float, float] | None = None

@@ -32,7 +32,7 @@ from dpgrad.audit.exact import Array
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["Claim", "Claimed", "Curve", "Family", "claimed"]
+__all__ = ["AnyClaim", "ClaimCurve", "Claimed", "Family", "claimed"]
 
 _LEAST_DELTA = 1e-7  # at the largest ε of the grid; no audit sees events that are rarer
 _PRECISION = 1e-3  # of δ; the bound stays certified
@@ -46,14 +46,14 @@ class _Profiled(Protocol):
     def delta(self, epsilon: float) -> float: ...
 
 
-Claim = object  # a Mechanism, Guarantee, profile or Curve, an estimator's privacy_, or a pair (ε, δ)
+AnyClaim = object  # a Mechanism, Guarantee, profile or Curve, an estimator's privacy_, or a pair (ε, δ)
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class ClaimCurve:
     """A claim at some ε: the δ(ε) that it promises, and the trade-off curve that follows.
 
-    >>> curve = Curve.point(1.0, 0.0)
+    >>> curve = ClaimCurve.point(1.0, 0.0)
     >>> round(float(curve.f(np.array([0.1]))[0]), 4)
     0.7282
     """
@@ -62,7 +62,7 @@ class Curve:
     deltas: Array
 
     @classmethod
-    def point(cls, epsilon: float, delta: float) -> "Curve":
+    def point(cls, epsilon: float, delta: float) -> "ClaimCurve":
         """The claim of (ε, δ)-privacy alone."""
         _validate.non_negative(epsilon=epsilon)
         if not 0 <= delta < 1:
@@ -70,7 +70,7 @@ class Curve:
         return cls(np.array([float(epsilon)]), np.array([float(delta)]))
 
     @classmethod
-    def of(cls, profile: _Profiled, points: int = _POINTS) -> "Curve":
+    def of(cls, profile: _Profiled, points: int = _POINTS) -> "ClaimCurve":
         """A whole profile, at ``points`` values of ε."""
         if isinstance(profile, PldProfile):
             profile = replace(profile, precision=max(profile.precision, _PRECISION))
@@ -81,7 +81,7 @@ class Curve:
         return cls(grid, np.array([min(1.0, max(0.0, profile.delta(float(epsilon)))) for epsilon in grid]))
 
     @classmethod
-    def gaussian(cls, mu: float, points: int = 200) -> "Curve":
+    def gaussian(cls, mu: float, points: int = 200) -> "ClaimCurve":
         """The claim of μ-Gaussian privacy."""
         from scipy import special
 
@@ -114,12 +114,12 @@ class Claimed:
     """A claim that was read: its words, its curve, and the family of mechanisms it belongs to, if that is known."""
 
     words: str
-    curve: Curve
+    curve: ClaimCurve
     family: Family | None = None
     guarantee: Guarantee | None = None
 
 
-def claimed(claim: Claim) -> Claimed:
+def claimed(claim: AnyClaim) -> Claimed:
     """Read a claim; anything else is refused.
 
     >>> claimed((1.0, 1e-5)).words
@@ -134,24 +134,24 @@ def claimed(claim: Claim) -> Claimed:
     if isinstance(claim, Mechanism):
         family = Family(claim.event(), claim.relation, "pld")
         words = f"{claim.steps:,} steps, noise multiplier {claim.multiplier_at(0):.6g}, {claim.relation.value}"
-        return Claimed(words, Curve.of(claim.profile()), _known(family), claim.guarantee(_DELTA))
+        return Claimed(words, ClaimCurve.of(claim.profile()), _known(family), claim.guarantee(_DELTA))
     if isinstance(claim, Guarantee):
         if claim.group != 1:
-            return Claimed(str(claim), Curve.point(claim.epsilon, claim.delta), None, claim)
+            return Claimed(str(claim), ClaimCurve.point(claim.epsilon, claim.delta), None, claim)
         family = Family(claim.event, claim.relation, claim.accountant)
-        curve = Curve.of(account(claim.event, claim.relation, claim.accountant))
+        curve = ClaimCurve.of(account(claim.event, claim.relation, claim.accountant))
         return Claimed(str(claim), curve, _known(family), claim)
-    if isinstance(claim, Curve):
+    if isinstance(claim, ClaimCurve):
         return Claimed(f"a curve of {len(claim.epsilons)} points", claim)
     if isinstance(claim, tuple) and len(claim) == 2:
         _validate.number(epsilon=claim[0], delta=claim[1])
         epsilon, delta = map(float, claim)
-        return Claimed(f"ε = {epsilon:g} at δ = {delta:g}", Curve.point(epsilon, delta))
+        return Claimed(f"ε = {epsilon:g} at δ = {delta:g}", ClaimCurve.point(epsilon, delta))
     if isinstance(claim, PldProfile):
         family = Family(claim.event, claim.relation, claim.accountant)
-        return Claimed("a privacy profile", Curve.of(claim), _known(family))
+        return Claimed("a privacy profile", ClaimCurve.of(claim), _known(family))
     if isinstance(claim, _Profiled) and not isinstance(claim, type):
-        return Claimed("a privacy profile", Curve.of(claim))
+        return Claimed("a privacy profile", ClaimCurve.of(claim))
     raise OptionError(
         f"claim must be a Mechanism, a Guarantee, a profile, a Curve or a pair (ε, δ), got {_validate.shown(claim)}"
     )

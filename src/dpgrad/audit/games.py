@@ -14,12 +14,12 @@ from scipy import special
 
 from dpgrad import _validate
 from dpgrad.audit import betting
-from dpgrad.audit.claims import Claim, Claimed, Curve, claimed
+from dpgrad.audit.claims import AnyClaim, ClaimCurve, Claimed, claimed
 from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Audit, Check, judged
 from dpgrad.errors import AuditError, OptionError
 
-__all__ = ["Counts", "chosen", "counted", "game", "judgement", "least_epsilon", "least_in_family", "p_value", "scores"]
+__all__ = ["Wrong", "chosen", "counted", "game", "judgement", "least_epsilon", "least_in_family", "p_value", "scores"]
 
 _SHARE = 0.3  # of the trials, on which the threshold is chosen
 _BLOCK = 50  # pairs of trials between two looks of the e-process
@@ -31,7 +31,7 @@ _NOT_TRIED = ("other scores, rows and data", "other thresholds", "anything that 
 
 
 @dataclass(frozen=True)
-class Counts:
+class Wrong:
     """False positives among trials without the row, and false negatives among trials with it."""
 
     false_positives: int
@@ -40,18 +40,18 @@ class Counts:
     with_: int
 
 
-def p_value(counts: Counts, curve: Curve) -> float:
+def p_value(counts: Wrong, curve: ClaimCurve) -> float:
     """The p-value of the claim from the counts at one threshold that was fixed beforehand.
 
-    >>> p_value(Counts(0, 1000, 0, 1000), Curve.point(1.0, 1e-5)) < 1e-100
+    >>> p_value(Wrong(0, 1000, 0, 1000), ClaimCurve.point(1.0, 1e-5)) < 1e-100
     True
-    >>> p_value(Counts(500, 1000, 500, 1000), Curve.point(1.0, 1e-5))
+    >>> p_value(Wrong(500, 1000, 500, 1000), ClaimCurve.point(1.0, 1e-5))
     1.0
     """
     return float(_p_values(counts, curve.f(_GRID)))
 
 
-def _p_values(counts: Counts, f: Array) -> float:
+def _p_values(counts: Wrong, f: Array) -> float:
     with np.errstate(divide="ignore"):
         left = np.log(special.bdtr(counts.false_positives, counts.without, _GRID[:-1]))
         right = np.log(special.bdtr(counts.false_negatives, counts.with_, f[1:]))
@@ -62,7 +62,7 @@ def _p_values(counts: Counts, f: Array) -> float:
     return min(1.0, math.exp(largest) * (1 - largest))
 
 
-def chosen(inside: Array, outside: Array, curve: Curve) -> tuple[float, bool]:
+def chosen(inside: Array, outside: Array, curve: ClaimCurve) -> tuple[float, bool]:
     """The threshold, and whether scores are to be flipped, that look worst for the claim on these trials."""
     best, found = -math.inf, (0.0, False)
     for flip in (False, True):
@@ -82,31 +82,31 @@ def chosen(inside: Array, outside: Array, curve: Curve) -> tuple[float, bool]:
     return found
 
 
-def counted(inside: Array, outside: Array, threshold: float, flip: bool) -> Counts:
+def counted(inside: Array, outside: Array, threshold: float, flip: bool) -> Wrong:
     """The errors of the test that says "with" where the score exceeds the threshold."""
     sign = -1.0 if flip else 1.0
-    return Counts(
+    return Wrong(
         int((sign * outside > threshold).sum()), len(outside), int((sign * inside <= threshold).sum()), len(inside)
     )
 
 
-def least_epsilon(counts: Counts, delta: float, level: float) -> float:
+def least_epsilon(counts: Wrong, delta: float, level: float) -> float:
     """The largest ε for which (ε, δ)-privacy is refuted at ``level``; 0 where none is. No model is assumed.
 
-    >>> least_epsilon(Counts(1, 1000, 500, 1000), 1e-5, 0.01) > 3
+    >>> least_epsilon(Wrong(1, 1000, 500, 1000), 1e-5, 0.01) > 3
     True
     """
-    return _last_refuted(lambda epsilon: p_value(counts, Curve.point(epsilon, delta)) <= level, 0.0, 60.0)
+    return _last_refuted(lambda epsilon: p_value(counts, ClaimCurve.point(epsilon, delta)) <= level, 0.0, 60.0)
 
 
-def least_in_family(counts: Counts, claim: Claimed, delta: float, level: float) -> float | None:
+def least_in_family(counts: Wrong, claim: Claimed, delta: float, level: float) -> float | None:
     """The largest ε at ``delta`` that is refuted among the claimed mechanism with any noise; None without a family."""
     family = claim.family
     if family is None:
         return None
 
     def refuted(less: float) -> bool:
-        return p_value(counts, Curve.of(family.at(math.exp(-less)), 12)) <= level
+        return p_value(counts, ClaimCurve.of(family.at(math.exp(-less)), 12)) <= level
 
     # from eight times the noise to an eighth
     found = _last_refuted(refuted, -math.log(8), math.log(8), 10)
@@ -128,7 +128,7 @@ def _last_refuted(refuted: Callable[[float], bool], low: float, high: float, tur
 def scores(
     inside: Sequence[float],
     outside: Sequence[float],
-    claim: Claim,
+    claim: AnyClaim,
     *,
     delta: float = 1e-5,
     level: float = 1e-3,
@@ -136,7 +136,7 @@ def scores(
 ) -> Audit:
     """Audit a claim by scores of independent runs with (``inside``) and without (``outside``) one row, in run order.
 
-    ``claim`` is a Mechanism, a Guarantee, a privacy profile, a `Curve` or a pair (ε, δ); it is tested as a whole
+    ``claim`` is a Mechanism, a Guarantee, a privacy profile, a `ClaimCurve` or a pair (ε, δ); it is tested as a whole
     curve. ``delta`` is that of the lower bounds on ε.
 
     >>> random = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def game(
     train: Callable[[Any, int], Any],
     without: Any,
     with_: Any,
-    claim: Claim,
+    claim: AnyClaim,
     *,
     score: Callable[[Any], float] = float,
     trials: int = 1000,

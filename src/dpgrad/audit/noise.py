@@ -12,9 +12,9 @@ from scipy import special
 from dpgrad.audit import exact
 from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Check, bonferroni
-from dpgrad.audit.trials import Target, rows_of
+from dpgrad.audit.trials import UnderAudit, rows_of
 
-__all__ = ["Found", "Seen", "check", "independence", "law", "precision", "seen", "size"]
+__all__ = ["NoiseFound", "Ratios", "check", "independence", "law", "precision", "seen", "size"]
 
 _VALUES = 4_000_000
 _MOST_SEEDS = 8
@@ -22,7 +22,7 @@ _LAW = 40_000  # values whose law and precision are looked at
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Ratios:
     """Noise over its claimed standard deviation, (steps, coordinates); by itself and from differences."""
 
     alone: Array
@@ -33,7 +33,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Found:
+class NoiseFound:
     """The checks, and an upper bound of the measured noise over the claimed."""
 
     checks: tuple[Check, ...]
@@ -41,7 +41,7 @@ class Found:
     not_tried: tuple[str, ...] = ()
 
 
-def seen(target: Target, wanted: int) -> Seen:
+def seen(target: UnderAudit, wanted: int) -> Ratios:
     """Run about ``wanted`` steps with all losses 0, and a sixth as many twice on real rows."""
     mechanism = target.full
     size = sum(part.stop - part.start for part in target.slices().values())
@@ -56,10 +56,10 @@ def seen(target: Target, wanted: int) -> Seen:
     one, other = (target.released(real, target.seed + 200 + n, few, mechanism) for n in range(2))
     alone = np.concatenate([each.sums / target.stds(steps) for each in found])
     differences = (one.sums - other.sums) / (math.sqrt(2) * target.stds(few))
-    return Seen(alone, differences, len(steps), target.slices(), all(each.single for each in found))
+    return Ratios(alone, differences, len(steps), target.slices(), all(each.single for each in found))
 
 
-def check(target: Target, wanted: int, level: float) -> Found:
+def check(target: UnderAudit, wanted: int, level: float) -> NoiseFound:
     """All checks of the noise."""
     noise = seen(target, wanted)
     checks = [
@@ -76,7 +76,7 @@ def check(target: Target, wanted: int, level: float) -> Found:
     degrees = noise.alone.size
     least = float(special.chdtri(degrees, 1 - level))  # exceeded with probability 1 − level
     most = math.sqrt(float(np.square(noise.alone).sum()) / least) if least > 0 else math.inf
-    return Found(tuple(checks), most, tuple(not_tried))
+    return NoiseFound(tuple(checks), most, tuple(not_tried))
 
 
 def size(name: str, noise: Array, parts: dict[str, slice]) -> Check:
@@ -114,7 +114,7 @@ def precision(noise: Array) -> Check:
     return Check("noise precision", p, f"{distinct:,} distinct values of {len(values):,}")
 
 
-def independence(noise: Seen) -> Check:
+def independence(noise: Ratios) -> Check:
     """Exact tests of correlation between steps, between parameters, and along a parameter."""
     alone, parts = noise.alone, noise.parts
     tests = [_between_steps(alone), _between_parameters(alone, parts, 0), _between_parameters(alone, parts, 1)]

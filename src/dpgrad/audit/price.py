@@ -14,7 +14,7 @@ from dpgrad.audit import exact
 from dpgrad.audit.claims import Claimed
 from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Check, bonferroni
-from dpgrad.audit.trials import Canaried, PrivateSteps, Target, Trial, rows_of
+from dpgrad.audit.trials import Canaried, PrivateSteps, Trial, UnderAudit, rows_of
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -25,7 +25,7 @@ _MOST_RUNS = 40_000
 _POINTS = 6
 
 
-def check(target: Target, claim: Claimed, runs: int | None = None) -> Check:
+def check(target: UnderAudit, claim: Claimed, runs: int | None = None) -> Check:
     """Whether the claim is below what a worst pair of neighbours reveals, by so many simulated runs."""
     mechanism, curve = target.mechanism, claim.curve
     asked = np.unique(np.linspace(0, len(curve.epsilons) - 1, _POINTS).astype(int))
@@ -107,7 +107,7 @@ def _rate(mechanism: Mechanism, step: int) -> float:
     return 1.0
 
 
-def ledger(target: Target, ours: PrivateSteps) -> Check:
+def ledger(target: UnderAudit, ours: PrivateSteps) -> Check:
     """Whether every step that was taken is in the ledger, at its price."""
     mechanism = target.full
     steps = min(mechanism.steps, 3)

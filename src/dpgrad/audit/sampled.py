@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpgrad.audit import exact
 from dpgrad.audit.record import Check, bonferroni
-from dpgrad.audit.trials import Stepper, Target, Trial, read
+from dpgrad.audit.trials import Stepper, Trial, UnderAudit, read
 from dpgrad.grads.sums import Batch
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
@@ -28,14 +28,14 @@ _MOST_ROWS = 400
 _MOST_SEEDS = 8
 _MOST_LAGS = 64
 
-Counts = NDArray[np.int64]
+_Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
     """How often each row was in each batch, (batches, rows); ``span`` batches are of one seed."""
 
-    counts: Counts
+    counts: _Counts
     span: int
 
 
@@ -45,7 +45,7 @@ def steep(model: nn.Module, batch: Batch) -> Tensor:
     return _STEEP * outputs
 
 
-def check(target: Target, wanted: int) -> Check | None:
+def check(target: UnderAudit, wanted: int) -> Check | None:
     """The check of the sampler; None where there is nothing to sample."""
     sampler = target.mechanism.sampler
     if isinstance(sampler, sampling.FullBatch):
@@ -63,7 +63,7 @@ def check(target: Target, wanted: int) -> Check | None:
     return Check("sampling", p, says)
 
 
-def drawn(target: Target, wanted: int) -> Batches:
+def drawn(target: UnderAudit, wanted: int) -> Batches:
     """The batches of about ``wanted`` steps on a probe."""
     mechanism = target.mechanism
     rows = _rows(mechanism)
@@ -90,7 +90,7 @@ def _rows(mechanism: Mechanism) -> int:
     return int(min(_MOST_ROWS, max(32, math.ceil(20 / least))))
 
 
-def poisson(counts: Counts, rates: exact.Array, seed: int) -> tuple[float, str]:
+def poisson(counts: _Counts, rates: exact.Array, seed: int) -> tuple[float, str]:
     """The p-value of independent indicators with these rates per step.
 
     Tested: the number of inclusions, batch sizes and rows' counts (how many are near their mean, and the extreme
@@ -119,7 +119,7 @@ def poisson(counts: Counts, rates: exact.Array, seed: int) -> tuple[float, str]:
     return bonferroni(tests)
 
 
-def _central(counts: Counts, trials: int, rate: float) -> float:
+def _central(counts: _Counts, trials: int, rate: float) -> float:
     """How many binomial counts lie near their mean: as many as chance puts there."""
     distance = np.abs(np.arange(trials + 1) - trials * rate)
     masses = np.diff(np.concatenate([[0.0], [exact.below(k, trials, rate) for k in range(trials + 1)]]))
@@ -129,7 +129,7 @@ def _central(counts: Counts, trials: int, rate: float) -> float:
     return exact.count(int(near.sum()), len(counts), min(1.0, float(masses[inside].sum())))
 
 
-def _extreme(counts: Counts, trials: int, rate: float) -> float:
+def _extreme(counts: _Counts, trials: int, rate: float) -> float:
     least, most = int(counts.min()), int(counts.max())
     tail = min(exact.below(least, trials, rate), exact.above(most, trials, rate))
     return min(1.0, 2 * len(counts) * tail)
@@ -164,7 +164,7 @@ def _together(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
     return exact.count(both, steps * (rows // 2), rate * rate), "neighbouring rows drawn together"
 
 
-def fixed_size(counts: Counts, size: int) -> tuple[float, str]:
+def fixed_size(counts: _Counts, size: int) -> tuple[float, str]:
     """The p-value of batches of ``size`` rows drawn without replacement, anew at every step."""
     steps, rows = counts.shape
     if (counts.sum(1) != size).any():

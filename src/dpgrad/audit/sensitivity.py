@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.accounting.events import Relation
 from dpgrad.audit.record import Check
-from dpgrad.audit.trials import Target, joined, rows_of
+from dpgrad.audit.trials import UnderAudit, joined, rows_of
 from dpgrad.errors import AuditError
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["SCALES", "Found", "ascended", "check"]
+__all__ = ["SCALES", "Reached", "ascended", "check"]
 
 SCALES = (1e-3, 1.0, 30.0, 1e3)  # by which a real row is multiplied
 SLACK = 1e-3  # of the clip bound
@@ -48,7 +48,7 @@ class _Pair:
 
 
 @dataclass(frozen=True)
-class Found:
+class Reached:
     """The check, the largest contribution over the clip bound, and what could not be tried."""
 
     check: Check
@@ -56,19 +56,19 @@ class Found:
     not_tried: tuple[str, ...] = ()
 
 
-def check(target: Target, canaries: int) -> Found:
+def check(target: UnderAudit, canaries: int) -> Reached:
     """The largest contribution of one row that was found, over its bound, in any group at any step that was tried."""
     search = _Search(target)
     search.run(canaries)
     says = f"largest contribution {search.largest:.4f} of the clip bound ({search.where})"
     violated = search.largest > 1 + SLACK
-    return Found(Check("sensitivity", None, says, violated=violated), search.largest, tuple(search.not_tried))
+    return Reached(Check("sensitivity", None, says, violated=violated), search.largest, tuple(search.not_tried))
 
 
 class _Search:
     """The largest contribution so far."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: UnderAudit) -> None:
         self.target, self.largest, self.where = target, 0.0, "none"
         self.not_tried: list[str] = []
         self._released: dict[tuple[int, range, bool], Any] = {}
@@ -247,7 +247,7 @@ def _changed(leaf: Tensor, column: Tensor, turn: int, generator: torch.Generator
     return known[torch.randint(len(known), leaf.shape, generator=generator)]
 
 
-def ascended(target: Target, row: Any) -> Any:
+def ascended(target: UnderAudit, row: Any) -> Any:
     """The row with its numbers moved up the gradient of its own gradient's norm; None where that cannot be computed."""
     leaves, form = pytree.tree_flatten(row)
     moving = [place for place, leaf in enumerate(leaves) if leaf.is_floating_point()]

@@ -7,9 +7,9 @@ from torch import nn
 
 from dpgrad import _validate
 from dpgrad.audit import noise, price, sampled, sensitivity
-from dpgrad.audit.claims import Claim, Claimed, claimed
+from dpgrad.audit.claims import AnyClaim, Claimed, claimed
 from dpgrad.audit.record import Audit, Check, judged
-from dpgrad.audit.trials import PrivateSteps, Stepper, Target
+from dpgrad.audit.trials import PrivateSteps, Stepper, UnderAudit
 from dpgrad.errors import OptionError
 from dpgrad.grads.scaling import ScaleRule
 from dpgrad.grads.sums import Loss
@@ -36,7 +36,7 @@ def step(
     *,
     rule: ScaleRule | None = None,
     run: Stepper | None = None,
-    claim: Claim | None = None,
+    claim: AnyClaim | None = None,
     canaries: int = 3,
     steps: int = 100,
     level: float = 1e-3,
@@ -77,11 +77,11 @@ def step(
             "give mechanism.without_adaptive_clip(), or audit whole runs with audit.game"
         )
     stepper: Stepper = PrivateSteps(rule, dict(options)) if run is None else run
-    target = Target.of(model, loss_named(loss), mechanism, data, stepper, seed)
+    target = UnderAudit.of(model, loss_named(loss), mechanism, data, stepper, seed)
     return _Auditor(target, level, tuple(checks), _claimed(mechanism, claim)).audit(canaries, steps)
 
 
-def _claimed(mechanism: Mechanism, claim: Claim | None) -> Claimed:
+def _claimed(mechanism: Mechanism, claim: AnyClaim | None) -> Claimed:
     """The claim, by default that of the mechanism; read once, before anything is run."""
     return claimed(mechanism if claim is None else claim)
 
@@ -89,7 +89,7 @@ def _claimed(mechanism: Mechanism, claim: Claim | None) -> Claimed:
 class _Auditor:
     """The checks that were asked for, one after another."""
 
-    def __init__(self, target: Target, level: float, wanted: tuple[str, ...], claim: Claimed) -> None:
+    def __init__(self, target: UnderAudit, level: float, wanted: tuple[str, ...], claim: Claimed) -> None:
         self.target, self.level, self.wanted, self.claim = target, level, wanted, claim
         self.checks: list[Check] = []
         self.not_tried: list[str] = [name for name in CHECKS if name not in wanted]
@@ -131,6 +131,6 @@ class _Auditor:
         )  # fmt: skip
 
 
-def _also_left_out(target: Target) -> tuple[str, ...]:
+def _also_left_out(target: UnderAudit) -> tuple[str, ...]:
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in target.model.modules())
     return ("dropout (turned off)",) if dropout else ()

@@ -24,7 +24,7 @@ from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.training.private import PrivateGradient
 
-__all__ = ["Canaried", "Gradients", "PrivateSteps", "Released", "Stepper", "Target", "Trial", "joined", "rows_of"]
+__all__ = ["Canaried", "Gradients", "NoisySums", "PrivateSteps", "Stepper", "Trial", "UnderAudit", "joined", "rows_of"]
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]  # by name, or in the order of the model's trained parameters
 BIG = 1e4  # norm of the gradient of a canary, far beyond any clip bound in use
@@ -166,7 +166,7 @@ class Canaried:
 
 
 @dataclass(frozen=True)
-class Released:
+class NoisySums:
     """The noisy sums of some steps, (steps, coordinates), and what rounding may change of them."""
 
     sums: Array
@@ -190,7 +190,7 @@ class Released:
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class UnderAudit:
     """The code under audit: model, loss, mechanism, some rows, and who runs a step."""
 
     model: nn.Module
@@ -202,7 +202,7 @@ class Target:
     directions: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, mechanism: Mechanism, data: Any, run: Stepper, seed: int) -> "Target":
+    def of(cls, model: nn.Module, loss: Loss, mechanism: Mechanism, data: Any, run: Stepper, seed: int) -> "UnderAudit":
         """A target whose model is a copy, without dropout: masks of other shapes would not be the same draws."""
         model = copy.deepcopy(unwrapped(model))
         for module in model.modules():
@@ -272,7 +272,7 @@ class Target:
 
     def released(
         self, data: Any, seed: int, steps: range, mechanism: Mechanism, *, canaried: bool = False, few: bool = False
-    ) -> Released:
+    ) -> NoisySums:
         """What the steps release: the gradients times the declared divisor. ``few``: nothing is captured or traced."""
         loss = Canaried(self.loss, self.directions) if canaried else self.loss
         run = self.run
@@ -283,7 +283,7 @@ class Target:
         return read(run(trial), self.names, len(steps), mechanism.divisor)
 
 
-def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: float) -> Released:
+def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: float) -> NoisySums:
     """The gradients that a stepper returned as noisy sums; what cannot be read is refused."""
     rows, precision = [], 0.0
     for gradients in found:
@@ -297,7 +297,7 @@ def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: 
     sums = np.stack(rows[-steps:])
     if not np.isfinite(sums).all():
         raise AuditError("run left gradients that are not finite: every private step releases finite numbers")
-    return Released(sums, precision)
+    return NoisySums(sums, precision)
 
 
 def rows_of(data: Any, index: slice | Tensor) -> Any:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from dpgrad.accounting.guarantee import up
 
 if TYPE_CHECKING:
-    from dpgrad.papers.running import Ran
+    from dpgrad.papers.running import Ended
     from dpgrad.training.curves import Progress
 
 _LINES = 10  # how many plain lines a run has
 _MOST_TRIALS = 50  # plain lines of an experiment
 _QUIET = 0.1  # seconds between two drawings of the bar
 
-Show = Callable[["Progress"], None]
+_Show = Callable[["Progress"], None]
 
 
 def said(now: "Progress", metric: str) -> str:
@@ -39,14 +39,14 @@ def clock(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def showing(label: str, metric: str) -> Iterator[Show]:
+def showing(label: str, metric: str) -> Iterator[_Show]:
     """Within the block, what is called after each step to show it."""
     with _bar(label, metric) if sys.stderr is not None and sys.stderr.isatty() else _lines(label, metric) as show:
         yield show
 
 
 @contextlib.contextmanager
-def _bar(label: str, metric: str) -> Iterator[Show]:
+def _bar(label: str, metric: str) -> Iterator[_Show]:
     from rich import progress
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -68,7 +68,7 @@ def _bar(label: str, metric: str) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines(label: str, metric: str) -> Iterator[Show]:
+def _lines(label: str, metric: str) -> Iterator[_Show]:
     def show(now: "Progress") -> None:
         if now.step == now.steps or now.step % -(-now.steps // _LINES) == 0:
             left = f"{said(now, metric)}  {clock(now.seconds_left)} left"
@@ -78,7 +78,7 @@ def _lines(label: str, metric: str) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def counting(label: str, metric: str) -> "Iterator[Callable[[Ran], None]]":
+def counting(label: str, metric: str) -> "Iterator[Callable[[Ended], None]]":
     """Within the block, what is called after each trial of an experiment to show it."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda now: _trial(now, label, metric)
@@ -94,12 +94,12 @@ def counting(label: str, metric: str) -> "Iterator[Callable[[Ran], None]]":
         yield lambda now: bar.update(task, completed=now.done, total=now.total, said=_after(now, metric))
 
 
-def _trial(now: "Ran", label: str, metric: str) -> None:
+def _trial(now: "Ended", label: str, metric: str) -> None:
     if now.done == now.total or now.done % -(-now.total // _MOST_TRIALS) == 0:
         print(f"{label}: {now.done} of {now.total}  {_after(now, metric)}", file=sys.stderr, flush=True)
 
 
-def _after(now: "Ran", metric: str) -> str:
+def _after(now: "Ended", metric: str) -> str:
     """The trial that has just ended, and the time left."""
     value = now.figures.get(metric)
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 
 
-class Trained:
+class CommandInputs:
     """The rows, the model and the device of one call of a command."""
 
     def __init__(self, args: argparse.Namespace, dataset: "Dataset", lora: int | None = None) -> None:
@@ -25,7 +25,7 @@ class Trained:
         from dpgrad.training.models import default
 
         self.args, self.dataset = args, dataset
-        self.job, self.rows = jobs.job(dataset), jobs.Rows.of(dataset)
+        self.job, self.rows = jobs.job(dataset), jobs.JobRows.of(dataset)
         self.blueprint = blueprint(args.model or default(self.rows.kind, self.rows.shape), self.rows.kind, lora)
         self.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.notes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpgrad import _files, _interrupt
 from dpgrad.cli import _config, _data, _options, _progress, _ranks, _training
-from dpgrad.cli._trained import PAGE, Trained
+from dpgrad.cli._trained import PAGE, CommandInputs
 from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
@@ -104,7 +104,7 @@ def _tokens(args: argparse.Namespace) -> "Callable[[Sequence[str]], Any] | None"
     return Checkpoint.read(args.model.removeprefix(PREFIX), "text").tokens(lengths[0]) if lengths else None
 
 
-class Training(Trained):
+class Training(CommandInputs):
     """One call of the command: its settings, and the folder it writes."""
 
     def __init__(self, args: argparse.Namespace, dataset: "Dataset", methods: list[str], ranks: "Ranks") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpgrad import _interrupt
 from dpgrad.accounting.trials import LAWS
 from dpgrad.cli import _data, _options, _training
-from dpgrad.cli._trained import Trained
+from dpgrad.cli._trained import CommandInputs
 from dpgrad.errors import OptionError
 from dpgrad.training.options import SCORE_SHARE, SCORE_STD, Budget, Privacy, RunFolder, given
 from dpgrad.training.recipes import Recipe
@@ -110,7 +110,7 @@ def _answer(args: argparse.Namespace) -> str:
             ) from None
 
 
-class _Tuning(Trained):
+class _Tuning(CommandInputs):
     """One call of the command."""
 
     def __init__(self, args: argparse.Namespace) -> None:

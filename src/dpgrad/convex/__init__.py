@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dpgrad._submodules import attribute
 from dpgrad.convex import bounds, curvature
 from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Counts, Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Counts, Hinge, HuberSvm, Logistic, RowLoss, Softmax, Squared
 from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, pace, regression, sgd
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ __all__ = [
     "Hinge",
     "HuberSvm",
     "Logistic",
-    "Loss",
     "PrivacyWarning",
+    "RowLoss",
     "RowNormalizer",
     "Softmax",
     "Squared",

@@ -31,8 +31,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpgrad.convex.design import Design, Matrix, Part, Rows
-from dpgrad.convex.losses import Array, Loss
-from dpgrad.convex.passes import Mark, Pieces, Reading, Work, computed, of_labels, part_of, shared, task, total
+from dpgrad.convex.losses import Array, RowLoss
+from dpgrad.convex.passes import (
+    BlockPieces,
+    BlockReader,
+    Mark,
+    PassWork,
+    computed,
+    of_labels,
+    part_of,
+    shared,
+    task,
+    total,
+)
 from dpgrad.errors import DataError
 
 __all__ = ["ChunkedDesign", "Chunks", "Labels", "applied", "checked", "designed"]
@@ -44,7 +55,7 @@ _MOST_LABELS = 10_000  # in one block
 class Labels:
     """The labels of rows in blocks, as lazy as these: ``pieces`` of Dask's blocks, and functions to apply in turn."""
 
-    pieces: tuple[Pieces, ...]  # of each block of rows: a block of labels, from, to
+    pieces: tuple[BlockPieces, ...]  # of each block of rows: a block of labels, from, to
     reading: Callable[[Any], Any]
     steps: tuple[Callable[[Any], Any], ...] = ()
 
@@ -75,8 +86,8 @@ class Chunks:
     """Rows in blocks that are read when they are needed. How many there are is public; they are not."""
 
     blocks: tuple[Any, ...]
-    pieces: tuple[Pieces, ...]  # of labels, by which each block is checked; () where none
-    reading: Reading
+    pieces: tuple[BlockPieces, ...]  # of labels, by which each block is checked; () where none
+    reading: BlockReader
     marks: tuple[Mark, ...]
     columns: int
 
@@ -107,7 +118,7 @@ class Chunks:
         """
         starts = np.cumsum([0, *self.sizes])
         steps = () if labels is None else labels.steps
-        work, tasks = shared(Work(self.reading, steps, function)), []
+        work, tasks = shared(PassWork(self.reading, steps, function)), []
         for place, (block, pieces, mark) in enumerate(zip(self.blocks, self.pieces, self.marks, strict=True)):
             chosen = None
             if rows is not None:
@@ -206,7 +217,7 @@ def applied(function: Callable[[Any], Any], targets: Any) -> Any:
     return targets.mapped(function) if isinstance(targets, Labels) else function(targets)
 
 
-def checked(loss: Loss, targets: Any, rows: int) -> Any:
+def checked(loss: RowLoss, targets: Any, rows: int) -> Any:
     """The targets of ``rows`` rows, refused where the loss has no meaning for them.
 
     >>> from dpgrad.convex.losses import Logistic
@@ -218,7 +229,7 @@ def checked(loss: Loss, targets: Any, rows: int) -> Any:
     return loss.checked(targets, rows)
 
 
-def _checked(loss: Loss, targets: Any) -> Any:
+def _checked(loss: RowLoss, targets: Any) -> Any:
     return loss.checked(targets, len(targets))
 
 

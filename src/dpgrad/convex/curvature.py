@@ -38,7 +38,7 @@ from dpgrad.accounting import exact
 from dpgrad.convex import bounds
 from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Array, Loss, Softmax, Squared, Targets
+from dpgrad.convex.losses import Array, RowLoss, Softmax, Squared, Targets
 from dpgrad.data import Dataset
 from dpgrad.errors import OptionError
 
@@ -78,7 +78,7 @@ class Estimate(NamedTuple):
     error: float
 
 
-class Curved(Loss, Protocol):
+class Curved(RowLoss, Protocol):
     """A loss of one score that has a second derivative."""
 
     def curvatures(self, scores: Array, targets: Targets) -> Array:

@@ -4,7 +4,7 @@ Near the optimum a loss is a parabola whose curvature is S = Σᵢ hᵢ·xᵢ·x
 in its score. S is released once, with noise and its share of the budget (`Curvature`), and everything else is known:
 the gradients of n independent rows sum to a vector of covariance φ·S, where φ is 1 for a logistic model, the variance
 of the errors for a linear one (released too, `Errors`) and a public constant for counts; and the noise of the mechanism
-has a law that is public. A solver's `Spread` says what both do to its coefficients. docs/proofs/intervals.md has the
+has a law that is public. A solver's `Scatter` says what both do to its coefficients. docs/proofs/intervals.md has the
 argument and its limits.
 
 >>> spread = Perturbed(ridge=1.0, l2=0.0, std=2.0, output_std=0.0)
@@ -29,13 +29,13 @@ from dpgrad.convex.design import Design
 from dpgrad.convex.losses import Array
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.auto import noised_matrix
-from dpgrad.convex.solvers.solved import Release
+from dpgrad.convex.solvers.solved import Statistic
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "CLEAR", "LEFT", "LOWERED", "SCORE", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments",
-    "Perturbed", "Spread", "curvature", "gaussian_at", "responses", "squared_errors",
+    "Perturbed", "Scatter", "curvature", "gaussian_at", "responses", "squared_errors",
 ]  # fmt: skip
 
 LEFT = 0.1  # the part of the way that a descent may have left, in any direction
@@ -88,9 +88,9 @@ class Curvature:
         """What it costs."""
         return gaussian_at(self.mu, self.relation, self.secure_values)
 
-    def release(self, share: float) -> Release:
+    def release(self, share: float) -> Statistic:
         """What a report says of it."""
-        return Release("curvature, for standard errors", self.sensitivity, self.std, share)
+        return Statistic("curvature, for standard errors", self.sensitivity, self.std, share)
 
     def noisy(self, total: Array, key: Key) -> Array:
         """S with its noise."""
@@ -122,9 +122,9 @@ class Errors:
         """What it costs."""
         return gaussian_at(self.mu, self.relation, self.secure_values)
 
-    def release(self, share: float) -> Release:
+    def release(self, share: float) -> Statistic:
         """What a report says of it."""
-        return Release("squared errors, for standard errors", self.bound**2, self.std, share)
+        return Statistic("squared errors, for standard errors", self.bound**2, self.std, share)
 
     def noisy(self, total: float, key: Key) -> float:
         """The sum with its noise."""
@@ -157,7 +157,7 @@ def squared_errors(errors: Array, bound: float) -> float:
     return float(np.sum(np.minimum(np.abs(errors), bound) ** 2)) * (1 - _SLACK)
 
 
-class Spread(Protocol):
+class Scatter(Protocol):
     """How a solver's coefficients scatter around the optimum."""
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
@@ -185,11 +185,11 @@ class Perturbed:
         return np.asarray(np.linalg.solve(total + self.l2 * unit, total + self.ridge * unit), np.float64)
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
-        """See `Spread`: A·w = S·w* − Σgᵢ − b with A = S + ridge, solved for w*."""
+        """See `Scatter`: A·w = S·w* − Σgᵢ − b with A = S + ridge, solved for w*."""
         return self._undone(total) @ weights
 
     def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
-        """See `Spread`: that of S⁻¹·(Σgᵢ + b), and of the noise on the minimiser where the ridge is undone."""
+        """See `Scatter`: that of S⁻¹·(Σgᵢ + b), and of the noise on the minimiser where the ridge is undone."""
         unit, undone = np.eye(len(total)), self._undone(total)
         inverse = np.linalg.inv(total + self.l2 * unit)
         noise = dispersion * total + self.std**2 * unit
@@ -222,7 +222,7 @@ class Descended:
         return values, vectors, *responses(values, self.rates, self.momentum, self.averaged)
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
-        """See `Spread`: in the directions of S the descent is a linear filter of its start and its noise."""
+        """See `Scatter`: in the directions of S the descent is a linear filter of its start and its noise."""
         _, vectors, _, rest = self._along(total, rows)
         if (most := float(np.abs(rest).max())) > self.left:
             raise OptionError(
@@ -232,7 +232,7 @@ class Descended:
         return vectors @ ((vectors.T @ weights) / (1 - rest))
 
     def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
-        """See `Spread`: sampling of the rows, and what the filter leaves of the noise."""
+        """See `Scatter`: sampling of the rows, and what the filter leaves of the noise."""
         values, vectors, each, rest = self._along(total, rows)
         variance = dispersion * vectors.T @ (total / rows) @ vectors  # of one row's gradient, along the directions
         noise = each @ each.T * (self.std**2 * np.eye(len(total)) + self.sampled * variance)
@@ -278,12 +278,12 @@ class Moments:
     product_std: float
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
-        """See `Spread`: (M + ridge)·w = M·w* + Σ eᵢ·xᵢ + noise, solved for w*."""
+        """See `Scatter`: (M + ridge)·w = M·w* + Σ eᵢ·xᵢ + noise, solved for w*."""
         found = np.linalg.solve(total + np.diag(self.l2), (total + np.diag(self.ridge)) @ weights)
         return np.asarray(found, np.float64)
 
     def covariance(self, weights: Array, total: Array, dispersion: float, rows: int) -> Array:
-        """See `Spread`: the noise on M meets w*."""
+        """See `Scatter`: the noise on M meets w*."""
         estimate = self.estimate(weights, total, rows)
         unit, inverse = np.eye(len(total)), np.linalg.inv(total + np.diag(self.l2))
         met = self.moment_std**2 / 2 * (float(estimate @ estimate) * unit + np.outer(estimate, estimate))

@@ -32,13 +32,13 @@ from scipy.special import expit, logsumexp, softmax
 from dpgrad import _validate
 from dpgrad.errors import DataError, OptionError
 
-__all__ = ["Array", "Counts", "Hinge", "HuberSvm", "Logistic", "Loss", "Softmax", "Squared", "Targets"]
+__all__ = ["Array", "Counts", "Hinge", "HuberSvm", "Logistic", "RowLoss", "Softmax", "Squared", "Targets"]
 
 Array = NDArray[np.float64]
 Targets = NDArray[Any]
 
 
-class Loss(Protocol):
+class RowLoss(Protocol):
     """What a solver asks of a loss. ``smooth`` says whether its derivative is continuous; fields are public."""
 
     smooth: ClassVar[bool]

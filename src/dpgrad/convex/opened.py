@@ -14,11 +14,11 @@ from dpgrad.convex.chunked import Chunks, Labels
 from dpgrad.convex.design import quiet
 from dpgrad.convex.passes import (
     CHANGED,
-    First,
+    BlockPiece,
+    BlockPieces,
+    BlockReader,
+    FirstPass,
     Mark,
-    Piece,
-    Pieces,
-    Reading,
     computed,
     first_read,
     height,
@@ -35,7 +35,7 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
-def opened(X: Any, y: Any, reading: Reading) -> tuple[Chunks, Labels | None]:
+def opened(X: Any, y: Any, reading: BlockReader) -> tuple[Chunks, Labels | None]:
     """The rows of a Dask array or data frame and their labels, after a first pass that counts and checks them.
 
     ``reading`` turns a block and its labels (None where there are none) into a matrix and labels, and refuses what is
@@ -43,7 +43,7 @@ def opened(X: Any, y: Any, reading: Reading) -> tuple[Chunks, Labels | None]:
     columns are joined; blocks without rows are left out.
     """
     held = _held(X)
-    pieces: list[Pieces] = [()] * len(held.blocks)
+    pieces: list[BlockPieces] = [()] * len(held.blocks)
     if y is not None:
         labels = _labels(y)
         pieces = _as_they_are(labels) if _alike(held, labels) else _paired(held.counted(), labels.counted())
@@ -62,7 +62,7 @@ def opened(X: Any, y: Any, reading: Reading) -> tuple[Chunks, Labels | None]:
     return rows, None if y is None else Labels(parts, functools.partial(_labels_of, reading, held.columns))
 
 
-def _labels_of(reading: Reading, columns: int, labels: Any) -> Any:
+def _labels_of(reading: BlockReader, columns: int, labels: Any) -> Any:
     """Labels as they are read together with rows."""
     return reading(np.zeros((len(labels), columns)), labels)[1]
 
@@ -144,16 +144,16 @@ def _alike(rows: _Held, labels: _Held) -> bool:
     return list(rows.sizes) == list(labels.sizes) and lazy(labels.blocks[0])
 
 
-def _as_they_are(labels: _Held) -> list[Pieces]:
+def _as_they_are(labels: _Held) -> list[BlockPieces]:
     return [((block, 0, None),) for block in labels.blocks]
 
 
-def _paired(rows: _Held, labels: _Held) -> list[Pieces]:
+def _paired(rows: _Held, labels: _Held) -> list[BlockPieces]:
     """For each block of rows, the pieces of blocks of labels that belong to it."""
     ends, starts = (np.cumsum([0, *map(int, held.sizes)]) for held in (labels, rows))
     if ends[-1] != starts[-1]:
         raise DataError(_SIZES.format([int(starts[-1]), int(ends[-1])]))
-    found: list[Pieces] = []
+    found: list[BlockPieces] = []
     for start, stop in pairwise(starts):
         first, last = np.searchsorted(ends, start, "right") - 1, np.searchsorted(ends, stop)
         spans = [(i, max(start, ends[i]) - ends[i], min(stop, ends[i + 1]) - ends[i]) for i in range(first, last)]
@@ -161,14 +161,14 @@ def _paired(rows: _Held, labels: _Held) -> list[Pieces]:
     return found
 
 
-def _cut(source: Any, start: int, stop: int) -> Piece:
+def _cut(source: Any, start: int, stop: int) -> BlockPiece:
     """A piece of labels; of those in memory only what is needed, so no more is sent to a worker."""
     return (source, start, stop) if lazy(source) else (source[start:stop], 0, stop - start)
 
 
-def _marked(held: _Held, pieces: list[Pieces], reading: Reading) -> list[Mark]:
+def _marked(held: _Held, pieces: list[BlockPieces], reading: BlockReader) -> list[Mark]:
     """Read every block for the first time."""
-    work = shared(First(reading, held.columns))
+    work = shared(FirstPass(reading, held.columns))
     return computed(
         [task(first_read, block, list(some), work) for block, some in zip(held.blocks, pieces, strict=True)]
     )

@@ -19,13 +19,29 @@ from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, DpgradError
 
 __all__ = [
-    "CHANGED", "First", "Mark", "Piece", "Pieces", "Reading", "Refusal", "Work", "computed", "failed", "first_read",
-    "height", "lazy", "of_labels", "part_of", "shared", "task", "total",
+    "CHANGED",
+    "BlockPiece",
+    "BlockPieces",
+    "BlockReader",
+    "FirstPass",
+    "Mark",
+    "PassWork",
+    "Refusal",
+    "computed",
+    "failed",
+    "first_read",
+    "height",
+    "lazy",
+    "of_labels",
+    "part_of",
+    "shared",
+    "task",
+    "total",
 ]  # fmt: skip
 
-Reading = Callable[[Any, Any], tuple[Matrix, Any]]  # a block and its labels as they come, to rows and labels
-Piece = tuple[Any, int, int | None]  # a block of labels, from, to
-Pieces = tuple[Piece, ...]
+BlockReader = Callable[[Any, Any], tuple[Matrix, Any]]  # a block and its labels as they come, to rows and labels
+BlockPiece = tuple[Any, int, int | None]  # a block of labels, from, to
+BlockPieces = tuple[BlockPiece, ...]
 _FAN = 16  # parts that are added at once
 CHANGED = (
     "X or y gave other rows in a second pass than in the first: every pass must see the same rows, or one record could "
@@ -86,19 +102,19 @@ def failed(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Work:
+class PassWork:
     """What every task of a pass does."""
 
-    reading: Reading
+    reading: BlockReader
     steps: tuple[Callable[[Any], Any], ...]
     function: Callable[[Matrix, Any], Array]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class First:
+class FirstPass:
     """What the first pass does."""
 
-    reading: Reading
+    reading: BlockReader
     columns: int
 
 
@@ -151,7 +167,7 @@ def _merged(parts: list[Any]) -> Any:
     return total.total
 
 
-def part_of(block: Any, pieces: list[Any], mark: Mark, chosen: Any, work: Work) -> Any:
+def part_of(block: Any, pieces: list[Any], mark: Mark, chosen: Any, work: PassWork) -> Any:
     """What one block adds to a sum."""
     try:
         labels = _joined(pieces)
@@ -169,7 +185,7 @@ def part_of(block: Any, pieces: list[Any], mark: Mark, chosen: Any, work: Work) 
         return Refusal.of(error)
 
 
-def first_read(block: Any, pieces: list[Any], work: "First") -> Any:
+def first_read(block: Any, pieces: list[Any], work: "FirstPass") -> Any:
     """The mark of a block that is read for the first time; without a checksum where it is not to be used."""
     try:
         labels, rows = _joined(pieces), height(block)

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.lib import format as written
 from numpy.typing import NDArray
 
-from dpgrad.data._opened import Chunk, Table, guarded, regular
+from dpgrad.data._opened import Chunk, FileTable, guarded, regular
 from dpgrad.errors import DataError
 
 _ROWS = 4096  # in a chunk
 _NUMBERS = 1 << 22  # in a chunk, about
 
 
-def npy(path: Path, target: str | None) -> Table:
+def npy(path: Path, target: str | None) -> FileTable:
     """The rows of an .npy file as the column "x", memory-mapped; ``target`` names another .npy beside it."""
     columns: dict[str, Any] = {"x": _mapped(path)}
     if target is not None and target.endswith(".npy"):
@@ -26,7 +26,7 @@ def npy(path: Path, target: str | None) -> Table:
     return _table(path, columns)
 
 
-def npz(path: Path) -> Table:
+def npz(path: Path) -> FileTable:
     """The arrays of an .npz file, a column each."""
     columns = {}
     with regular(path) as file, archive(path, file) as opened:
@@ -98,11 +98,11 @@ def _loaded(path: Path, stream: IO[bytes], size: int) -> NDArray[Any]:
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _table(path: Path, columns: Mapping[str, NDArray[Any]]) -> Table:
+def _table(path: Path, columns: Mapping[str, NDArray[Any]]) -> FileTable:
     counts = {len(array) for array in columns.values()}
     if len(counts) > 1:
         raise DataError(f"{path}: its arrays must have as many rows each: {', '.join(columns):.200}")
-    return Table(str(path), tuple(columns), _chunks(columns, counts.pop()), whole=columns)
+    return FileTable(str(path), tuple(columns), _chunks(columns, counts.pop()), whole=columns)
 
 
 def _chunks(columns: Mapping[str, NDArray[Any]], rows: int) -> Iterator[Chunk]:

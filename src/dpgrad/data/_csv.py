@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from dpgrad.data._opened import Chunk, Table, guarded, regular
+from dpgrad.data._opened import Chunk, FileTable, guarded, regular
 from dpgrad.data._schema import FileFormat
 from dpgrad.errors import DataError
 
@@ -26,7 +26,7 @@ _PLAIN = FileFormat()
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\x1f\x8b", None), (b"PK\x03\x04", None))
 
 
-def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> Table:
+def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> FileTable:
     """The cells of a delimited file; ``wanted`` are the columns of the schema, none where it is still to be written.
 
     Columns of a file without a header are named "1", "2", and so on.
@@ -49,12 +49,12 @@ def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str 
         names = _names(path, head)
         with guarded(path, "csv"):
             second = next(rows, None)  # refused where it has another width: a header may have run into it
-        return Table(
+        return FileTable(
             str(path), names, _chunks(path, rows, second, names), "line", certain=False, plausible=second is not None
         )
     if wanted and target in wanted and len(head) == len(wanted) - 1:  # as in a file to predict
         numbered = tuple(sorted(set(wanted) - {target}, key=lambda name: (len(name), name)))
-    return Table(
+    return FileTable(
         str(path), numbered, _chunks(path, rows, (line, head), numbered), "line", certain=file.separator is not None
     )
 

@@ -16,7 +16,7 @@ from dpgrad import _validate
 from dpgrad.data import _csv, _folders, _hf
 from dpgrad.data._columns import LONGEST_NAME, Column, Target
 from dpgrad.data._encode import real, written_as
-from dpgrad.data._opened import Table
+from dpgrad.data._opened import FileTable
 from dpgrad.data._read import format_of, table_of
 from dpgrad.data._schema import FileFormat, Schema, Split
 from dpgrad.errors import DataError
@@ -228,7 +228,7 @@ def _decimal(path: Path, file: FileFormat) -> str:
     return "," if commas > points else "."
 
 
-def _used(table: Table, columns: list[Column], seen: dict[str, _Seen], notes: dict[str, list[str]]) -> list[Column]:
+def _used(table: FileTable, columns: list[Column], seen: dict[str, _Seen], notes: dict[str, list[str]]) -> list[Column]:
     """The columns, one of them a number or a text where none would be used."""
     if any(column.is_feature for column in columns):
         return columns
@@ -255,7 +255,7 @@ def _preface(path: str | Path) -> list[str]:
     ]
 
 
-def _goal(table: Table, target: str | None) -> str:
+def _goal(table: FileTable, target: str | None) -> str:
     if len(table.names) < 2:
         other = ", such as --target y.npy" if table.path.endswith(".npy") else ""
         raise DataError(f"{table.path} has only one column: a schema needs a target as well{other}")
@@ -355,7 +355,7 @@ def _alone(columns: list[Column], notes: dict[str, list[str]]) -> tuple[Column, 
     return tuple(columns)
 
 
-def _target(table: Table, name: str, seen: _Seen, declared: Sequence[str] | None) -> Target:
+def _target(table: FileTable, name: str, seen: _Seen, declared: Sequence[str] | None) -> Target:
     missing = tuple(sorted(seen.missing))
     if declared:
         return Target(name, classes=tuple(declared), missing=missing)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgrad.data._columns import LARGEST, SCALES, Column, Target
-from dpgrad.data._opened import Chunk, Table
+from dpgrad.data._opened import Chunk, FileTable
 from dpgrad.data._schema import Schema
 from dpgrad.errors import DataError
 
@@ -32,7 +32,7 @@ class Encoder:
     """Turns chunks of one table into arrays, as the schema says; a cell that cannot be is refused by its place."""
 
     schema: Schema
-    table: Table
+    table: FileTable
     tokens: Tokens | None = None
     training: bool = True  # rows that are to be predicted are all wanted, and their schema is that of the model
 
@@ -57,7 +57,7 @@ class Encoder:
         """What is wrong with one cell, with the line to write; for rows to predict that line is one of a new training.
 
         >>> age = Schema((Column("age", "number", scale="none"),))
-        >>> encoder = Encoder(age, Table("new.csv", (), iter([])), training=False)
+        >>> encoder = Encoder(age, FileTable("new.csv", (), iter([])), training=False)
         >>> print(encoder._fault(Chunk({}, [7]), 0, "age", "is missing: write missing = ['']"))
         new.csv: row 7, column 'age' is missing: correct this file, or change the schema (write missing = ['']) and \
 train again

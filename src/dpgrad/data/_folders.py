@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgrad.data._opened import Chunk, Table, guarded
+from dpgrad.data._opened import Chunk, FileTable, guarded
 from dpgrad.errors import DataError
 
 IMAGE, FOLDER = "image", "folder"  # the names of the two columns
@@ -22,7 +22,7 @@ UNNAMED = "its file"  # in messages: the name may say whose image it is
 _MOST_PIXELS = 1 << 26  # of one image, before it is resized
 
 
-def table(path: Path) -> Table:
+def table(path: Path) -> FileTable:
     """The images below a folder, sorted by name; without a folder per class, the images in it, without classes."""
     with guarded(path, "a folder of images"):
         folders = [entry.name for entry in _entries(path) if entry.is_dir()]
@@ -37,7 +37,7 @@ def table(path: Path) -> Table:
     if not found:
         raise DataError(f"{path} holds no images: put those of each class into a folder of its own")
     names = (IMAGE, FOLDER) if folders else (IMAGE,)
-    return Table(str(path), names, _chunks(path, found), "image")
+    return FileTable(str(path), names, _chunks(path, found), "image")
 
 
 def place(number: int, folder: int) -> str:

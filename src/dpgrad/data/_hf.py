@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpgrad.data._opened import Chunk, Table, guarded
+from dpgrad.data._opened import Chunk, FileTable, guarded
 from dpgrad.data._parquet import chunk
 from dpgrad.errors import DataError
 
@@ -13,7 +13,7 @@ PREFIX = "hf:"
 _ROWS = 2048  # in a chunk
 
 
-def table(path: Path) -> Table:
+def table(path: Path) -> FileTable:
     """The columns of one saved dataset; class labels are written by their names."""
     named = f"{PREFIX}{path}"
     with guarded(named, "a saved dataset"):
@@ -35,7 +35,7 @@ def table(path: Path) -> Table:
         labels = {
             name: feature.names for name, feature in saved.features.items() if isinstance(feature, datasets.ClassLabel)
         }
-        return Table(named, tuple(saved.column_names), _chunks(named, saved.with_format("arrow"), labels))
+        return FileTable(named, tuple(saved.column_names), _chunks(named, saved.with_format("arrow"), labels))
 
 
 def class_names(path: Path) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad.data._csv import lines_of
-from dpgrad.data._opened import Chunk, Table, guarded
+from dpgrad.data._opened import Chunk, FileTable, guarded
 from dpgrad.data._schema import FileFormat
 from dpgrad.errors import DataError
 
@@ -15,7 +15,7 @@ _ROWS = 1024  # in a chunk, and that are looked at for names
 _CHARACTERS = 1 << 22  # in a chunk, about
 
 
-def table(path: Path, file: FileFormat, wanted: Sequence[str] = ()) -> Table:
+def table(path: Path, file: FileFormat, wanted: Sequence[str] = ()) -> FileTable:
     """The values of each key; the first object names the columns, together with ``wanted``.
 
     A key that an object lacks is a missing value there. A key that neither names is refused.
@@ -29,7 +29,9 @@ def table(path: Path, file: FileFormat, wanted: Sequence[str] = ()) -> Table:
     if wanted:  # a key of a single later row is somebody's, and is not shown
         every = dict.fromkeys(chain(first[0][1], (name for name in wanted if name in every)))
     names = tuple(every)
-    return Table(str(path), names, _chunks(path, chain(first, rows), {*names, *wanted}, names), "line", certain=False)
+    return FileTable(
+        str(path), names, _chunks(path, chain(first, rows), {*names, *wanted}, names), "line", certain=False
+    )
 
 
 class _RepeatedKey(Exception):  # noqa: N818  # says what was found; the caller says where

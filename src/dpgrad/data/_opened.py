@@ -77,7 +77,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Table:
+class FileTable:
     """A file as columns: their names, and their cells in chunks of rows.
 
     ``certain`` is whether the names are names for certain, and not the first row of a file that has no header: else a

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpgrad.data._opened import Chunk, Table, guarded, regular
+from dpgrad.data._opened import Chunk, FileTable, guarded, regular
 from dpgrad.errors import DataError
 
 _ROWS = 2048  # in a chunk
 
 
-def table(path: Path) -> Table:
+def table(path: Path) -> FileTable:
     """The columns of a Parquet file."""
     with regular(path):
         pass
@@ -20,7 +20,7 @@ def table(path: Path) -> Table:
         file = parquet.ParquetFile(path)
         names = tuple(file.schema_arrow.names)
     refuse_names(path, names)
-    return Table(str(path), names, _chunks(path, file))
+    return FileTable(str(path), names, _chunks(path, file))
 
 
 def refuse_names(path: object, names: tuple[str, ...]) -> None:

@@ -46,7 +46,7 @@ class Grown:
 
 
 @dataclass
-class Part:
+class SplitPart:
     """Rows, targets and ids of the training rows, or of those held out."""
 
     x: Grown = field(default_factory=Grown)
@@ -63,8 +63,8 @@ class Part:
 class Parts:
     """Both parts of a split."""
 
-    train: Part = field(default_factory=Part)
-    test: Part = field(default_factory=Part)
+    train: SplitPart = field(default_factory=SplitPart)
+    test: SplitPart = field(default_factory=SplitPart)
     by_position: bool = False
     count: int = 0  # rows read, dropped ones with them
     dropped: list[int] = field(default_factory=list)  # their places

@@ -17,7 +17,7 @@ from dpgrad.data import _arrays, _csv, _folders, _hf, _jsonl, _parquet
 from dpgrad.data._columns import Column, Target, key
 from dpgrad.data._dataset import OUTSIDE, ROW_COUNTS, Dataset
 from dpgrad.data._encode import Encoder, Tokens
-from dpgrad.data._opened import Chunk, Table, guarded
+from dpgrad.data._opened import Chunk, FileTable, guarded
 from dpgrad.data._parts import Grown, Parts, collect
 from dpgrad.data._schema import FileFormat, Schema, Split
 from dpgrad.data._toml import schema_of
@@ -43,7 +43,7 @@ _LINES = {
 }
 _LINES["hf"] = _LINES["jsonl"]
 
-Given = Schema | Mapping[str, Any] | Path | str
+SchemaLike = Schema | Mapping[str, Any] | Path | str
 
 
 def format_of(path: str | Path, file: FileFormat) -> tuple[str, Path]:
@@ -66,7 +66,7 @@ def format_of(path: str | Path, file: FileFormat) -> tuple[str, Path]:
     return kind, found
 
 
-def table_of(path: str | Path, file: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> Table:
+def table_of(path: str | Path, file: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> FileTable:
     """The file as columns of cells; ``wanted`` are the columns that its schema describes."""
     kind, found = format_of(path, file)
     if kind == "csv":
@@ -82,7 +82,7 @@ def table_of(path: str | Path, file: FileFormat, wanted: Sequence[str] = (), tar
 def read(
     path: str | Path,
     target: str | None = None,
-    schema: Given | None = None,
+    schema: SchemaLike | None = None,
     tokens: Tokens | None = None,
     *,
     classes: int | None = None,
@@ -133,7 +133,7 @@ def read(
 
 def encode(
     rows: "str | Path | Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]] | Any",
-    schema: Given,
+    schema: SchemaLike,
     tokens: Tokens | None = None,
 ) -> NDArray[Any]:
     """The rows of a file, or of columns or records in memory, through a schema and without a target.
@@ -150,7 +150,7 @@ def encode(
 
 def identified(
     rows: "str | Path | Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]] | Any",
-    schema: Given,
+    schema: SchemaLike,
     tokens: Tokens | None = None,
 ) -> tuple[NDArray[Any], dict[str, list[Any]]]:
     """The rows as `encode` gives them, and what identifies them: by name, one entry per row.
@@ -196,7 +196,7 @@ def _names(encoder: Encoder, chunk: Chunk, ids: Sequence[str], before: int) -> d
     return {ROW: range(before + 1, before + len(chunk) + 1)}
 
 
-def _in_memory(rows: Any) -> Table:
+def _in_memory(rows: Any) -> FileTable:
     """Columns, records or a DataFrame as a table."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(rows, pandas.DataFrame):
@@ -216,10 +216,10 @@ def _in_memory(rows: Any) -> Table:
     if len(counts) != 1:
         raise DataError("rows: every column must have as many entries, and there must be one column at least")
     count = counts.pop()
-    return Table("rows", tuple(columns), iter([Chunk(columns, range(1, count + 1))] if count else []))
+    return FileTable("rows", tuple(columns), iter([Chunk(columns, range(1, count + 1))] if count else []))
 
 
-def matched(table: Table, schema: Schema, *, training: bool) -> None:
+def matched(table: FileTable, schema: Schema, *, training: bool) -> None:
     """Refuse a table whose columns are not those of the schema, naming them.
 
     Names of the file are shown only where they are certain to be names: the first line of a file that has no header
@@ -282,7 +282,7 @@ def _listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
 
 
-def _declared(schema: Given, target: str | None, classes: int | None) -> Schema:
+def _declared(schema: SchemaLike, target: str | None, classes: int | None) -> Schema:
     found = schema_of(schema)
     if classes is not None:
         raise DataError("classes is for arrays without a schema: list the classes under [target] of the schema")

@@ -17,7 +17,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.runs.checkpoint import Run
 from dpgrad.runs.replay import Identity
 
-__all__ = ["Follower", "identity_of_all", "opened", "options_of_all"]
+__all__ = ["Followed", "identity_of_all", "opened", "options_of_all"]
 
 IdentityOf = Callable[[Key], Identity]
 _OWN = {"loss", "model", "collate"}  # may hold the device of a rank; neither noise nor charge depends on them
@@ -27,7 +27,7 @@ _TOLD = (
 )  # fmt: skip
 
 
-class Follower:
+class Followed:
     """The run of a rank other than 0: it knows what rank 0's run knows, and writes nothing.
 
     Guarantee: `charge` pays nothing, and is followed by a meeting that rank 0 comes to when it has paid.
@@ -64,7 +64,7 @@ def opened(
     parts: bool,
     save_every: int,
     stack: ExitStack,
-) -> "Run | Follower":
+) -> "Run | Followed":
     """The run that ``open_run`` opens on rank 0, on every rank; ``stack`` closes it.
 
     ``identity_of(key)`` is that of this rank; ``parts`` says that each holds rows of its own.
@@ -79,7 +79,7 @@ def opened(
         told: tuple[Key | None, dict[str, Any]] = ranks.from_first(_nothing)
         key, known = told
         if key is None:
-            return Follower(known, save_every)
+            return Followed(known, save_every)
         _agreed(ranks, identity_of(key), parts)
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout, Periods, same_for_rows
 
-__all__ = ["Call", "Found", "KeptError", "MixedError", "Place", "UnfollowedError", "dims_of", "is_tensor"]
+__all__ = ["Call", "FoundAt", "KeptError", "MixedError", "UnfollowedError", "Where", "dims_of", "is_tensor"]
 
-Place = Layout | Periods
-Found = Place | Sequence["Place | None"] | None  # of each result; None for one that must not be used
+Where = Layout | Periods
+FoundAt = Where | Sequence["Where | None"] | None  # of each result; None for one that must not be used
 
 
 class MixedError(Exception):
@@ -35,7 +35,7 @@ class KeptError(UnsupportedModelError):
 class Call:
     """One operation with its arguments by name, and the place of the rows in each tensor among them."""
 
-    def __init__(self, name: str, arguments: dict[str, Any], result: Any, place: Callable[[Tensor], Place], rows: int):
+    def __init__(self, name: str, arguments: dict[str, Any], result: Any, place: Callable[[Tensor], Where], rows: int):
         self.name, self.arguments, self.result, self.place, self.rows = name, arguments, result, place, rows
 
     def __getitem__(self, name: str) -> Any:
@@ -58,7 +58,7 @@ class Call:
     def pretending(self, tensor: Tensor, layout: Layout, rows: int) -> "Call":
         """The same call, as if one of its tensors had ``rows`` rows of a batch."""
 
-        def place(other: Tensor) -> Place:
+        def place(other: Tensor) -> Where:
             return layout if other is tensor else self.place(other)
 
         return Call(self.name, self.arguments, self.result, place, rows)

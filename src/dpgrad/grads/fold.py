@@ -15,7 +15,7 @@ from torch._functorch.autograd_function import custom_function_call  # what an a
 from torch.nn import functional as F
 
 from dpgrad.grads.layers import ANY_RANK, RULES
-from dpgrad.grads.layers.recurrent import DATA, WEIGHTS, Layer
+from dpgrad.grads.layers.recurrent import DATA, WEIGHTS, OneLayer
 
 __all__ = [
     "FOLDED",
@@ -224,7 +224,7 @@ def _open_mask(args: list[Any], kwargs: dict[str, Any], fold: bool, examples: in
         where[key] = mask.expand(examples, *mask.shape).flatten(0, 1)
 
 
-def layer_folding(layer: Layer, examples: int) -> Folding | None:
+def layer_folding(layer: OneLayer, examples: int) -> Folding | None:
     """The same for one layer of a recurrent network; None where no example is in it, or one is in its weights."""
     if any(is_batched(getattr(layer, name)) for name in WEIGHTS) or not any(map(is_batched, layer)):
         return None

@@ -24,10 +24,10 @@ from torch.utils.flop_counter import flop_registry
 
 from dpgrad.grads.axes import Layout, same_for_rows
 from dpgrad.grads.batch import leaves
-from dpgrad.grads.calls import Call, Found, KeptError, MixedError, Place
+from dpgrad.grads.calls import Call, FoundAt, KeptError, MixedError, Where
 from dpgrad.grads.kept import is_earlier, note_earlier, still_held
 from dpgrad.grads.layers.unrolled import Unrolled
-from dpgrad.grads.operations import OF_CONSTANTS, RULES, Rule, rule_of
+from dpgrad.grads.operations import OF_CONSTANTS, RULES, FollowRule, rule_of
 from dpgrad.grads.sums import Batch
 
 __all__ = ["Following", "keeps", "own_functions"]
@@ -64,7 +64,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks: object = None  # on saved tensors, of the caller
         self._fixed: set[int] = set()  # storages made of sizes and of numbers in the code alone
         self.refused: MixedError | KeptError | None = None  # kept: a model may catch exceptions
-        self._places: dict[_Key, Place] = {}
+        self._places: dict[_Key, Where] = {}
         self._storages: dict[int, StorageWeakRef] = {}  # held, so no address comes again
         self._carrying: set[int] = set()  # storages that hold rows
         self._fresh: dict[int, set[_Key]] = {}  # storages that were made in this pass, and what is known of them
@@ -87,7 +87,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.refused is not None:  # also where the model made another error of it, as TorchScript does
                 raise self.refused
 
-    def place(self, tensor: Tensor) -> Place:
+    def place(self, tensor: Tensor) -> Where:
         """Where the rows stand in a tensor, or its periods where it does not descend from the batch."""
         storage, key = self._key(tensor)
         found = self._places.get(key)
@@ -139,7 +139,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()._cdata
             return storage, (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def _note(self, tensor: Tensor, place: Place) -> None:
+    def _note(self, tensor: Tensor, place: Where) -> None:
         storage, key = self._key(tensor)
         with torch._C.DisableTorchFunction():
             self._storages.setdefault(storage, StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
@@ -213,11 +213,11 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = call["generator"] not in (None, torch.default_generator)
         return given or (torch.Tag.nondeterministic_seeded in func.tags and torch.initial_seed() != self._seed)
 
-    def _after(self, func: Any, call: Call, carrying: bool, written: list[Any], before: list[Place]) -> None:
+    def _after(self, func: Any, call: Call, carrying: bool, written: list[Any], before: list[Where]) -> None:
         rule = rule_of(func)
         if carrying and rule is None:
             raise MixedError(f"{call.name} has no rule that tells examples apart")
-        found: Found = None
+        found: FoundAt = None
         if self._by_place(func, call):
             if carrying:
                 raise MixedError(f"{call.name} draws from a generator of the model's own")
@@ -252,7 +252,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._carrying.add(storage)
             del self._places[self._key(tensor)[1]]  # a use of it is refused
 
-    def _overwritten(self, call: Call, target: Tensor, before: Place, found: Found) -> None:
+    def _overwritten(self, call: Call, target: Tensor, before: Where, found: FoundAt) -> None:
         """Keep what is known of a tensor that was written to, or refuse where rows would come into other views."""
         if isinstance(before, Layout):
             same = found == before
@@ -316,7 +316,7 @@ def _is_torchs(hooks: Any) -> bool:
     return all(hook.__module__.partition(".")[0] == "torch" for hook in hooks)
 
 
-def _ruled(rule: Rule, call: Call) -> Found:
+def _ruled(rule: FollowRule, call: Call) -> FoundAt:
     try:
         return rule(call)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -324,7 +324,7 @@ def _ruled(rule: Rule, call: Call) -> Found:
         raise MixedError(f"{call.name} could not be followed") from error
 
 
-def _constant(rule: Rule, call: Call) -> Found:
+def _constant(rule: FollowRule, call: Call) -> FoundAt:
     """What is known of the results of tensors that do not descend from the batch.
 
     An argument that is even along a dimension could have rows there that are all alike. Where the operation would keep

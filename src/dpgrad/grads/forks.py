@@ -19,10 +19,10 @@ from dpgrad.grads.fold import is_batched
 from dpgrad.grads.kept import refuse_earlier
 from dpgrad.grads.uses import Drop, Use, one_by_one, wide
 
-__all__ = ["Again", "Answer", "Fork", "Found", "Joined", "Questions", "Seen", "by_path"]
+__all__ = ["Fork", "Joined", "Questions", "RunAgain", "Seen", "by_path"]
 
-Found = TypeVar("Found")
-Answer = tuple[str, Tensor]  # who asked, and the value that all examples of a path have there
+_F = TypeVar("_F")
+_Answer = tuple[str, Tensor]  # who asked, and the value that all examples of a path have there
 
 
 @dataclass
@@ -57,12 +57,12 @@ class Seen:
 class Fork(BaseException):
     """Examples answer a question differently. Not an `Exception`: a model that catches those would hide it."""
 
-    def __init__(self, paths: Sequence[tuple[Tensor, list[Answer]]]) -> None:
+    def __init__(self, paths: Sequence[tuple[Tensor, list[_Answer]]]) -> None:
         super().__init__("examples take different paths through the model")
         self.paths = paths  # which examples, and the answers they give
 
 
-class Again(BaseException):
+class RunAgain(BaseException):
     """The pass has to be run again, for what `Seen` now says of the model."""
 
 
@@ -74,9 +74,9 @@ class Questions:
     which examples agree.
     """
 
-    script: list[Answer]
+    script: list[_Answer]
     seen: Seen
-    given: list[Answer] = field(default_factory=list)
+    given: list[_Answer] = field(default_factory=list)
 
     def answer(self, who: str, values: Tensor) -> Tensor:
         """What every example answers, from their ``values``, (examples, ...); raises `Fork` where they differ."""
@@ -111,12 +111,12 @@ def _bits(values: Tensor) -> Tensor:
     return flat.long()
 
 
-def by_path(examples: int, seen: Seen, run: Callable[[Tensor | None, Questions], Found]) -> list[tuple[Tensor, Found]]:
+def by_path(examples: int, seen: Seen, run: Callable[[Tensor | None, Questions], _F]) -> list[tuple[Tensor, _F]]:
     """``run`` on the examples of each path: their indices, in ascending order, and what was found for them.
 
     ``run`` is given None for all examples. Any number of paths is run: one for each example at worst.
     """
-    waiting: list[tuple[Tensor, list[Answer]]] = [(torch.arange(examples, device="cpu"), [])]
+    waiting: list[tuple[Tensor, list[_Answer]]] = [(torch.arange(examples, device="cpu"), [])]
     done = []
     while waiting:
         few, script = waiting.pop()
@@ -125,7 +125,7 @@ def by_path(examples: int, seen: Seen, run: Callable[[Tensor | None, Questions],
             found = run(None if len(few) == examples else few, questions)
         except Fork as fork:
             waiting += [(few[own], answers) for own, answers in fork.paths]
-        except Again:
+        except RunAgain:
             waiting.append((few, questions.given))
         else:
             done.append((few, found))

@@ -8,12 +8,12 @@ from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.sums import Batch
 
-__all__ = ["AmbiguousError", "Key", "Layouts", "by_shape", "telling_sizes"]
+__all__ = ["AmbiguousError", "Layouts", "by_shape", "telling_sizes"]
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
-Key = tuple[object, ...]  # parameters, function, place among its tensors, numbers of dimensions
+_Key = tuple[object, ...]  # parameters, function, place among its tensors, numbers of dimensions
 
 
 class AmbiguousError(Exception):
@@ -24,14 +24,14 @@ class AmbiguousError(Exception):
 class Layouts:
     """Where the batch stands in what parameters meet, use by use, and in what becomes of it."""
 
-    inputs: dict[Key, tuple[Layout | None, ...]] = field(default_factory=dict)  # by shape one of several
-    results: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
+    inputs: dict[_Key, tuple[Layout | None, ...]] = field(default_factory=dict)  # by shape one of several
+    results: dict[_Key, tuple[Layout, ...]] = field(default_factory=dict)
     every: bool = False  # whether the backward pass must be asked for the gradient at every place
     guessed: bool = False  # by shape alone, to be shown for every batch
     varies: bool = False  # whether the next pass may do other things than the last one, at the same shapes
     keeps: bool = False  # whether the model keeps anything of a batch
     density: float = 0.0  # of the pass that found them, for one example (`Following.density`)
-    proven: set[Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
+    proven: set[_Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
 
     def update(self, other: "Layouts") -> None:
         """Add the uses that ``other`` knows."""

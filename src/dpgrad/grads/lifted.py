@@ -30,11 +30,11 @@ from dpgrad.grads.bookkeeping import finished, watched
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.fold import FOLDED, folding, has_own_rule, is_batched, layer_folding, physical, wrapped
-from dpgrad.grads.forks import Again, Joined, Questions, Seen, by_path
+from dpgrad.grads.forks import Joined, Questions, RunAgain, Seen, by_path
 from dpgrad.grads.kept import WrittenError, flat, guarded
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
-from dpgrad.grads.layers.recurrent import DATA, Layer, composed, run_layer
+from dpgrad.grads.layers.recurrent import DATA, OneLayer, composed, run_layer
 from dpgrad.grads.layout import Layouts
 from dpgrad.grads.shared import Shared, names_of, plain_of
 from dpgrad.grads.sums import Batch, Loss, trainable
@@ -246,10 +246,10 @@ class _Lifting(TorchFunctionMode):
             own = made.expand(self.tape.examples, *made.shape).clone()
         return wrapped(own, self.level)
 
-    def _again(self) -> Again:
+    def _again(self) -> RunAgain:
         """The model writes examples into a tensor that has none: every example needs its own."""
         self.questions.seen.spread = True
-        return Again()
+        return RunAgain()
 
     def _folded(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A function of the batch on all examples at once; None where it has to be left to vmap."""
@@ -269,7 +269,7 @@ class _Lifting(TorchFunctionMode):
         arguments = self.tape._arguments(func, args, kwargs)
         return arguments and self.tape._by_rule(func, args, kwargs, arguments, _EXAMPLES_FIRST)
 
-    def _layer(self, layer: Layer) -> Any:
+    def _layer(self, layer: OneLayer) -> Any:
         """One layer of a recurrent network, on all examples at once where it can be."""
         data: dict[str, Any] = {
             name: self.batched(each) for name in DATA if isinstance(each := getattr(layer, name), Shared)
@@ -430,7 +430,7 @@ def _gradients(
         found = finished(values, weights, tape, parameters, seen.every)
     if found is None:
         seen.every = True
-        raise Again
+        raise RunAgain
     return found
 
 

@@ -11,13 +11,13 @@ import torch
 
 from dpgrad.grads import shapes
 from dpgrad.grads.axes import Layout, even
-from dpgrad.grads.calls import Call, Found, dims_of, is_tensor
+from dpgrad.grads.calls import Call, FoundAt, dims_of, is_tensor
 from dpgrad.grads.layers import unrolled
 
-__all__ = ["OF_CONSTANTS", "RULES", "Rule", "rule_of"]
+__all__ = ["OF_CONSTANTS", "RULES", "FollowRule", "rule_of"]
 
 
-def _pointwise(call: Call) -> Found:
+def _pointwise(call: Call) -> FoundAt:
     """Each element from the elements in its place, after broadcasting."""
     out = call.result[0] if isinstance(call.result, tuple | list) else call.result
     found: Layout | None = None
@@ -44,7 +44,7 @@ def _pointwise(call: Call) -> Found:
     return found or tuple(periods)
 
 
-def _reduced(call: Call) -> Found:
+def _reduced(call: Call) -> FoundAt:
     """A reduction over dimensions that have no rows."""
     tensor = call.tensors[0]
     place, results = call.place(tensor), call.result if isinstance(call.result, tuple | list) else [call.result]
@@ -60,7 +60,7 @@ def _reduced(call: Call) -> Found:
     return [kept] * len(results) if len(results) > 1 else kept
 
 
-def _along(call: Call) -> Found:
+def _along(call: Call) -> FoundAt:
     """Works along one or several dimensions, which must not have the rows, and keeps the others in their places."""
     tensor = call.tensors[0]
     place = call.place(tensor)
@@ -75,10 +75,10 @@ def _along(call: Call) -> Found:
     return [place] * len(results) if len(results) > 1 else place
 
 
-def _last(few: int) -> Callable[[Call], Found]:
+def _last(few: int) -> Callable[[Call], FoundAt]:
     """Works on the last dimensions alone: pools, resampling, padding, matrix functions."""
 
-    def rule(call: Call) -> Found:
+    def rule(call: Call) -> FoundAt:
         tensor = call.only(*call.arguments)
         place = call.layout(tensor)
         assert place is not None
@@ -88,7 +88,7 @@ def _last(few: int) -> Callable[[Call], Found]:
     return rule
 
 
-def _padded(call: Call) -> Found:
+def _padded(call: Call) -> FoundAt:
     tensor = call.only("self")
     place, pad = call.layout(tensor), list(call["pad"])
     assert place is not None
@@ -96,7 +96,7 @@ def _padded(call: Call) -> Found:
     return call.apart_from(place, touched, tensor.ndim)
 
 
-def _normalized(call: Call) -> Found:
+def _normalized(call: Call) -> FoundAt:
     """Layer and root-mean-square norms over the last dimensions."""
     place = call.layout(call.only("input"))
     assert place is not None
@@ -105,14 +105,14 @@ def _normalized(call: Call) -> Found:
     return [place] * len(call.result)
 
 
-def _group_norm(call: Call) -> Found:
+def _group_norm(call: Call) -> FoundAt:
     place = call.layout(call.only("input"))
     if place is None or place.dim or call["N"] != call["input"].shape[0]:
         raise call.refuse("finds the examples elsewhere than in the first dimension")
     return [place] * 3
 
 
-def _batch_norm(call: Call) -> Found:
+def _batch_norm(call: Call) -> FoundAt:
     """With fixed statistics each element for itself; with its own, over all dimensions but the channels'."""
     place = call.layout(call["input"])
     if place is None:
@@ -129,7 +129,7 @@ def _batch_norm(call: Call) -> Found:
     return [place] + [None] * (len(call.result) - 1)
 
 
-def _product(call: Call) -> Found:
+def _product(call: Call) -> FoundAt:
     """Matrix products with or without a batch of their own, and something added to them."""
     one, other = call["self" if call.name in ("mm", "bmm", "mv", "dot") else "batch1"], call["mat2"]
     if call.name in ("addmm", "_addmm_activation"):
@@ -167,13 +167,13 @@ def _product(call: Call) -> Found:
     return found
 
 
-def _linear(call: Call) -> Found:
+def _linear(call: Call) -> FoundAt:
     place = call.layout(call.only("input"))
     assert place is not None
     return call.apart_from(place, [-1], call["input"].ndim)
 
 
-def _convolution(call: Call) -> Found:
+def _convolution(call: Call) -> FoundAt:
     data, weight = call.layout(call["input"]), call.layout(call["weight"])
     bias = call["bias"]
     if weight is None and data is not None and data.dim == 0 and call.layout(bias) is None:
@@ -186,23 +186,23 @@ def _convolution(call: Call) -> Found:
     return each.moved(1)
 
 
-def _bucketize(call: Call) -> Found:
+def _bucketize(call: Call) -> FoundAt:
     """Each element for itself, against boundaries that are all searched."""
     return call.layout(call.only("self"))
 
 
-def _shuffled(call: Call) -> Found:
+def _shuffled(call: Call) -> FoundAt:
     """Works on the second dimension, however many there are after it."""
     place = call.layout(call.only("self"))
     assert place is not None
     return call.apart_from(place, [1], call["self"].ndim)
 
 
-def _embedding(call: Call) -> Found:
+def _embedding(call: Call) -> FoundAt:
     return call.layout(call.only("indices"))
 
 
-def _index_select(call: Call) -> Found:
+def _index_select(call: Call) -> FoundAt:
     tensor, index = call["self"], call["index"]
     place, dim = call.layout(tensor), call["dim"] % max(tensor.ndim, 1)
     if call.layout(index) is None:
@@ -215,7 +215,7 @@ def _index_select(call: Call) -> Found:
     raise call.refuse("picks entries of the batch by its values")
 
 
-def _index(call: Call) -> Found:
+def _index(call: Call) -> FoundAt:
     """Indices into a tensor of constants, or constant indices into a tensor of the batch, elsewhere than its rows."""
     tensor, indices = call["self"], call["indices"]
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
@@ -247,7 +247,7 @@ def _index(call: Call) -> Found:
     return found.moved(found.dim + dims[0])
 
 
-def _gather(call: Call) -> Found:
+def _gather(call: Call) -> FoundAt:
     """`gather` and `scatter`: along a dimension without rows, everything else in its place."""
     layout = call.layout(call.data)
     assert layout is not None
@@ -258,7 +258,7 @@ def _gather(call: Call) -> Found:
     return call.beside(layout, *tensors)
 
 
-def _loss(call: Call) -> Found:
+def _loss(call: Call) -> FoundAt:
     """A loss of rows in the first dimension, without reduction."""
     if call["reduction"] != 0:
         raise call.refuse("adds up the losses of several examples: use reduction='none'")
@@ -271,13 +271,13 @@ def _loss(call: Call) -> Found:
     return [layout, None]
 
 
-def _pointwise_loss(call: Call) -> Found:
+def _pointwise_loss(call: Call) -> FoundAt:
     if call["reduction"] != 0:
         raise call.refuse("adds up the losses of several examples: use reduction='none'")
     return _pointwise(call)
 
 
-def _attention(call: Call) -> Found:
+def _attention(call: Call) -> FoundAt:
     layout = call.layout(call["query"])
     if layout is None or layout.dim:
         raise call.refuse("finds the examples elsewhere than in the first dimension")
@@ -293,18 +293,18 @@ def _attention(call: Call) -> Found:
     return [layout] + [None] * (len(call.result) - 1)
 
 
-def _even(call: Call) -> Found:
+def _even(call: Call) -> FoundAt:
     """New tensors of one value, or of one distribution."""
     results = call.result if isinstance(call.result, tuple | list) else [call.result]
     return [even(each.ndim) for each in results] if len(results) > 1 else even(results[0].ndim)
 
 
-def _normal(call: Call) -> Found:
+def _normal(call: Call) -> FoundAt:
     """Normal numbers about means that are tensors, or, in place, about one number."""
     return _pointwise(call) if is_tensor(call["mean"]) or is_tensor(call["std"]) else _even(call)
 
 
-def _ctc(call: Call) -> Found:
+def _ctc(call: Call) -> FoundAt:
     layout = call.layout(call["log_probs"])
     if layout != Layout(1) or call["targets"].ndim != 2:
         raise call.refuse("finds the examples elsewhere than in the second dimension")
@@ -315,7 +315,7 @@ def _ctc(call: Call) -> Found:
     return [Layout(0), None]
 
 
-def _real(call: Call) -> Found:
+def _real(call: Call) -> FoundAt:
     """Complex numbers as pairs of numbers, and back: the last dimension comes or goes."""
     place = call.place(call.tensors[0])
     if isinstance(place, Layout):
@@ -323,7 +323,7 @@ def _real(call: Call) -> Found:
     return place[:-1] if call.name == "view_as_complex" else (*place, 2)
 
 
-def _distances(call: Call) -> Found:
+def _distances(call: Call) -> FoundAt:
     tensor = call.only("x1", "x2")
     layout = call.layout(tensor)
     assert layout is not None
@@ -332,7 +332,7 @@ def _distances(call: Call) -> Found:
     return layout if tensor is call["x1"] else layout.moved(layout.dim + 1)
 
 
-def _unrolled(call: Call) -> Found:
+def _unrolled(call: Call) -> FoundAt:
     """A recurrent layer over all time steps, which runs along the second dimension."""
     layout = call.layout(call["u"])
     if layout is None or layout.dim:
@@ -343,10 +343,10 @@ def _unrolled(call: Call) -> Found:
     return [layout if each.ndim > 1 else None for each in call.result]  # others are empty
 
 
-Rule = Callable[[Call], Found]
+FollowRule = Callable[[Call], FoundAt]
 
 # The operations of each rule, by the name of their overload packet without the underscore of those in place.
-_NAMES: dict[Rule, str] = {
+_NAMES: dict[FollowRule, str] = {
     _pointwise: (
         "bernoulli complex copy fill floor_divide float_power hardswish imag isclose log_sigmoid_forward "
         "masked_fill native_dropout polar _prelu_kernel real rrelu_with_noise special_ndtr special_psi zero"
@@ -424,7 +424,7 @@ _NAMES: dict[Rule, str] = {
     _real: "view_as_complex view_as_real",
     _distances: "_cdist_forward",
 }
-RULES: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
+RULES: dict[str, FollowRule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
 
 
 # Those that also say what becomes of a tensor that does not descend from the batch.
@@ -434,7 +434,7 @@ OF_CONSTANTS = {
 }  # fmt: skip
 
 
-def rule_of(func: Any) -> Rule | None:
+def rule_of(func: Any) -> FollowRule | None:
     """The rule of an operation; None where it has none, as those of other libraries, whatever their names and tags."""
     if func is unrolled.operation:
         return _unrolled

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.layers import recurrent
-from dpgrad.grads.layers.recurrent import DATA, WEIGHTS, Fused, Layer, State, run_layer
+from dpgrad.grads.layers.recurrent import DATA, WEIGHTS, Fused, OneLayer, State, run_layer
 from dpgrad.grads.shared import Shared, names_of, plain_of
 from dpgrad.grads.uses import Use
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["fits", "recorded", "run"]
 
 
-def run(tape: "Tape", layer: Layer) -> State:
+def run(tape: "Tape", layer: OneLayer) -> State:
     """The results of a layer that parameters are given to; their uses are noted."""
     if fits(layer):
         # Each row of the state stands beside a row of the inputs, so the inputs say where the examples are.
@@ -31,7 +31,7 @@ def run(tape: "Tape", layer: Layer) -> State:
     return recurrent.composed(layer)
 
 
-def fits(layer: Layer) -> bool:
+def fits(layer: OneLayer) -> bool:
     """Whether the weights are whole parameters, or have no gradient, and the data are none."""
     weights = [getattr(layer, name) for name in WEIGHTS]
     known = all(
@@ -41,7 +41,7 @@ def fits(layer: Layer) -> bool:
     return known and not any(isinstance(getattr(layer, name), Shared) for name in DATA)
 
 
-def recorded(tape: "Tape", layer: Layer, layout: Layout) -> State:
+def recorded(tape: "Tape", layer: OneLayer, layout: Layout) -> State:
     """The results of a layer that fits, whose data have their rows where ``layout`` says."""
     weights = {name: value for name in WEIGHTS if (value := getattr(layer, name)) is not None}
     known = layer._replace(**{name: plain_of(value).detach() for name, value in weights.items()})
@@ -63,7 +63,7 @@ def recorded(tape: "Tape", layer: Layer, layout: Layout) -> State:
 
 
 def _gate_uses(
-    layer: Layer, run: Fused, parameters: dict[str, str], folded: Callable[[Tensor], Tensor]
+    layer: OneLayer, run: Fused, parameters: dict[str, str], folded: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Sequence[Use]]:
     data, version = layer.inputs, layer.inputs._version
     noted = layer._replace(inputs=data.detach().to(run.place.dtype))  # autocast computed with it in that type

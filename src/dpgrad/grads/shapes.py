@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dpgrad.grads.axes import Layout, reshaped
-from dpgrad.grads.calls import Call, Found, Place, dims_of
+from dpgrad.grads.calls import Call, FoundAt, Where, dims_of
 
 __all__ = [
     "bydims_of", "diagonal", "expand", "joined", "permute", "pieces", "repeat", "reshape", "select", "squeeze",
@@ -11,12 +11,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def unchanged(call: Call) -> Found:
+def unchanged(call: Call) -> FoundAt:
     """The same elements in the same places."""
     return call.place(call.tensors[0])
 
 
-def reshape(call: Call) -> Found:
+def reshape(call: Call) -> FoundAt:
     tensor, new = call.tensors[0], call.result.shape
     place = call.place(tensor)
     if tensor.element_size() != call.result.element_size():  # of another type, so the last dimension changes
@@ -31,7 +31,7 @@ def reshape(call: Call) -> Found:
     return found
 
 
-def bydims_of(call: Call, kept: Sequence[int | None]) -> Found:
+def bydims_of(call: Call, kept: Sequence[int | None]) -> FoundAt:
     """The result's dimensions are those of the argument with these numbers; None for a new one of even values."""
     tensor = call.tensors[0]
     place = call.place(tensor)
@@ -42,7 +42,7 @@ def bydims_of(call: Call, kept: Sequence[int | None]) -> Found:
     return tuple(1 if dim is None else place[dim] for dim in kept)
 
 
-def permute(call: Call) -> Found:
+def permute(call: Call) -> FoundAt:
     ndim = call.tensors[0].ndim
     order = list(range(ndim))
     if call.name == "permute":
@@ -53,20 +53,20 @@ def permute(call: Call) -> Found:
     return bydims_of(call, order)
 
 
-def unsqueeze(call: Call) -> Found:
+def unsqueeze(call: Call) -> FoundAt:
     ndim = call.tensors[0].ndim
     kept: list[int | None] = list(range(ndim))
     kept.insert(call["dim"] % (ndim + 1), None)
     return bydims_of(call, kept)
 
 
-def squeeze(call: Call) -> Found:
+def squeeze(call: Call) -> FoundAt:
     tensor = call.tensors[0]
     gone = [dim for dim in dims_of(call["dim"], tensor.ndim) if tensor.ndim and tensor.shape[dim] == 1]
     return bydims_of(call, [dim for dim in range(tensor.ndim) if dim not in gone])
 
 
-def expand(call: Call) -> Found:
+def expand(call: Call) -> FoundAt:
     tensor, out = call.tensors[0], call.result
     place, new = call.place(tensor), out.ndim - tensor.ndim
     if isinstance(place, Layout):
@@ -77,7 +77,7 @@ def expand(call: Call) -> Found:
     return (*([1] * new), *kept)
 
 
-def repeat(call: Call) -> Found:
+def repeat(call: Call) -> FoundAt:
     tensor, times = call.tensors[0], list(call["repeats"])
     place, new = call.place(tensor), len(times) - tensor.ndim
     if isinstance(place, Layout):
@@ -85,18 +85,18 @@ def repeat(call: Call) -> Found:
     return (1,) * new + place
 
 
-def select(call: Call) -> Found:
+def select(call: Call) -> FoundAt:
     ndim = call.tensors[0].ndim
     return bydims_of(call, [dim for dim in range(ndim) if dim != call["dim"] % ndim])
 
 
-def pieces(call: Call) -> Found:
+def pieces(call: Call) -> FoundAt:
     """Pieces along a dimension. Those of the rows' own dimension must hold whole rounds of all rows."""
     tensor = call.tensors[0]
     place, several = call.place(tensor), isinstance(call.result, list | tuple)
     dim = call["dim"] % tensor.ndim
     pieces = list(call.result) if several else [call.result]
-    found: list[Place | None] = []
+    found: list[Where | None] = []
     start = 0 if several or call["start"] is None else _start(call["start"], tensor.shape[dim])
     for piece in pieces:
         length = piece.shape[dim]
@@ -118,13 +118,13 @@ def _start(start: int, length: int) -> int:
     return max(start + length, 0) if start < 0 else min(start, length)
 
 
-def unbind(call: Call) -> Found:
+def unbind(call: Call) -> FoundAt:
     ndim = call.tensors[0].ndim
     one = bydims_of(call, [dim for dim in range(ndim) if dim != call["dim"] % ndim])
     return [one] * len(call.result)  # type: ignore[list-item]
 
 
-def joined(call: Call) -> Found:
+def joined(call: Call) -> FoundAt:
     """`cat`, and `stack`, which joins along a new dimension."""
     given = [tensor for tensor in call.tensors if tensor.numel() or tensor.ndim > 1]
     stacked = call.name == "stack"
@@ -147,7 +147,7 @@ def joined(call: Call) -> Found:
     return Layout(dim, sum(each.outer for each in layouts), first.inner)
 
 
-def diagonal(call: Call) -> Found:
+def diagonal(call: Call) -> FoundAt:
     """The diagonal of two dimensions, which becomes the last."""
     tensor = call.tensors[0]
     one, other = call["dim1"] % tensor.ndim, call["dim2"] % tensor.ndim

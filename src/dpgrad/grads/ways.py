@@ -28,11 +28,11 @@ from dpgrad.grads.layout import Layouts
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.swap import swapped, without_dropout
 
-__all__ = ["MOST_PATHS", "Attributed", "Beside", "Name", "Way", "gradients"]
+__all__ = ["MOST_PATHS", "Attributed", "Name", "Way", "gradients"]
 
 Name = Literal["batched", "lifted", "certified", "vmap", "single"]
-Beside = Literal["lifted", "certified", "forked"]  # forked: lifted, with a path for every boolean mask
-_BESIDES: tuple[Beside, ...] = ("lifted", "certified", "forked")
+_Beside = Literal["lifted", "certified", "forked"]  # forked: lifted, with a path for every boolean mask
+_BESIDES: tuple[_Beside, ...] = ("lifted", "certified", "forked")
 MOST_PATHS = 8  # through a model, before a user is told
 _ONE_ROW = (
     "the loss of an example changes with the others in its batch, through a statistic of the batch: gradients are "
@@ -92,7 +92,7 @@ class Attributed:
         self._layouts: Layouts | None = None  # of the batched way
         self._followed = False  # whether it has taken a batch
         self._mixed: dict[object, str] = {}  # shapes of batches that it cannot take, and why
-        self._beside: Beside = "lifted"  # the way of a model, or of a batch, that is not followed
+        self._beside: _Beside = "lifted"  # the way of a model, or of a batch, that is not followed
         self._why = ""  # why in that one
         self._seen = Seen()
         self._guessed: Layouts | None = None

@@ -24,7 +24,7 @@ from dpgrad import _validate
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError, OptionError, ResumeError, RunError, UnsupportedModelError
-from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows
+from dpgrad.integrations.run import FOLDER, IndexedRows, PrivateRun, Terms, refuse_training_rows
 from dpgrad.reports.report import Report
 from dpgrad.training.options import Computing, Privacy
 from dpgrad.training.plan import Plan
@@ -162,7 +162,7 @@ class DifferentialPrivacy(Callback):
         else:
             run.open(folder if trainer.checkpoint_callbacks else None)
         data: Any = loader.dataset
-        rows = data if isinstance(data, Dataset) else Rows(data)
+        rows = data if isinstance(data, Dataset) else IndexedRows(data)
         with self._apart(pl_module), trainer.precision_plugin.train_step_context():
             run.begin(
                 pl_module, _loss_of(pl_module), rows, collate=loader.collate_fn,

@@ -16,21 +16,21 @@ from torch.nn import functional as F
 from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.training.curves import judging
 
-__all__ = ["IGNORED", "OwnLoss", "PerExample", "inner", "refuse_other"]
+__all__ = ["IGNORED", "ExampleLoss", "OwnLoss", "inner", "refuse_other"]
 
 IGNORED = -100  # the label of a token that does not count
 _REMEDY = "give compute_per_example_loss(model, inputs), a function that returns one value per example"
 
 
 @dataclass(frozen=True)
-class PerExample:
+class ExampleLoss:
     """The loss of each example, from the logits and labels of a model that classifies, or predicts tokens.
 
     ``shift``: logits at one position are for the label at the next, as in causal language models. ``problem`` is the
     ``problem_type`` of the model's configuration. ``smoothing`` is the label smoothing factor.
 
     >>> logits, labels = torch.zeros(2, 3, 5), torch.tensor([[1, 2, -100], [0, -100, -100]])
-    >>> PerExample(shift=False).of(logits, labels).tolist() == [torch.tensor(5.0).log().item()] * 2
+    >>> ExampleLoss(shift=False).of(logits, labels).tolist() == [torch.tensor(5.0).log().item()] * 2
     True
     """
 
@@ -110,7 +110,7 @@ def _shifted_right(model: nn.Module) -> Callable[..., Tensor] | None:
     return found
 
 
-def refuse_other(loss: PerExample, model: nn.Module, batch: Mapping[str, Any]) -> None:
+def refuse_other(loss: ExampleLoss, model: nn.Module, batch: Mapping[str, Any]) -> None:
     """Refuse a model whose own loss for the one example of ``batch`` is not ``loss``, without label smoothing."""
     with judging(model):
         ours = replace(loss, smoothing=0.0)(model, batch)  # first: it names no label in an error

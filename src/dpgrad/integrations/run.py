@@ -39,7 +39,7 @@ from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.source import Collate
 
-__all__ = ["FOLDER", "PrivateRun", "Rows", "Terms", "refuse_training_rows", "ticks"]
+__all__ = ["FOLDER", "IndexedRows", "PrivateRun", "Terms", "refuse_training_rows", "ticks"]
 
 FOLDER = "privacy"  # where the records of runs are, in the output folder of the other library
 _PRIVACY, _COMPUTING = Privacy(), Computing()
@@ -356,10 +356,10 @@ def _refuse_shorter(record: WriteAhead, state: Mapping[str, Any]) -> None:
         )
 
 
-class Rows(Dataset[Any]):
+class IndexedRows(Dataset[Any]):
     """Training rows by index, whatever library holds them.
 
-    >>> len(Rows(["a", "b"])), Rows(["a", "b"])[1]
+    >>> len(IndexedRows(["a", "b"])), IndexedRows(["a", "b"])[1]
     (2, 'b')
     """
 

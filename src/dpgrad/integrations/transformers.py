@@ -27,8 +27,8 @@ from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import DataError, DpgradError, OptionError, ResumeError, RunError
 from dpgrad.grads import unquoted
 from dpgrad.grads.sums import Loss
-from dpgrad.integrations.losses import OwnLoss, PerExample, inner, refuse_other
-from dpgrad.integrations.run import FOLDER, PrivateRun, Rows, Terms, refuse_training_rows, ticks
+from dpgrad.integrations.losses import ExampleLoss, OwnLoss, inner, refuse_other
+from dpgrad.integrations.run import FOLDER, IndexedRows, PrivateRun, Terms, refuse_training_rows, ticks
 from dpgrad.reports.report import Report
 from dpgrad.training import source
 from dpgrad.training.options import Computing, Privacy
@@ -107,10 +107,10 @@ class DPTrainer(Trainer):
             raise OptionError("the model lies on several devices: load it on one, without device_map")
         self._own_loss = compute_per_example_loss
         self._run: PrivateRun | None = None
-        self._rows: Rows | None = None
+        self._rows: IndexedRows | None = None
         if self.train_dataset is not None:
             self._refuse_training_rows(self.eval_dataset)
-            self._rows = Rows(self._used(self.train_dataset))
+            self._rows = IndexedRows(self._used(self.train_dataset))
             self._run = PrivateRun(self.terms, self._planned(len(self._rows)))
         self.add_callback(_Saved(self))
 
@@ -258,7 +258,7 @@ class DPTrainer(Trainer):
         )
         shift = causal and not getattr(config, "is_encoder_decoder", False)
         smoothing = 0.0 if self.label_smoother is None else float(self.args.label_smoothing_factor)
-        loss = PerExample(shift, getattr(config, "problem_type", None), smoothing)
+        loss = ExampleLoss(shift, getattr(config, "problem_type", None), smoothing)
         for example in few:
             batch = {name: value.to(self.args.device) for name, value in collate([example]).items()}
             refuse_other(loss, self.model, batch)

@@ -113,7 +113,7 @@ def _train(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     return _fit(arm.setting, private_sgd.rows("mnist", place).few(arm.setting["rows"]), seed, place)
 
 
-def _fit(setting: Mapping[str, Any], rows: tasks.Rows, seed: int, place: Place) -> dict[str, Any]:
+def _fit(setting: Mapping[str, Any], rows: tasks.Loaded, seed: int, place: Place) -> dict[str, Any]:
     """Find the directions, train on the projected rows, and judge on the projected test rows."""
     run, epsilon = mechanism(**{name: setting[name] for name in _BUDGET})
     x, x_test = _projected(rows, setting, seed)
@@ -130,7 +130,7 @@ def _fit(setting: Mapping[str, Any], rows: tasks.Rows, seed: int, place: Place) 
     }  # fmt: skip
 
 
-def _projected(rows: tasks.Rows, setting: Mapping[str, Any], seed: int) -> tuple[Tensor, Tensor]:
+def _projected(rows: tasks.Loaded, setting: Mapping[str, Any], seed: int) -> tuple[Tensor, Tensor]:
     """Training and test rows along directions that were found privately; as they are where there is no PCA."""
     if setting["pca_noise"] is None:
         return rows.x, rows.x_test

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from dpgrad.papers import best_tasks, best_training
-from dpgrad.papers.best_tasks import TASKS, Task
+from dpgrad.papers.best_tasks import TASKS, BestTask
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place, Size
 
 __all__ = ["EXPERIMENTS", "OURS", "trial"]
@@ -34,7 +34,7 @@ def trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     return best_training.run(task, setting, "final", place.size, place.data, place.device, seed)
 
 
-def _arms(task: Task, size: Size) -> tuple[Arm, ...]:
+def _arms(task: BestTask, size: Size) -> tuple[Arm, ...]:
     ours = Arm(OURS, {"task": task.name, **best_tasks.setting_of(task)}, best_tasks.how_chosen(task))
     others = [Arm(name, {"task": task.name, **setting}) for name, setting in _OTHERS.get(task.name, ())]
     return (ours, *others)
@@ -53,7 +53,7 @@ _OTHERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 }  # fmt: skip
 
 
-def _at_least(task: Task, value: float, word: str) -> Claim:
+def _at_least(task: BestTask, value: float, word: str) -> Claim:
     def holds(outcomes: Outcomes) -> bool | None:
         found = outcomes.mean(OURS, "accuracy")
         return None if found != found else found >= value
@@ -61,7 +61,7 @@ def _at_least(task: Task, value: float, word: str) -> Claim:
     return Claim(f"{word} {value:g} %", holds, kind="ours")
 
 
-def _claims(task: Task) -> tuple[Claim, ...]:
+def _claims(task: BestTask) -> tuple[Claim, ...]:
     if task.name == "cifar10-features":
         return tuple(
             Claim(
@@ -94,12 +94,12 @@ def _over(outcomes: Outcomes, other: str, gap: float) -> bool | None:
     return None if apart != apart else apart >= gap
 
 
-def _about(task: Task) -> str:
+def _about(task: BestTask) -> str:
     delta = "1/n²" if task.delta is None else f"{task.delta:g}"
     return f"ε = {task.epsilon:g}, δ = {delta}, {task.relation} neighbours. {task.note}{_NOT_CHARGED}"
 
 
-def _experiment(task: Task) -> Experiment:
+def _experiment(task: BestTask) -> Experiment:
     arms: Callable[[Size], tuple[Arm, ...]] = partial(_arms, task)
     return Experiment(
         name=f"best-{task.name}", paper=f"ours, beside {task.paper}", item=f"{task.title}, ε = {task.epsilon:g}",

@@ -26,9 +26,9 @@ from typing import Any
 
 from dpgrad.errors import DpgradError, OptionError
 from dpgrad.papers import best_convex, best_tasks, running
-from dpgrad.papers.best_tasks import TASKS, Task
+from dpgrad.papers.best_tasks import TASKS, BestTask
 
-__all__ = ["SPACES", "Trial", "Trials", "chosen", "main", "neighbours", "proposals", "searched", "together"]
+__all__ = ["SPACES", "SearchLog", "SearchTrial", "chosen", "main", "neighbours", "proposals", "searched", "together"]
 
 Setting = dict[str, Any]
 Space = Mapping[str, Sequence[Any]]
@@ -85,7 +85,7 @@ _QUICKLY = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class SearchTrial:
     """One setting of a task with one seed."""
 
     task: str
@@ -98,14 +98,14 @@ class Trial:
         return json.dumps([self.task, self.setting, self.seed], sort_keys=True)
 
 
-class Trials:
+class SearchLog:
     """The trials in a file, one JSON object per line; several searches may add to it."""
 
     def __init__(self, path: Path) -> None:
-        self._log = running.Log(path, {"task": str, "stage": int, "setting": dict, "seed": int})
-        self.found = {Trial(one["task"], one["setting"], one["seed"]).key: one for one in self._log.lines}
+        self._log = running.TrialLog(path, {"task": str, "stage": int, "setting": dict, "seed": int})
+        self.found = {SearchTrial(one["task"], one["setting"], one["seed"]).key: one for one in self._log.lines}
 
-    def add(self, trial: Trial, figures: Mapping[str, Any], stage: int = 0) -> None:
+    def add(self, trial: SearchTrial, figures: Mapping[str, Any], stage: int = 0) -> None:
         """Keep a trial of a round."""
         line = {"task": trial.task, "stage": stage, "setting": trial.setting, "seed": trial.seed, **figures}
         with self._log.writing(wait=True) as add:
@@ -160,10 +160,10 @@ def together(start: Setting, scores: Sequence[tuple[float, Setting]]) -> Iterato
             yield {**start, **dict(list(gains.items())[:most])}
 
 
-def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]:
+def proposals(task: BestTask, trials: SearchLog, stage: int, count: int) -> list[SearchTrial]:
     """The trials of a round: 0 coarse, 1 fine, 2 sure. They follow from those of the rounds before and from no chance.
 
-    >>> tried = proposals(TASKS["mnist"], Trials(Path("absent")), 0, 3)
+    >>> tried = proposals(TASKS["mnist"], SearchLog(Path("absent")), 0, 3)
     >>> [trial.setting["reach"] for trial in tried], tried[0].setting["views"]
     ([0.4, 0.56, 0.28], 'one')
     """
@@ -180,13 +180,13 @@ def proposals(task: Task, trials: Trials, stage: int, count: int) -> list[Trial]
     else:
         finalists = [*best[:2], *(_near(best[0], space, "reach")[:1] if best and "reach" in space else best[2:3])]
         full = [{**each, "views": task.start["views"]} if "views" in start else each for each in finalists]
-        return [Trial(task.name, setting, seed) for seed in range(_SEEDS) for setting in full[:_FINALISTS]]
-    found = {trial.key: trial for trial in (Trial(task.name, setting, 0) for setting in made)}
+        return [SearchTrial(task.name, setting, seed) for seed in range(_SEEDS) for setting in full[:_FINALISTS]]
+    found = {trial.key: trial for trial in (SearchTrial(task.name, setting, 0) for setting in made)}
     old = {key for key, one in trials.found.items() if one["stage"] < stage}
     return [trial for key, trial in found.items() if key not in old][:count]
 
 
-def _scored(trial: Trial, device: str, root: Path | None, size: str) -> dict[str, Any]:
+def _scored(trial: SearchTrial, device: str, root: Path | None, size: str) -> dict[str, Any]:
     """Run a trial on the split of the training rows; a setting that fails is kept as a failure."""
     from dpgrad.papers import best_training
 
@@ -206,11 +206,11 @@ def _begun(threads: int) -> None:
 
 
 def _run(
-    todo: Iterable[Trial], trials: Trials, pool: Executor, most: int, deadline: float, where: tuple[Any, ...]
-) -> Iterator[tuple[Trial, dict[str, Any]]]:
+    todo: Iterable[SearchTrial], trials: SearchLog, pool: Executor, most: int, deadline: float, where: tuple[Any, ...]
+) -> Iterator[tuple[SearchTrial, dict[str, Any]]]:
     """Run the trials that are not there yet, at most so many at a time, and begin none after the deadline."""
     left = [trial for trial in todo if trial.key not in trials.found]
-    running: dict[Future[dict[str, Any]], Trial] = {}
+    running: dict[Future[dict[str, Any]], SearchTrial] = {}
     while left or running:
         while left and len(running) < most and time.monotonic() < deadline:
             running[pool.submit(_scored, left[0], *where)] = left[0]
@@ -223,7 +223,7 @@ def _run(
 
 
 def searched(
-    task: Task, trials: Trials, pool: Executor, *, processes: int, seconds: float, counts: Sequence[int],
+    task: BestTask, trials: SearchLog, pool: Executor, *, processes: int, seconds: float, counts: Sequence[int],
     where: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Run the three rounds of a task."""
@@ -240,7 +240,7 @@ def _apart(setting: Setting, start: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.items() if start.get(name) != value) or "start"
 
 
-def chosen(trials: Trials, task: str) -> dict[str, Any] | None:
+def chosen(trials: SearchLog, task: str) -> dict[str, Any] | None:
     """The setting with the best mean among those with the most seeds; None where nothing was tried."""
     ranked = trials.ranked(task)
     if not ranked:
@@ -250,7 +250,7 @@ def chosen(trials: Trials, task: str) -> dict[str, Any] | None:
     return {"setting": setting, "held_out_accuracy": round(mean, 3), "seeds": seeds, "settings_tried": len(ranked)}
 
 
-def _written(trials: Trials, tasks: Sequence[str]) -> None:
+def _written(trials: SearchLog, tasks: Sequence[str]) -> None:
     """Write what was chosen to ``best.json``; tasks that were not searched keep what they have."""
     found = json.loads(best_tasks.CHOSEN.read_text("utf-8"))
     for task in tasks:
@@ -259,7 +259,7 @@ def _written(trials: Trials, tasks: Sequence[str]) -> None:
     best_tasks.CHOSEN.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def _warm(task: Task, device: str, root: Path | None, size: str) -> None:
+def _warm(task: BestTask, device: str, root: Path | None, size: str) -> None:
     """Compute what the trials share once, into the folder from which every process reads it."""
     from dpgrad.papers import best_training
 
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dpgrad.papers import best_views
 
         os.environ[best_views.CACHE] = str(args.cache)
-    trials, where = Trials(args.log), (args.device, args.data_dir, args.size)
+    trials, where = SearchLog(args.log), (args.device, args.data_dir, args.size)
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // args.processes)
     with ProcessPoolExecutor(args.processes, context, _begun, (threads,)) as pool:

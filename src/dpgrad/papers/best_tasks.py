@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["CHOSEN", "TASKS", "Task", "chosen", "how_chosen", "setting_of"]
+__all__ = ["CHOSEN", "TASKS", "BestTask", "chosen", "how_chosen", "setting_of"]
 
 CHOSEN = Path(__file__).with_name("best.json")
 
@@ -28,7 +28,7 @@ _CONV = {
 
 
 @dataclass(frozen=True)
-class Task:
+class BestTask:
     """A dataset at a budget; ``delta`` None is 1/n² of the n rows trained on. Accuracies are in percent."""
 
     name: str
@@ -56,20 +56,20 @@ _HUANG, _YU_2018, _YU_2020 = "Huang et al. 2024", "Yu et al. 2018", "Yu et al. 2
 TASKS = {
     task.name: task
     for task in (
-        Task(
+        BestTask(
             "mnist", "MNIST", "mnist", "images", 3.0, 1e-5, "add-remove", _HUANG, 98.65, 98.9, 99.1,
             {**_CONV, "views": "corners"},
         ),
-        Task(
+        BestTask(
             "fashion-mnist-9", "Fashion-MNIST", "fashion-mnist", "images", 9.0, 1e-5, "add-remove", _HUANG,
             87.22, 91.5, 92.2, {**_CONV, "reach": 1.1, "share": 0.1, "views": "mirror-4"},
             note="All 60,000 training rows; the paper trains on 40,000 of them. ",
         ),
-        Task(
+        BestTask(
             "fashion-mnist-3", "Fashion-MNIST", "fashion-mnist", "images", 3.0, 1e-5, "add-remove", _HUANG,
             None, 90.0, 90.7, {**_CONV, "reach": 0.8, "views": "mirror-4"},
         ),
-        Task(
+        BestTask(
             "mnist-replace-one", "MNIST, replace-one", "mnist", "images", 0.5, None, "replace-one", _YU_2018,
             91.5, 96.0, 97.5,
             {**_CONV, "norm": "local", "views": "corners", "model": "linear", "reach": 0.1, "share": 0.05, "steps": 200,
@@ -80,26 +80,26 @@ TASKS = {
                 for reach in (0.1, 0.4)
             ),
         ),
-        Task(
+        BestTask(
             "imagenette", "Imagenette, 64 px", "imagenette64", "images", 8.0, 1e-4, "add-remove", _HUANG,
             66.79, 70.0, 75.0,
             {**_CONV, "scales": 3, "angles": 4, "width": 32, "share": 0.25, "steps": 400, "views": "wide-4"},
             note="MobileNetV2 is not used: it was trained on ImageNet, which holds these images with their labels. ",
         ),
-        Task(
+        BestTask(
             "cifar10-features", "CIFAR-10, MobileNetV2 features", "cifar10-features", "rows", 2.0, 1e-5, "add-remove",
             _HUANG, 93.36, None, None,
             {**_DESCENT, "norm": "unit", "model": "linear", "clip": 0.1, "reach": 12.8, "share": 0.15, "steps": 300,
              "averaging": "ema:0.98"},
             note="The paper's figure is on SimCLRv2 features, which are not at hand. ",
         ),
-        Task(
+        BestTask(
             "covertype", "Covertype, network", "covertype", "rows", 0.5, None, "replace-one", _YU_2018,
             None, None, None,
             {**_DESCENT, "knots": 32, "norm": "none", "model": "mlp", "widths": [64], "clip": 0.1, "reach": 1.6,
              "share": 0.01, "steps": 1600, "averaging": "ema:0.99"},
         ),
-        Task(
+        BestTask(
             "adult-convex", "Adult, logistic regression", "adult", "convex", 0.1, None, "replace-one", _YU_2020,
             80.9, 82.3, 82.8,
             {"method": "auto", "features": "person", "kappa": 1.0, "gain_by": 20.0, "loss_by": 20.0, "age_by": 2.0,
@@ -107,13 +107,13 @@ TASKS = {
             repeats=5,
             note="Rows as in the benchmark of Iyengar et al., whose column maxima are outside the guarantee. ",
         ),
-        Task(
+        BestTask(
             "mnist-convex-pixels", "MNIST, softmax regression on pixels", "mnist", "convex", 1.0, None, "replace-one",
             _YU_2020, 88.6, 89.8, 90.5,
             {"method": "auto", "features": "pixels", "blur": 0.8, "pool": 2, "power": 1.0, "kappa": 1.2},
             note="Pixels blurred and averaged over squares. ",
         ),
-        Task(
+        BestTask(
             "mnist-convex", "MNIST, softmax regression on oriented gradients", "mnist", "convex", 1.0, None,
             "replace-one", _YU_2020, 88.6, 89.8, 90.5,
             {"method": "auto", "features": "oriented", "bins": 8, "cell": 4, "kappa": 1.0},
@@ -130,7 +130,7 @@ def chosen() -> dict[str, dict[str, Any]]:
     return found
 
 
-def setting_of(task: Task) -> dict[str, Any]:
+def setting_of(task: BestTask) -> dict[str, Any]:
     """The setting that the search chose; the one it starts from where it has not been run.
 
     >>> setting_of(TASKS["mnist"])["momentum"]
@@ -139,7 +139,7 @@ def setting_of(task: Task) -> dict[str, Any]:
     return dict(chosen().get(task.name, {}).get("setting", task.start))
 
 
-def how_chosen(task: Task) -> str:
+def how_chosen(task: BestTask) -> str:
     """How the setting was found.
 
     >>> how_chosen(TASKS["mnist-convex"]).split(" of ")[0]

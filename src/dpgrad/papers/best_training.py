@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from dpgrad import data
 from dpgrad.papers import best_convex, best_models, best_views, prepared, tasks
-from dpgrad.papers.best_tasks import TASKS, Task
+from dpgrad.papers.best_tasks import TASKS, BestTask
 from dpgrad.training import recipes
 from dpgrad.training.fit import fit
 from dpgrad.training.options import HeldOut, Privacy
 
-__all__ = ["HELD_OUT", "LIMITS", "Part", "Rows", "features", "rows_of", "run", "smaller", "split", "trained"]
+__all__ = ["HELD_OUT", "LIMITS", "Features", "features", "rows_of", "run", "smaller", "split", "trained"]
 
-Part = Literal["search", "final"]
+_Part = Literal["search", "final"]
 HELD_OUT = 6  # one training row in so many is held out in a search
 LIMITS = {"quick": (6000, 2000), "tiny": (240, 120)}  # training and test rows
 # What a smaller run changes in a setting: the least of the two numbers, or the value itself.
@@ -40,7 +40,7 @@ _AT_ONCE = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Features:
     """Features and labels: those trained on, and those that are judged. Views are the second dimension, if any."""
 
     x: Tensor
@@ -76,7 +76,7 @@ def smaller(setting: Mapping[str, Any], size: str) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _arrays(dataset: str, recipe: str, folder: Path | None, part: Part) -> tuple[Any, ...]:
+def _arrays(dataset: str, recipe: str, folder: Path | None, part: _Part) -> tuple[Any, ...]:
     """(x, y, x judged, y judged, classes). A search does not look at the test rows of a dataset."""
     wanted = prepared.ARRAYS if part == "final" else ("x_train", "y_train")
     if recipe == "raw" and folder is not None and prepared.path(dataset, folder).exists():
@@ -92,7 +92,7 @@ def _arrays(dataset: str, recipe: str, folder: Path | None, part: Part) -> tuple
 
 
 def run(
-    task: Task, setting: Mapping[str, Any], part: Part, size: str, root: Path | None, device: str, seed: int
+    task: BestTask, setting: Mapping[str, Any], part: _Part, size: str, root: Path | None, device: str, seed: int
 ) -> dict[str, Any]:
     """One run of a setting: on all training rows and judged on test rows, or on the split of a search."""
     match setting.get("method"):
@@ -103,13 +103,15 @@ def run(
     return trained(task, setting, rows_of(task, setting, part, size, root, device), seed)
 
 
-def rows_of(task: Task, setting: Mapping[str, Any], part: Part, size: str, root: Path | None, device: str) -> Rows:
+def rows_of(
+    task: BestTask, setting: Mapping[str, Any], part: _Part, size: str, root: Path | None, device: str
+) -> Features:
     """The rows of a run. Those with the same features are kept, since one search has many such runs."""
     wanted = tuple((name, setting[name]) for name in _FEATURES if name in setting)
     return _rows(task.name, wanted, part, size, root, device)
 
 
-def _some(task: Task, recipe: str | None, part: Part, size: str, root: Path | None) -> tuple[Any, ...]:
+def _some(task: BestTask, recipe: str | None, part: _Part, size: str, root: Path | None) -> tuple[Any, ...]:
     # In the tests, the 8×8 digits of scikit-learn stand in for every dataset.
     name = task.dataset
     if size == "tiny":
@@ -126,18 +128,18 @@ def _some(task: Task, recipe: str | None, part: Part, size: str, root: Path | No
 
 @functools.lru_cache(maxsize=1)
 def _rows(
-    name: str, wanted: tuple[tuple[str, Any], ...], part: Part, size: str, root: Path | None, device: str
-) -> Rows:
+    name: str, wanted: tuple[tuple[str, Any], ...], part: _Part, size: str, root: Path | None, device: str
+) -> Features:
     task, setting = TASKS[name], dict(wanted)
     x, y, x_judged, y_judged, classes = _some(task, "raw" if task.kind == "images" else None, part, size, root)
     label = f"{task.dataset}-{part}-{size}"
     inputs = features(task, setting, x, f"{label}-trained", device)
     judged = features(task, setting, x_judged, f"{label}-judged", device)
     labels, known = (torch.from_numpy(np.asarray(each, dtype=np.int64)).to(device) for each in (y, y_judged))
-    return Rows(inputs, labels, judged, known, classes, inputs.shape[1] if task.kind == "images" else 1)
+    return Features(inputs, labels, judged, known, classes, inputs.shape[1] if task.kind == "images" else 1)
 
 
-def features(task: Task, setting: Mapping[str, Any], rows: NDArray[Any], name: str, device: str) -> Tensor:
+def features(task: BestTask, setting: Mapping[str, Any], rows: NDArray[Any], name: str, device: str) -> Tensor:
     """The fixed features of rows: (rows, views, maps, height, width) of images, (rows, columns) of others."""
     if task.kind == "images":
         return best_views.scattered(
@@ -150,7 +152,7 @@ def features(task: Task, setting: Mapping[str, Any], rows: NDArray[Any], name: s
     return F.normalize(found, dim=1) if setting["norm"] == "unit" else found
 
 
-def trained(task: Task, setting: Mapping[str, Any], rows: Rows, seed: int) -> dict[str, Any]:
+def trained(task: BestTask, setting: Mapping[str, Any], rows: Features, seed: int) -> dict[str, Any]:
     """Train with privacy, and judge; what is returned says what was spent."""
     began = time.perf_counter()
     count = len(rows.y)
@@ -181,12 +183,12 @@ def trained(task: Task, setting: Mapping[str, Any], rows: Rows, seed: int) -> di
 
 
 def _convex(
-    task: Task, setting: Mapping[str, Any], part: Part, size: str, root: Path | None, seed: int
+    task: BestTask, setting: Mapping[str, Any], part: _Part, size: str, root: Path | None, seed: int
 ) -> dict[str, Any]:
     """A linear model by `dpgrad.convex.auto` on full batches."""
     from dpgrad.accounting import account
     from dpgrad.accounting.events import Relation
-    from dpgrad.convex.losses import Logistic, Loss, Softmax
+    from dpgrad.convex.losses import Logistic, RowLoss, Softmax
     from dpgrad.convex.solvers import auto
 
     recipe = "yu2020" if task.kind == "convex" else None
@@ -194,7 +196,7 @@ def _convex(
     change = {"person": best_convex.person, "oriented": best_convex.digit, "pixels": best_convex.digit}
     made = change.get(setting["features"], lambda rows, _: rows)
     flat, judged = (made(rows.reshape(len(rows), -1), setting) for rows in (x, x_judged))
-    loss: Loss = Logistic() if classes == 2 else Softmax(classes)
+    loss: RowLoss = Logistic() if classes == 2 else Softmax(classes)
     delta = task.delta_for(len(y))
     found = auto.solve(
         flat, 2 * y - 1 if classes == 2 else y, loss, epsilon=task.epsilon, delta=delta,
@@ -206,7 +208,7 @@ def _convex(
     return {"accuracy": 100 * float(np.mean(guesses == y_judged)), "epsilon": spent, "delta": delta}
 
 
-def _without_privacy(rows: Rows, seed: int) -> dict[str, Any]:
+def _without_privacy(rows: Features, seed: int) -> dict[str, Any]:
     """The same features in a linear model without privacy, to compare with."""
     from dpgrad.training.baseline import non_private
 
@@ -240,7 +242,7 @@ def _fast() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, rows: Rows) -> float:
+def _accuracy(model: nn.Module, rows: Features) -> float:
     """The share of rows whose most likely class is theirs, by the mean of the log-chances of their views."""
     right = 0
     for x, y in zip(*(torch.split(each, _AT_ONCE) for each in (rows.x_judged, rows.y_judged)), strict=True):

@@ -11,7 +11,7 @@ tuned.
 Guarantee: of each fit, the (ε, δ) it was given. The tables are not private: they compare accuracies on test rows, pick
 the best, and the excess risk is measured on the private rows.
 
->>> Trial("adult", "gd", 0.1, (("rate", 1.0), ("steps", 50)), run=0).label
+>>> FitTrial("adult", "gd", 0.1, (("rate", 1.0), ("steps", 50)), run=0).label
 'rate=1 steps=50'
 """
 
@@ -52,14 +52,13 @@ __all__ = [
     "SOLVERS",
     "STEPS",
     "UNBOUNDED",
-    "Log",
+    "FitTrial",
     "Model",
-    "Outcome",
-    "Planned",
     "Prepared",
+    "ScoreLog",
+    "Scored",
     "Setting",
-    "Solver",
-    "Trial",
+    "SolverGrid",
     "auc",
     "best",
     "bound_multiplier",
@@ -91,10 +90,10 @@ Setting = tuple[tuple[str, float | str], ...]
 
 
 @dataclass(frozen=True)
-class Trial:
+class FitTrial:
     """One fit: which solver, on what, at which ε (None where nothing is private), how set, and the number of the run.
 
-    >>> Trial("adult", "auto", 0.1).seed == Trial("adult", "auto", 0.1, run=1).seed
+    >>> FitTrial("adult", "auto", 0.1).seed == FitTrial("adult", "auto", 0.1, run=1).seed
     False
     """
 
@@ -116,14 +115,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Scored:
     """What a trial gave: accuracy in %, area under the ROC curve (two classes), empirical risk, seconds of CPU.
 
     The risk is F(w), the mean loss with l2 = 1e-4, on rows as the solver took them (raw or of norm 1). ``source`` is
     the digest of the code of the solver (`source_of`), None where it was not kept or the solver is another library's.
     """
 
-    trial: Trial
+    trial: FitTrial
     accuracy: float
     auc: float | None
     risk: float
@@ -193,7 +192,7 @@ def task(name: str, root: Path | str | None = None) -> Prepared:
 Model = tuple[Array, Array, Design]
 
 
-def _gd(task: Prepared, trial: Trial) -> Model:
+def _gd(task: Prepared, trial: FitTrial) -> Model:
     given = dict(trial.setting)
     steps, clip, constant = int(given["steps"]), float(given["clip"]), float(given.get("intercept", 0))
     design = _rows(task, trial)
@@ -207,7 +206,7 @@ def _gd(task: Prepared, trial: Trial) -> Model:
     return (found[:-1], constant * found[-1], design) if constant else _plain(found, design)
 
 
-def _sgd(task: Prepared, trial: Trial) -> Model:
+def _sgd(task: Prepared, trial: FitTrial) -> Model:
     """DP-SGD; ``noise`` is "accountant" or "bound", ``decay`` is "halved" or "constant"."""
     given = dict(trial.setting)
     steps, rate = int(given["steps"]), float(given["rate"])
@@ -244,7 +243,7 @@ def bound_multiplier(steps: int, epsilon: float, delta: float) -> float:
     return 4 * SAMPLING_RATE * math.sqrt(steps * math.log(1 / delta)) / epsilon
 
 
-def _auto(task: Prepared, trial: Trial) -> Model:
+def _auto(task: Prepared, trial: FitTrial) -> Model:
     found = auto.solve(
         task.rows, task.targets, task.loss,
         epsilon=_epsilon(trial), delta=task.delta, relation=RELATION, key=trial.seed,
@@ -252,7 +251,7 @@ def _auto(task: Prepared, trial: Trial) -> Model:
     return found.coef, found.intercept, task.within(1.0)  # no row here is shorter: normalising is clipping
 
 
-def _amp(task: Prepared, trial: Trial) -> Model:
+def _amp(task: Prepared, trial: FitTrial) -> Model:
     """AMP; "amp-published" has the ridge of its authors' code, whose curvature is L² for every loss."""
     given = dict(trial.setting)
 
@@ -270,14 +269,14 @@ def _amp(task: Prepared, trial: Trial) -> Model:
     return _against_the_rest(task, trial, Logistic(), plan, amp.solve)
 
 
-def _objective(task: Prepared, trial: Trial) -> Model:
+def _objective(task: Prepared, trial: FitTrial) -> Model:
     def plan(design: Design, loss: Logistic, models: int) -> Perturbation:
         return objective.calibrated(design.rows, loss, **_common(task, trial, design, models))
 
     return _against_the_rest(task, trial, Logistic(float(dict(trial.setting)["slope"])), plan, objective.solve)
 
 
-def _output(task: Prepared, trial: Trial) -> Model:
+def _output(task: Prepared, trial: FitTrial) -> Model:
     given = dict(trial.setting)
     batch = int(given.get("batch", len(task.targets)))
 
@@ -291,20 +290,20 @@ def _output(task: Prepared, trial: Trial) -> Model:
     return _against_the_rest(task, trial, Logistic(), plan, output.solve)
 
 
-def _common(task: Prepared, trial: Trial, design: Design, models: int) -> dict[str, Any]:
+def _common(task: Prepared, trial: FitTrial, design: Design, models: int) -> dict[str, Any]:
     return {
         "radius": design.bound, "epsilon": _epsilon(trial), "delta": task.delta, "relation": RELATION, "models": models,
     }  # fmt: skip
 
 
-Planned = TypeVar("Planned")
+_Planned = TypeVar("_Planned")
 
 
 def _against_the_rest(
     task: Prepared,
-    trial: Trial,
+    trial: FitTrial,
     loss: Logistic,
-    plan: Callable[[Design, Logistic, int], Planned],
+    plan: Callable[[Design, Logistic, int], _Planned],
     solve: Callable[..., tuple[Array, Event]],
 ) -> Model:
     """One fit for two classes, else one per class against the rest, which share the budget."""
@@ -319,7 +318,7 @@ def _against_the_rest(
     return _plain(np.hstack(parts), design)
 
 
-def _non_private(task: Prepared, trial: Trial) -> Model:
+def _non_private(task: Prepared, trial: FitTrial) -> Model:
     """The minimiser of F, which gives the risk that others exceed."""
     design = _rows(task, trial)
     return _plain(_minimised(task.objective(design), 3000), design)
@@ -341,12 +340,12 @@ def _plain(coefficients: Array, design: Design) -> Model:
     return coefficients, np.zeros(coefficients.shape[1]), design
 
 
-def _rows(task: Prepared, trial: Trial) -> Design:
+def _rows(task: Prepared, trial: FitTrial) -> Design:
     given = dict(trial.setting)
     return task.within(UNBOUNDED if given.get("rows") == "raw" else float(given.get("radius", 1.0)))
 
 
-def _epsilon(trial: Trial) -> float:
+def _epsilon(trial: FitTrial) -> float:
     if trial.epsilon is None:
         raise OptionError(f"{trial.solver} needs an epsilon")
     return trial.epsilon
@@ -389,32 +388,32 @@ def _output_grid() -> list[Setting]:
 
 
 @dataclass(frozen=True)
-class Solver:
+class SolverGrid:
     """How a solver fits, and the settings among which the best is taken."""
 
-    fit: Callable[[Prepared, Trial], Model]
+    fit: Callable[[Prepared, FitTrial], Model]
     grid: Callable[[Prepared], list[Setting]]
 
 
-SOLVERS: dict[str, Solver] = {
-    "non-private": Solver(_non_private, lambda _: [(("rows", "raw"),), (("rows", "unit"),)]),
-    "auto": Solver(_auto, lambda _: [()]),
-    "gd": Solver(_gd, _descent_grid),
-    "gd-intercept": Solver(_gd, _intercept_grid),
-    "sgd": Solver(_sgd, functools.partial(_descent_grid, factor=2.0)),
-    "amp": Solver(_amp, lambda _: _amp_grid()),
-    "amp-free": Solver(_amp, lambda _: [()]),
-    "amp-published": Solver(_amp, lambda _: [()]),
-    "output": Solver(_output, lambda _: _output_grid()),
-    "output-full": Solver(_output, lambda _: _product(passes=(10, 50, 200))),
-    "objective": Solver(_objective, lambda _: _product(slope=(0.25, 0.5, 1.0))),
+SOLVERS: dict[str, SolverGrid] = {
+    "non-private": SolverGrid(_non_private, lambda _: [(("rows", "raw"),), (("rows", "unit"),)]),
+    "auto": SolverGrid(_auto, lambda _: [()]),
+    "gd": SolverGrid(_gd, _descent_grid),
+    "gd-intercept": SolverGrid(_gd, _intercept_grid),
+    "sgd": SolverGrid(_sgd, functools.partial(_descent_grid, factor=2.0)),
+    "amp": SolverGrid(_amp, lambda _: _amp_grid()),
+    "amp-free": SolverGrid(_amp, lambda _: [()]),
+    "amp-published": SolverGrid(_amp, lambda _: [()]),
+    "output": SolverGrid(_output, lambda _: _output_grid()),
+    "output-full": SolverGrid(_output, lambda _: _product(passes=(10, 50, 200))),
+    "objective": SolverGrid(_objective, lambda _: _product(slope=(0.25, 0.5, 1.0))),
 }
 
 
 # ── running ──
 
 
-def outcome(task: Prepared, trial: Trial) -> Outcome:
+def outcome(task: Prepared, trial: FitTrial) -> Scored:
     """The figures of one trial."""
     began = time.process_time()
     model = SOLVERS[trial.solver].fit(task, trial)
@@ -432,7 +431,7 @@ def source_of(solver: str) -> str:
     return sources.digest(f"dpgrad.convex.{module}")
 
 
-def judged(task: Prepared, trial: Trial, model: Model, seconds: float) -> Outcome:
+def judged(task: Prepared, trial: FitTrial, model: Model, seconds: float) -> Scored:
     """The figures of a model, however it was found."""
     coefficients, intercept, design = model
     scores = Design(task.test_rows, radius=design.radius).scores(coefficients) + intercept
@@ -440,7 +439,7 @@ def judged(task: Prepared, trial: Trial, model: Model, seconds: float) -> Outcom
     guesses = (scores[:, 0] > 0).astype(int) if binary else scores.argmax(axis=1)
     targets = task.loss.checked(task.targets, design.rows)
     risk = task.loss.values(design.scores(coefficients) + intercept, targets).mean()
-    return Outcome(
+    return Scored(
         trial,
         accuracy=100 * float(np.mean(guesses == task.test_classes)),
         auc=auc(scores[:, 0], task.test_classes == 1) if binary else None,
@@ -463,19 +462,19 @@ def auc(scores: Array, positive: NDArray[np.bool_]) -> float:
     return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * (len(scores) - ones)))
 
 
-class Log:
+class ScoreLog:
     """The outcomes in a JSON file, one per line: written whole after each new one, with what others wrote meanwhile."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.outcomes: dict[Trial, Outcome] = {}
+        self.outcomes: dict[FitTrial, Scored] = {}
         self._read()
 
     def _read(self) -> None:
         found = json.loads(self.file.read_text("utf-8")) if self.file.exists() else []
         self.outcomes |= {one.trial: one for one in map(_read, found)}
 
-    def add(self, one: Outcome) -> None:
+    def add(self, one: Scored) -> None:
         """Keep an outcome."""
         self._read()
         self.outcomes[one.trial] = one
@@ -485,7 +484,7 @@ class Log:
         os.replace(part, self.file)
 
 
-def _flat(one: Outcome) -> dict[str, Any]:
+def _flat(one: Scored) -> dict[str, Any]:
     return {
         **asdict(one.trial), "setting": dict(one.trial.setting), "accuracy": round(one.accuracy, 4),
         "auc": None if one.auc is None else round(one.auc, 5), "risk": round(one.risk, 7),
@@ -493,24 +492,24 @@ def _flat(one: Outcome) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(line: Mapping[str, Any]) -> Outcome:
-    trial = Trial(line["dataset"], line["solver"], line["epsilon"], tuple(line["setting"].items()), line["run"])
-    return Outcome(trial, line["accuracy"], line["auc"], line["risk"], line["seconds"], line.get("source"))
+def _read(line: Mapping[str, Any]) -> Scored:
+    trial = FitTrial(line["dataset"], line["solver"], line["epsilon"], tuple(line["setting"].items()), line["run"])
+    return Scored(trial, line["accuracy"], line["auc"], line["risk"], line["seconds"], line.get("source"))
 
 
 def complete(
-    task: Prepared, log: Log, solver: str, epsilon: float | None, *, runs: int = 20, pilot: int = 3
-) -> Iterator[Outcome]:
+    task: Prepared, log: ScoreLog, solver: str, epsilon: float | None, *, runs: int = 20, pilot: int = 3
+) -> Iterator[Scored]:
     """Run what is missing of a cell of the table: a pilot of every setting of the grid, then the best of them."""
     grid = SOLVERS[solver].grid(task)
-    first = Trial(task.name, solver, epsilon)
+    first = FitTrial(task.name, solver, epsilon)
     if len(grid) > 1:
         for setting in grid:
             yield from repeated(task, log, replace(first, setting=setting), min(pilot, runs))
     yield from repeated(task, log, replace(first, setting=best(log.outcomes.values(), first, grid, pilot)), runs)
 
 
-def repeated(task: Prepared, log: Log, trial: Trial, runs: int) -> Iterator[Outcome]:
+def repeated(task: Prepared, log: ScoreLog, trial: FitTrial, runs: int) -> Iterator[Scored]:
     """Run what is missing of so many runs of one trial."""
     for run in range(runs):
         one = replace(trial, run=run)
@@ -519,7 +518,7 @@ def repeated(task: Prepared, log: Log, trial: Trial, runs: int) -> Iterator[Outc
             yield log.outcomes[one]
 
 
-def best(outcomes: Iterable[Outcome], like: Trial, grid: Sequence[Setting], pilot: int) -> Setting:
+def best(outcomes: Iterable[Scored], like: FitTrial, grid: Sequence[Setting], pilot: int) -> Setting:
     """The setting of the best mean accuracy on the test split over the first ``pilot`` runs."""
     if len(grid) == 1:
         return grid[0]

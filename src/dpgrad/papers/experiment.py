@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SIZES", "Arm", "Claim", "Experiment", "Kind", "Outcomes", "Place", "Size"]
+__all__ = ["SIZES", "Arm", "ArmKind", "Claim", "Experiment", "Outcomes", "Place", "Size"]
 
 Size = Literal["full", "quick", "tiny"]
-Kind = Literal["paper", "ours", "construction"]
+ArmKind = Literal["paper", "ours", "construction"]
 SIZES: tuple[Size, ...] = ("full", "quick", "tiny")
 _BY_SIZE = {"quick": 2, "tiny": 1}  # the most seeds of each arm
 
@@ -125,7 +125,7 @@ class Claim:
     text: str
     holds: Callable[[Outcomes], bool | None]
     certain: bool = False
-    kind: Kind = "paper"
+    kind: ArmKind = "paper"
 
 
 @dataclass(frozen=True)

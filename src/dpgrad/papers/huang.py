@@ -127,7 +127,7 @@ def setting(name: str, method: str, step: float, **others: Any) -> dict[str, Any
     }  # fmt: skip
 
 
-def rows_of(given: Mapping[str, Any], place: Place) -> tasks.Rows:
+def rows_of(given: Mapping[str, Any], place: Place) -> tasks.Loaded:
     """The rows of a trial: N of them, or a few where the experiment is small; a search has training rows alone."""
     small = _SMALL.get(place.size, {})
     rows = tasks.load(ROWS[given["row"]].dataset, place)
@@ -160,7 +160,7 @@ def _recipe(given: Mapping[str, Any]) -> recipes.Recipe:
 
 def train(
     given: Mapping[str, Any],
-    rows: tasks.Rows,
+    rows: tasks.Loaded,
     seed: int,
     place: Place,
     diagnostics: Diagnostics | None = None,

@@ -19,7 +19,7 @@ from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.schedules import Schedule, as_schedule
 from dpgrad.papers import tasks
 from dpgrad.papers.experiment import Place, Size
-from dpgrad.papers.tasks import Rows
+from dpgrad.papers.tasks import Loaded
 from dpgrad.training.losses import NamedLoss
 from dpgrad.training.private import PrivateGradient
 
@@ -28,11 +28,11 @@ __all__ = ["LOSS", "POINTS", "gradient_norm", "rows", "trained"]
 LOSS = NamedLoss("cross-entropy")
 _QUICK = 6000, 2000  # training and test rows
 POINTS: dict[Size, int] = {"full": 20, "quick": 10, "tiny": 2}  # of a curve
-Pair = tuple[Tensor, Tensor]
+_Pair = tuple[Tensor, Tensor]
 
 
 @functools.lru_cache(maxsize=2)
-def rows(name: str, place: Place) -> Rows:
+def rows(name: str, place: Place) -> Loaded:
     """A dataset at the size of a place: all of it, evenly spaced rows, or a few made-up rows of a like shape.
 
     >>> found = rows("mnist", Place(size="tiny"))
@@ -45,17 +45,17 @@ def rows(name: str, place: Place) -> Rows:
     return found.few(*_QUICK) if place.size == "quick" else found
 
 
-def _made_up(shape: tuple[int, ...], classes: int, device: str, train: int = 240, test: int = 120) -> Rows:
+def _made_up(shape: tuple[int, ...], classes: int, device: str, train: int = 240, test: int = 120) -> Loaded:
     """Rows in [0, 1] around one centre per class, from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.rand(classes, *shape, generator=generator)
     y = torch.arange(train + test) % classes
     noisy = centres[y] + 0.25 * torch.randn(train + test, *shape, generator=generator)
     x, y = noisy.clamp(0, 1).to(device), y.to(device)
-    return Rows(x[:train], y[:train], x[train:], y[train:], classes)
+    return Loaded(x[:train], y[:train], x[train:], y[train:], classes)
 
 
-def gradient_norm(model: nn.Module, pair: Pair) -> float:
+def gradient_norm(model: nn.Module, pair: _Pair) -> float:
     """The mean norm of the rows' own gradients: private, and never released.
 
     >>> model = nn.Linear(1, 2, bias=False)
@@ -75,7 +75,7 @@ def gradient_norm(model: nn.Module, pair: Pair) -> float:
 
 def trained(
     model: nn.Module,
-    train: Pair,
+    train: _Pair,
     mechanism: Mechanism,
     learning_rate: float | Schedule,
     seed: int,

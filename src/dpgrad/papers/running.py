@@ -31,10 +31,9 @@ from dpgrad.reports import environment
 
 __all__ = [
     "Done",
+    "Ended",
     "Job",
-    "Log",
-    "Ran",
-    "Show",
+    "TrialLog",
     "arms_of",
     "digest",
     "lacks",
@@ -45,7 +44,7 @@ __all__ = [
     "trials_path",
 ]
 
-Show = Callable[["Ran"], None]
+_Show = Callable[["Ended"], None]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ran:
+class Ended:
     """Progress: the trial that has just ended, how many of how many there are, and the seconds that are left."""
 
     job: Job
@@ -106,7 +105,7 @@ def trials_path(experiment: Experiment, size: Size, out: Path) -> Path:
     return path.with_name(f"{path.name}.jsonl")
 
 
-class Log:
+class TrialLog:
     """The trials in a file, one JSON object per line, each on the disk before the next trial ends.
 
     ``fields`` are what each line has to have, and of which kind.
@@ -224,7 +223,7 @@ def reproduce(
     *,
     seeds: int | None = None,
     pool: ProcessPoolExecutor | None = None,
-    show: Show = lambda ran: None,
+    show: _Show = lambda ran: None,
     run: bool = True,
 ) -> Done:
     """Run what is missing of an experiment, and return all of its trials.
@@ -237,7 +236,7 @@ def reproduce(
         raise MissingFileError(f"{experiment.name} needs a dataset that is missing: {absent}")
     arms = arms_of(experiment, place.size, out)
     count = seeds or experiment.repeats(place.size)
-    log = Log(trials_path(experiment, place.size, out))
+    log = TrialLog(trials_path(experiment, place.size, out))
     if run and len(log.wanted(arms, count)) < len(arms) * count:
         trials = _in_turn if pool is None else partial(_at_once, pool=pool)
         began = time.monotonic()
@@ -251,15 +250,15 @@ def reproduce(
                     continue
                 add(_record(experiment, job, place, *found))
                 rest = (time.monotonic() - began) / number * (len(left) - number)
-                show(Ran(job, found[0], len(there) + number - len(failed), len(there) + len(left), rest))
+                show(Ended(job, found[0], len(there) + number - len(failed), len(there) + len(left), rest))
         if failed:
             more = f"; {len(failed) - 1} more trials failed" if len(failed) > 1 else ""
             raise type(failed[0])(f"{failed[0]}{more}")
     return Done(experiment, place, arms, count, log.wanted(arms, count))
 
 
-Figures = tuple[dict[str, Any], float]  # of a trial, and its seconds
-Finished = tuple[Job, Figures | DpgradError]
+_Figures = tuple[dict[str, Any], float]  # of a trial, and its seconds
+Finished = tuple[Job, _Figures | DpgradError]
 
 
 def _in_turn(experiment: Experiment, jobs: list[Job], place: Place) -> Iterator[Finished]:
@@ -267,7 +266,7 @@ def _in_turn(experiment: Experiment, jobs: list[Job], place: Place) -> Iterator[
         yield job, _tried(experiment, job, place)
 
 
-def _tried(experiment: Experiment, job: Job, place: Place) -> Figures | DpgradError:
+def _tried(experiment: Experiment, job: Job, place: Place) -> _Figures | DpgradError:
     began = time.perf_counter()
     try:
         figures = experiment.trial(job.arm, job.seed, place)
@@ -326,7 +325,7 @@ def _alone(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _elsewhere(name: str, job: Job, place: Place) -> Figures | DpgradError:
+def _elsewhere(name: str, job: Job, place: Place) -> _Figures | DpgradError:
     from dpgrad.papers.catalogue import experiments
 
     return _tried(experiments()[name], job, place)

@@ -29,12 +29,12 @@ def outcomes(search: str, size: Size, out: Path) -> Outcomes:
     ()
     """
     from dpgrad.papers.catalogue import experiments
-    from dpgrad.papers.running import Log, arms_of, trials_path
+    from dpgrad.papers.running import TrialLog, arms_of, trials_path
 
     if search not in experiments():
         return Outcomes({})
     experiment = experiments()[search]
-    log = Log(trials_path(experiment, size, out))
+    log = TrialLog(trials_path(experiment, size, out))
     arms = arms_of(experiment, size, out)
     found: dict[str, list[Mapping[str, Any]]] = {arm.name: [] for arm in arms}
     for line in log.wanted(arms, experiment.seeds):

@@ -7,14 +7,14 @@ from dpgrad.papers import best, catalogue, running, tables
 from dpgrad.papers.experiment import Place
 from dpgrad.reports import markdown
 
-__all__ = ["LINES", "Line", "cell", "table"]
+__all__ = ["LINES", "Listed", "cell", "table"]
 
 _HEAD = ["test accuracy, %", "paper", "at its settings", "our best"]
 _NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
-class Line:
+class Listed:
     """A task, the paper's figure for it, and the experiments that have ours."""
 
     task: str
@@ -26,27 +26,27 @@ class Line:
 _PSASC = "DP-PSASC*"
 # Each paper's best private figure, and the run with the settings that it was printed for.
 LINES = (
-    Line("MNIST, ε = 3, δ = 1e-5", 98.65, ("huang-table3-mnist", _PSASC), "best-mnist"),
-    Line("Fashion-MNIST, ε = 9, δ = 1e-5", 87.22, ("huang-table3-fashion-mnist", _PSASC), "best-fashion-mnist-9"),
-    Line("Fashion-MNIST, ε = 3, δ = 1e-5", None, None, "best-fashion-mnist-3"),
-    Line("Imagenette, 64 pixels, ε = 8, δ = 1e-4", 66.79, ("huang-table3-imagenette", _PSASC), "best-imagenette"),
-    Line(
+    Listed("MNIST, ε = 3, δ = 1e-5", 98.65, ("huang-table3-mnist", _PSASC), "best-mnist"),
+    Listed("Fashion-MNIST, ε = 9, δ = 1e-5", 87.22, ("huang-table3-fashion-mnist", _PSASC), "best-fashion-mnist-9"),
+    Listed("Fashion-MNIST, ε = 3, δ = 1e-5", None, None, "best-fashion-mnist-3"),
+    Listed("Imagenette, 64 pixels, ε = 8, δ = 1e-4", 66.79, ("huang-table3-imagenette", _PSASC), "best-imagenette"),
+    Listed(
         "CIFAR-10, ε = 2, δ = 1e-5 (their features are SimCLRv2's, ours MobileNetV2's)", 93.36,
         ("huang-table3-cifar10", _PSASC), "best-cifar10-features",
     ),
-    Line(
+    Listed(
         "MNIST, replace-one, ε = 0.5, δ = 1/n²", 91.5, ("yu2018-figure4-mnist", "CNN: amended, 10 epochs"),
         "best-mnist-replace-one",
     ),
-    Line(
+    Listed(
         "Covertype network, replace-one, ε = 0.5, δ = 1/n²", None,
         ("yu2018-figure4-covertype", "amended, 5 epochs"), "best-covertype",
     ),
-    Line("MNIST with DP-PCA, ε = 0.5, δ = 1e-5", 90.0, ("abadi-mnist", "ε = 0.5, as published")),
-    Line("MNIST with DP-PCA, ε = 2, δ = 1e-5", 95.0, ("abadi-mnist", "ε = 2, as published")),
-    Line("MNIST with DP-PCA, ε = 8, δ = 1e-5", 97.0, ("abadi-mnist", "ε = 8, as published")),
-    Line("Adult, linear, replace-one, ε = 0.1", 80.9, ("yu2020-table4-adult", "DP-GD"), "best-adult-convex"),
-    Line(
+    Listed("MNIST with DP-PCA, ε = 0.5, δ = 1e-5", 90.0, ("abadi-mnist", "ε = 0.5, as published")),
+    Listed("MNIST with DP-PCA, ε = 2, δ = 1e-5", 95.0, ("abadi-mnist", "ε = 2, as published")),
+    Listed("MNIST with DP-PCA, ε = 8, δ = 1e-5", 97.0, ("abadi-mnist", "ε = 8, as published")),
+    Listed("Adult, linear, replace-one, ε = 0.1", 80.9, ("yu2020-table4-adult", "DP-GD"), "best-adult-convex"),
+    Listed(
         "MNIST, linear on pixels, replace-one, ε = 1", 88.6, ("yu2020-table4-mnist", "DP-GD"),
         "best-mnist-convex-pixels",
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad import _files
-from dpgrad.papers.experiment import Kind
+from dpgrad.papers.experiment import ArmKind
 from dpgrad.papers.running import Done, digest
 from dpgrad.reports import markdown
 
@@ -33,7 +33,7 @@ __all__ = [
 ENDINGS = (".md", ".csv", ".tex")
 _HELD = {True: "held", False: "did not hold", None: "cannot be told"}
 _NOT_JUDGED = "not judged at this size"
-HEADINGS: dict[Kind, str] = {
+HEADINGS: dict[ArmKind, str] = {
     "paper": "Claims of the paper",
     "ours": "Our aims and checks",
     "construction": "True by construction (a check of the code)",
@@ -103,7 +103,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def claims(done: Done, kind: Kind | None = None) -> list[tuple[str, bool | None]]:
+def claims(done: Done, kind: ArmKind | None = None) -> list[tuple[str, bool | None]]:
     """Each claim, or each of one kind, and whether it held; of a small size, only those that hold at any size."""
     wanted = (claim for claim in done.experiment.claims if kind in (None, claim.kind))
     full = done.place.size == "full"

@@ -1,7 +1,7 @@
 """Rows of a dataset on the device of a trial, and what every trial does with them.
 
-Rows are kept between the trials of a process. A search is judged on a part of the training rows (`Rows.searched`); the
-test rows are for the tables alone.
+Rows are kept between the trials of a process. A search is judged on a part of the training rows
+(`Loaded.searched`); the test rows are for the tables alone.
 """
 
 import functools
@@ -18,13 +18,13 @@ from dpgrad.papers.experiment import Place
 from dpgrad.training.curves import judging
 from dpgrad.training.fit import Fitted
 
-__all__ = ["Rows", "accuracy", "load", "whole"]
+__all__ = ["Loaded", "accuracy", "load", "whole"]
 
 _JUDGED = 2048  # rows at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Loaded:
     """Training and test rows as tensors on a device; pixels are divided by 255.
 
     >>> rows = load("digits", Place())
@@ -48,7 +48,7 @@ class Rows:
         """The shape of one row."""
         return tuple(self.x.shape[1:])
 
-    def few(self, train: int, test: int | None = None) -> "Rows":
+    def few(self, train: int, test: int | None = None) -> "Loaded":
         """At most so many rows, evenly spaced, since some files are sorted by class: a smaller experiment.
 
         >>> len(load("digits", Place()).few(100).y)
@@ -57,7 +57,7 @@ class Rows:
         rows, judged = _spaced(self.y, train), _spaced(self.y_test, len(self.y_test) if test is None else test)
         return replace(self, x=self.x[rows], y=self.y[rows], x_test=self.x_test[judged], y_test=self.y_test[judged])
 
-    def searched(self, share: float = 1 / 6) -> "Rows":
+    def searched(self, share: float = 1 / 6) -> "Loaded":
         """The training rows alone, a share of them, picked by a fixed seed, in place of the test rows.
 
         >>> parts = load("digits", Place()).searched()
@@ -70,7 +70,7 @@ class Rows:
         return replace(self, x=self.x[kept], y=self.y[kept], x_test=self.x[out], y_test=self.y[out])
 
 
-def load(name: str, place: Place, preprocessing: str | None = None) -> Rows:
+def load(name: str, place: Place, preprocessing: str | None = None) -> Loaded:
     """The rows of a dataset by name; a prepared form of it is taken where there is one (`papers.prepared`).
 
     At the tiny size, that of the tests, the 8×8 digits of scikit-learn stand in for every dataset.
@@ -84,7 +84,7 @@ def load(name: str, place: Place, preprocessing: str | None = None) -> Rows:
 
 
 @functools.lru_cache(maxsize=4)
-def _load(name: str, preprocessing: str | None, device: str, folder: Path | None) -> Rows:
+def _load(name: str, preprocessing: str | None, device: str, folder: Path | None) -> Loaded:
     if preprocessing is None and folder is not None and prepared.path(name, folder).exists():
         arrays = prepared.load(name, folder)
         classes = int(arrays["y_train"].max()) + 1
@@ -94,7 +94,7 @@ def _load(name: str, preprocessing: str | None, device: str, folder: Path | None
         arrays = {part: np.asarray(getattr(found, part)) for part in prepared.ARRAYS}
         classes = len(found.classes or ())
     x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[part])).to(device) for part in prepared.ARRAYS)
-    return Rows(_unit(x), y.long(), _unit(x_test), y_test.long(), classes)
+    return Loaded(_unit(x), y.long(), _unit(x_test), y_test.long(), classes)
 
 
 def _spaced(labels: Tensor, most: int) -> Tensor | slice:

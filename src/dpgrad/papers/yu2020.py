@@ -20,7 +20,7 @@ from dpgrad.convex import bounds, curvature
 from dpgrad.convex.losses import Logistic, Squared
 from dpgrad.papers import convex, figures, searching
 from dpgrad.papers.claims import every
-from dpgrad.papers.experiment import Arm, Claim, Experiment, Kind, Outcomes, Place, Size
+from dpgrad.papers.experiment import Arm, ArmKind, Claim, Experiment, Outcomes, Place, Size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def _task(name: str, root: Path | None) -> convex.Prepared:
 
 
 @functools.lru_cache(maxsize=4)
-def _outcome(trial: convex.Trial, root: Path | None, tiny: bool) -> convex.Outcome:
+def _outcome(trial: convex.FitTrial, root: Path | None, tiny: bool) -> convex.Scored:
     if tiny:
         return convex.outcome(_toy(), _generous(trial))
     return convex.outcome(_task(trial.dataset, root), trial)
@@ -67,7 +67,7 @@ def _toy() -> convex.Prepared:
     return convex.Prepared("toy", rows[:500], 2 * classes[:500] - 1, Logistic(), rows[500:], classes[500:])
 
 
-def _generous(trial: convex.Trial) -> convex.Trial:
+def _generous(trial: convex.FitTrial) -> convex.FitTrial:
     """A trial that learns from a few rows: the last setting of its grid, at a larger ε."""
     last = dict(grid("adult", trial.solver)[-1])
     given = {name: value for name, value in trial.setting if name in ("noise", "decay")}
@@ -91,7 +91,7 @@ def _fit(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
     """One fit, and its figures on the test split."""
     given = arm.setting
     run = 0 if given["solver"] == "non-private" else seed  # nothing random is in it
-    trial = convex.Trial(given["dataset"], given["solver"], given["epsilon"], tuple(given["options"].items()), run)
+    trial = convex.FitTrial(given["dataset"], given["solver"], given["epsilon"], tuple(given["options"].items()), run)
     found = _outcome(trial, place.data, place.size == "tiny")
     rows = _toy() if place.size == "tiny" else _task(given["dataset"], place.data)
     share = 100 * float(np.unique(rows.test_classes, return_counts=True)[1].max()) / len(rows.test_classes)
@@ -126,7 +126,7 @@ def _grid_arms(dataset: str, size: Size) -> tuple[Arm, ...]:
         few = settings if size == "full" else settings[-2:] if size == "quick" else settings[-1:]
         for epsilon in (None,) if solver == "non-private" else budgets:
             for options in few:
-                words = convex.Trial(dataset, solver, epsilon, options).label
+                words = convex.FitTrial(dataset, solver, epsilon, options).label
                 at = "" if epsilon is None else f", ε = {epsilon:g}"
                 found.append(Arm(f"{title}{at}: {words}", setting(dataset, solver, epsilon, options)))
     return tuple(found)
@@ -164,7 +164,7 @@ def _titled(dataset: str, item: str) -> str:
     return PAPER if dataset in convex.SHAPES else f"ours, as {item} of {PAPER}"
 
 
-def _kind(dataset: str) -> Kind:
+def _kind(dataset: str) -> ArmKind:
     return "paper" if dataset in convex.SHAPES else "ours"
 
 

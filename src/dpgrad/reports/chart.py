@@ -16,7 +16,7 @@ from dpgrad.reports.interactive import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Chart", "Line", "draw_tradeoff", "inlined", "page_colours", "tradeoff"]
+__all__ = ["Chart", "ChartLine", "draw_tradeoff", "inlined", "page_colours", "tradeoff"]
 
 # Okabe and Ito's palette, which colour-blind readers tell apart, without black and with its lightest two darkened: all
 # can be seen on white and on dark paper. Dashes tell lines apart that lie on one another.
@@ -34,7 +34,7 @@ _LONGEST = 32  # characters in the legend
 _ERRORS = "false negatives of any attack"
 _MARKED = (0.01, 0.05)  # false-positive rates whose power is written into the picture
 
-Line = tuple[Sequence[float], Sequence[float]]
+ChartLine = tuple[Sequence[float], Sequence[float]]
 
 
 def _short(name: str) -> str:
@@ -75,7 +75,7 @@ class Chart:
     """
 
     title: str
-    lines: Mapping[str, Line]
+    lines: Mapping[str, ChartLine]
     level: tuple[str, float] | None = None
     across: str = "steps"
     numbers: Mapping[str, int] = field(default_factory=dict)

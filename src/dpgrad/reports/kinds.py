@@ -29,8 +29,20 @@ from dpgrad.errors import AccountingError, DpgradError, ReportError
 from dpgrad.mechanism.mechanism import Mechanism
 
 __all__ = [
-    "ALLOWED", "SEEDED", "UNFINISHED", "UNKNOWN", "UNSAID", "Audited", "Estimator", "Part", "Planned", "Released",
-    "Trained", "part", "plain_values", "priced",
+    "ALLOWED",
+    "SEEDED",
+    "UNFINISHED",
+    "UNKNOWN",
+    "UNSAID",
+    "Audited",
+    "ChargedResult",
+    "Estimator",
+    "Planned",
+    "Subject",
+    "Trained",
+    "part",
+    "plain_values",
+    "priced",
 ]  # fmt: skip
 
 SEEDED = (
@@ -105,7 +117,7 @@ class Estimator(Protocol):
 
 
 @runtime_checkable
-class Released(Protocol):
+class ChargedResult(Protocol):
     """The result of a solver or a PCA: an event that was charged, under a relation."""
 
     @property
@@ -131,7 +143,7 @@ class Audited(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class Subject:
     """The fields of a report in which kinds of things differ; ``subject`` names the thing in a sentence."""
 
     kind: str
@@ -150,7 +162,7 @@ class Part:
     drawn: bool = False  # whether dpgrad draws the noise itself, or drew it
 
 
-def part(thing: object, delta: float | None, data: Dataset | None, model: Mapping[str, Any] | None) -> Part:
+def part(thing: object, delta: float | None, data: Dataset | None, model: Mapping[str, Any] | None) -> Subject:
     """The part of a report that depends on what kind of thing it is about; anything else is refused in one line."""
     if isinstance(thing, Audited):
         return _audit(thing)
@@ -161,23 +173,23 @@ def part(thing: object, delta: float | None, data: Dataset | None, model: Mappin
     if isinstance(thing, Estimator):
         return _estimator(thing)
     if isinstance(thing, Guarantee):
-        return Part("guarantee", "this result", thing, ("guarantee", "a guarantee by itself", None), (None, UNKNOWN))
+        return Subject("guarantee", "this result", thing, ("guarantee", "a guarantee by itself", None), (None, UNKNOWN))
     if isinstance(thing, Ledger):
         return _ledger(thing, _needed(delta, "a ledger"))
     if isinstance(thing, Mechanism):
         return _mechanism(thing, _needed(delta, "a mechanism"))
-    if isinstance(thing, Released) and isinstance(thing.relation, Relation):
+    if isinstance(thing, ChargedResult) and isinstance(thing.relation, Relation):
         return _release(thing, _needed(delta, "what a solver or a PCA returned"))
     if inner := list(_steps(thing)):
         return _pipeline(thing, inner)
     raise ReportError(_refusal(thing))
 
 
-def _audit(audit: Audited) -> Part:
+def _audit(audit: Audited) -> Subject:
     """The claim that was audited, and the words of the audit; nothing that would say more than they do."""
     if audit.guarantee is None:
         raise ReportError("this audit's claim is a curve or a pair, not a Guarantee: report the run with audit=...")
-    return Part(
+    return Subject(
         "audit", "what was audited", audit.guarantee, ("audit", "an attempt to refute the claim", None),
         (False, AUDITED), notes=[audit.words],
     )  # fmt: skip
@@ -218,7 +230,7 @@ def priced(event: Event, relation: Relation, delta: float) -> Guarantee:
     raise refused or AccountingError("no accountant prices this event")
 
 
-def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None) -> Part:
+def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None) -> Subject:
     named, read = fitted.plan.recipe, _read(data)
     last = fitted.curves[-1].step if fitted.curves else 0
     held_out = fitted.held_out
@@ -236,7 +248,7 @@ def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None)
         "curves": [plain_values(asdict(point)) for point in fitted.curves],
         "plan": plain_values(fitted.plan.to_dict()),
     }
-    return Part(
+    return Subject(
         "run", "this model", fitted.guarantee, (named.name, named.title, named.citation), _allowed(fitted),
         [*fitted.public, *read["public"]], [*read["outside"], *fitted.outside],
         [] if data is None else [f"{data.name}: {data.preprocessing}"], _schema(data),
@@ -262,40 +274,40 @@ def _allowed(fitted: Trained) -> tuple[bool, str]:
     return (False, UNFINISHED) if fitted.stopped == "interrupted" else (True, ALLOWED)
 
 
-def _plan(plan: Planned) -> Part:
+def _plan(plan: Planned) -> Subject:
     named = plan.recipe
-    return Part(
+    return Subject(
         "plan", "the result of this plan", plan.guarantee, (named.name, named.title, named.citation), (False, PLANNED),
         plan.public, notes=[text for _, text in plan.cautions()], values=_values(plan.mechanism),
         run={"plan": plain_values(plan.to_dict())}, drawn=True,
     )  # fmt: skip
 
 
-def _mechanism(mechanism: Mechanism, delta: float) -> Part:
+def _mechanism(mechanism: Mechanism, delta: float) -> Subject:
     title = f"{mechanism.sampler.name} sampling, {mechanism.steps:,} steps"
     found = priced(mechanism.event(), mechanism.relation, delta)
-    return Part(
+    return Subject(
         "plan", "the result of this mechanism", found, ("mechanism", title, None), (False, PLANNED),
         values=_values(mechanism), drawn=True,
     )  # fmt: skip
 
 
-def _ledger(ledger: Ledger, delta: float) -> Part:
+def _ledger(ledger: Ledger, delta: float) -> Subject:
     entries = ledger.entries()
     found = priced(ledger.event(), ledger.relation or Relation.ADD_REMOVE, delta)
     releases = [_told_release(entry.label or "unnamed", event=entry.event) for entry in entries]
     count = f"{len(entries):,} release{'' if len(entries) == 1 else 's'} from the same rows"
-    return Part(
+    return Subject(
         "ledger", "all releases in this ledger together", found, ("ledger", count, None), (None, UNKNOWN),
         releases=releases, outside=["releases from the same rows that were not charged to this ledger"],
     )  # fmt: skip
 
 
-def _release(thing: Released, delta: float) -> Part:
+def _release(thing: ChargedResult, delta: float) -> Subject:
     found = priced(thing.event, thing.relation, delta)
     listed: Sequence[Any] = getattr(thing, "releases", ())
     releases = [_told_release(**asdict(one), relation=thing.relation) for one in listed]
-    return Part(
+    return Subject(
         "release", "this result", found, (type(thing).__name__, getattr(thing, "title", "a release"), None),
         (False, SEEDED) if thing.reproducible else (True, RELEASED),
         outside=["what was computed from the same rows before, and choices made by looking at them"],
@@ -303,10 +315,10 @@ def _release(thing: Released, delta: float) -> Part:
     )  # fmt: skip
 
 
-def _estimator(fitted: Estimator) -> Part:
+def _estimator(fitted: Estimator) -> Subject:
     told = fitted.privacy_
     releases = [_told_release(**asdict(one), relation=told.guarantee.relation) for one in told.releases]
-    return Part(
+    return Subject(
         "estimator", "this model", told.guarantee, (type(fitted).__name__, told.title, None), _shareable([told]),
         told.public, told.outside, told.preprocessing, told.schema, told.notes, _main(releases), releases,
         drawn=True,
@@ -327,7 +339,7 @@ def _steps(thing: object) -> Iterator[tuple[str, Any]]:
             yield from nested or [(str(name), inner)]
 
 
-def _pipeline(thing: object, steps: list[tuple[str, Any]]) -> Part:
+def _pipeline(thing: object, steps: list[tuple[str, Any]]) -> Subject:
     """The steps that released something, composed: a later one may depend on what an earlier one released."""
     fitted = [(name, step.privacy_) for name, step in steps if isinstance(step, Estimator)]
     others = [(name, step) for name, step in steps if not isinstance(step, Estimator | str) and step is not None]
@@ -355,7 +367,7 @@ def _pipeline(thing: object, steps: list[tuple[str, Any]]) -> Part:
     if unpaid and release[0]:
         release = False, UNPAID
     title = " → ".join(name for name, step in steps if not isinstance(step, str))
-    return Part(
+    return Subject(
         "pipeline", "this pipeline", found, (type(thing).__name__, title, None),
         release, gathered["public"], [*unpaid, *gathered["outside"]],
         gathered["preprocessing"], fitted[0][1].schema, gathered["notes"], _main(releases), releases, drawn=True,

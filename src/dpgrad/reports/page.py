@@ -11,7 +11,7 @@ from dpgrad import __version__
 from dpgrad.accounting.guarantee import up
 from dpgrad.errors import OptionError, ReportError
 from dpgrad.reports import strict_json
-from dpgrad.reports.chart import Chart, Line, tradeoff
+from dpgrad.reports.chart import Chart, ChartLine, tradeoff
 from dpgrad.reports.interactive import script
 from dpgrad.reports.style import STYLE
 from dpgrad.reports.words import facts, shown
@@ -198,8 +198,8 @@ def _charts(runs: Reports, beside: Beside | None) -> list[Chart]:
     return [chart for chart in found if chart.lines]
 
 
-def _lines(runs: Reports, field: str, across: str = "step") -> dict[str, Line]:
-    found: dict[str, Line] = {}
+def _lines(runs: Reports, field: str, across: str = "step") -> dict[str, ChartLine]:
+    found: dict[str, ChartLine] = {}
     for name, report in runs.items():
         points = [point for point in report["curves"] if None not in (point[field], point[across])]
         if points:

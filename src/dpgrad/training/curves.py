@@ -30,7 +30,7 @@ from dpgrad.training import forms, source, tables
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
 
-__all__ = ["Point", "Progress", "Spent", "Watch", "evaluate", "judging", "refuse_held_out", "share_rows"]
+__all__ = ["Point", "Progress", "RunWatch", "Spent", "evaluate", "judging", "refuse_held_out", "share_rows"]
 
 _JUDGED = 1024  # held-out rows at a time
 _STAGES = 10  # in the course of a run the ε so far is computed at the ends and the middles of as many stages
@@ -268,11 +268,11 @@ def _overlap(one: tuple[Indices, int], other: tuple[Indices, int]) -> bool:
     return bool(size and length and (before > after).any())
 
 
-class Watch:
+class RunWatch:
     """Looks at a run after its steps: evaluates every so many, records a point, reports progress.
 
     >>> from dpgrad.training.plan import make
-    >>> watch = Watch(make("dpgd", rows=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
+    >>> watch = RunWatch(make("dpgd", rows=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
     >>> watch.after(1, rate=0.1), [point.held_out for point in watch.points]
     (False, [0.5])
     """

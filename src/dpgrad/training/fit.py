@@ -34,7 +34,7 @@ from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
 from dpgrad.distributed import followed
-from dpgrad.distributed.followed import Follower
+from dpgrad.distributed.followed import Followed
 from dpgrad.distributed.ranks import Ranks
 from dpgrad.errors import RunError, UnsupportedModelError
 from dpgrad.grads.fsdp import is_sharded
@@ -50,7 +50,7 @@ from dpgrad.runs.writeahead import charges
 from dpgrad.training import admission, source
 from dpgrad.training.averaging import parse as parse_averaging
 from dpgrad.training.callbacks import Callback
-from dpgrad.training.curves import Point, Watch, judging
+from dpgrad.training.curves import Point, RunWatch, judging
 from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.losses import NamedLoss
 from dpgrad.training.models import OWN_MODEL
@@ -68,8 +68,8 @@ from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import Recipe, recipe
 from dpgrad.training.session import Session, identity
 from dpgrad.training.task import Task
-from dpgrad.training.temperature import Scaled, cooled
-from dpgrad.training.units import PerRow
+from dpgrad.training.temperature import ScaledLoss, cooled
+from dpgrad.training.units import ByWeight
 
 __all__ = ["WEIGHTS", "Fitted", "ResumeWarning", "fit"]
 
@@ -230,7 +230,7 @@ def _trained(
     """Take the steps of a plan, in a run folder where there is one."""
     resumed = folder is not None and folder.resume
     if not resumed:  # before anything is written or spent
-        task.callbacks.at_start(Watch(plan, 1, None, None).now(0, _rate(plan)))
+        task.callbacks.at_start(RunWatch(plan, 1, None, None).now(0, _rate(plan)))
     ranks = task.ranks
     with ExitStack() as stack:
         run = None if folder is None else _opened(task, plan, folder, seed, stack)
@@ -252,7 +252,7 @@ def _trained(
     return fitted
 
 
-def _opened(task: Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run | Follower:
+def _opened(task: Task, plan: Plan, folder: RunFolder, seed: int | None, stack: ExitStack) -> Run | Followed:
     """Open the run folder, on rank 0; the other ranks follow."""
     stack.enter_context(replay.deterministic())
     known = partial(identity, plan, task.data, task.device, task.computing.microbatch, partial(task.behaviours, plan))
@@ -268,7 +268,7 @@ def _opened(task: Task, plan: Plan, folder: RunFolder, seed: int | None, stack: 
     return followed.opened(task.ranks, open_run, known, task.computing.rows_on_rank == "part", save_every, stack)
 
 
-def _warn_of_new_key(run: Run | Follower, plan: Plan) -> None:
+def _warn_of_new_key(run: Run | Followed, plan: Plan) -> None:
     _validate.warn(
         f"the run in {run.folder} resumes at step {run.start:,} with a new key ({run.reason}). What was charged before "
         "stays spent and the steps from there on are charged too: within its budget the run now ends after "
@@ -277,7 +277,7 @@ def _warn_of_new_key(run: Run | Follower, plan: Plan) -> None:
     )
 
 
-def _session(task: Task, plan: Plan, run: Run | Follower | None, folder: RunFolder | None, seed: int | None) -> Session:
+def _session(task: Task, plan: Plan, run: Run | Followed | None, folder: RunFolder | None, seed: int | None) -> Session:
     """Prepare everything for the next step of the run."""
     method, computing = plan.recipe, task.computing
     private = PrivateGradient(
@@ -305,7 +305,7 @@ def _session(task: Task, plan: Plan, run: Run | Follower | None, folder: RunFold
     score = None if held_out.rows is None else partial(session.score, task.metric, held_out.rows, task.collate)
     called = task.callbacks
     shown = called.after_step if called.watches_steps else None
-    session.watch = Watch(plan, _every(held_out.evaluate_every, plan), score, shown, called.after_evaluation)
+    session.watch = RunWatch(plan, _every(held_out.evaluate_every, plan), score, shown, called.after_evaluation)
     if private.work.quantile is not None:
         session.watch.clip_after = private.clip_after
     session.resume()
@@ -326,9 +326,9 @@ def _cooled(task: Task, session: Session) -> float | None:
     if plan.temperature is None or (isinstance(run, Run) and run.attempt > 1):
         return None
     layer = task.last_layer()
-    loss = task.loss if not isinstance(task.loss, NamedLoss) else Scaled(task.loss.name)
+    loss = task.loss if not isinstance(task.loss, NamedLoss) else ScaledLoss(task.loss.name)
     return cooled(
-        private.model, layer, loss if task.owned is None else PerRow(loss), plan.temperature, task.data, private.key,
+        private.model, layer, loss if task.owned is None else ByWeight(loss), plan.temperature, task.data, private.key,
         microbatch=task.computing.microbatch, replayed=run is not None, **task.of_examples,
     )  # fmt: skip
 
@@ -414,11 +414,11 @@ def _every(given: int | None, plan: Plan) -> int:
     return -(-plan.steps // _POINTS) if given is None else given
 
 
-def _keyed(run: Run | Follower) -> dict[str, Any]:
+def _keyed(run: Run | Followed) -> dict[str, Any]:
     return {"key": run.key, "start": run.began, "before": run.before, "charge": run.charge}
 
 
-def _reserve(ledger: Ledger | None, plan: Plan, run: Run | Follower | None, last: int, name: str) -> None:
+def _reserve(ledger: Ledger | None, plan: Plan, run: Run | Followed | None, last: int, name: str) -> None:
     """Add the whole plan to the ledger: a run that is stopped costs no less."""
     if ledger is not None:
         reserved = _reserved(plan, run, last)
@@ -427,13 +427,13 @@ def _reserve(ledger: Ledger | None, plan: Plan, run: Run | Follower | None, last
         ledger.add(reserved, plan.mechanism.relation, plan.recipe.name, name, plan.unit)
 
 
-def _finish(run: Run | Follower, fitted: Fitted, folder: RunFolder, weights: Weights) -> None:
+def _finish(run: Run | Followed, fitted: Fitted, folder: RunFolder, weights: Weights) -> None:
     """Write the release folder, on rank 0."""
     if isinstance(run, Run):
         run.finish(partial(_write, fitted, folder.release, weights))
 
 
-def _reserved(plan: Plan, run: Run | Follower | None, last: int) -> Event:
+def _reserved(plan: Plan, run: Run | Followed | None, last: int) -> Event:
     """The event of ``last`` steps, including what was released under earlier keys."""
     if run is None or run.attempt == 1:
         return plan.mechanism.event()

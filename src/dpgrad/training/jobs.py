@@ -12,13 +12,13 @@ from torch import Tensor
 from dpgrad.data import Dataset
 from dpgrad.training.recipes import Recipe
 
-__all__ = ["Job", "Rows", "constants", "job", "threads"]
+__all__ = ["DataSettings", "JobRows", "constants", "job", "threads"]
 
 EPSILON, DELTA = 3.0, 1e-5
 
 
 @dataclass(frozen=True)
-class Job:
+class DataSettings:
     """Settings for one dataset; ``largest_step`` is the learning rate times the clip bound C, without momentum.
 
     A method without C has the learning rate ``largest_step``, one with momentum c the share 1 − c of it: one example
@@ -39,22 +39,22 @@ class Job:
 
 
 # The settings of digits were chosen on six splits of its training rows, 1,150 to 287; its test rows were not used.
-_DIGITS = Job(
+_DIGITS = DataSettings(
     "oriented-gradients", ("dpsgd", "autos", "psac", "psasc"),
     batch_size=512, baseline_epochs=60, steps=300, clip=0.1, largest_step=6.0, averaging="ema:0.97", threads=1,
 )  # fmt: skip
-_IMAGES = Job("cnn", ("auto",), batch_size=512, baseline_epochs=10, epochs=20)
-_VECTORS = Job("linear", ("auto",), batch_size=256, baseline_epochs=10, epochs=20)
+_IMAGES = DataSettings("cnn", ("auto",), batch_size=512, baseline_epochs=10, epochs=20)
+_VECTORS = DataSettings("linear", ("auto",), batch_size=256, baseline_epochs=10, epochs=20)
 
 
-def job(data: Dataset) -> Job:
+def job(data: Dataset) -> DataSettings:
     """The job for a dataset: its own, or one for images or for vectors."""
     if data.name == "digits" and data.schema is None:  # not a file of that name
         return _DIGITS
     return _IMAGES if len(data.x_train.shape) == 4 else _VECTORS
 
 
-def constants(found: Job, recipe: Recipe, clip: float | None) -> dict[str, float]:
+def constants(found: DataSettings, recipe: Recipe, clip: float | None) -> dict[str, float]:
     """The clip bound and learning rate of a job for one method, for options that the command line does not give."""
     if found.largest_step is None or recipe.by_rule:
         return {}
@@ -66,7 +66,7 @@ def constants(found: Job, recipe: Recipe, clip: float | None) -> dict[str, float
 
 
 @contextmanager
-def threads(found: Job) -> Iterator[None]:
+def threads(found: DataSettings) -> Iterator[None]:
     """Limit torch to the job's number of threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(found.threads or before)
@@ -77,7 +77,7 @@ def threads(found: Job) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class JobRows:
     """A dataset as tensors: training rows, held-out rows, the shape of a row, the number of outputs, the loss.
 
     ``kind`` is table, image or text; the rows of texts are whole numbers, and all others are float32.
@@ -91,7 +91,7 @@ class Rows:
     kind: str
 
     @classmethod
-    def of(cls, data: Dataset) -> "Rows":
+    def of(cls, data: Dataset) -> "JobRows":
         """The rows of ``data``: classes by cross-entropy, real targets by the squared loss."""
         classes = data.classes
         train = _tensors(data.x_train, data.y_train, classes is not None, data.kind)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpgrad.distributed.followed import Follower, options_of_all
+from dpgrad.distributed.followed import Followed, options_of_all
 from dpgrad.distributed.ranks import Phase, weights_digest
 from dpgrad.distributed.shards import whole
 from dpgrad.errors import ResumeError, RunError
@@ -19,7 +19,7 @@ from dpgrad.runs.checkpoint import Interruption, Run
 from dpgrad.runs.weights import Weights
 from dpgrad.training import source
 from dpgrad.training.averaging import Averaged, Ema, Tail
-from dpgrad.training.curves import Progress, Watch, evaluate
+from dpgrad.training.curves import Progress, RunWatch, evaluate
 from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.losses import Metric
 from dpgrad.training.plan import Plan
@@ -37,7 +37,7 @@ class Session:
     optimizer: torch.optim.Optimizer
     plan: Plan
     data: Any
-    run: Run | Follower | None
+    run: Run | Followed | None
     save_every: int
     options: Callable[[], dict[str, str]]
     averaging: Ema | Tail | None = None
@@ -48,7 +48,7 @@ class Session:
     weights: Weights | None = None
     unseen: bool = False  # whether the last step could not be shown to every callback
     watched: bool = True  # whether rank 0 has callbacks, which may stop the run
-    watch: Watch = field(init=False)
+    watch: RunWatch = field(init=False)
 
     def train(self, last: int, interruption: Interruption) -> None:
         """Take the steps up to ``last``, or until someone has seen enough. All ranks stop after the same step."""
@@ -138,7 +138,7 @@ class Session:
         self._known = self._versions()  # averaged weights came and went
         return found
 
-    def save(self, run: Run | Follower) -> None:
+    def save(self, run: Run | Followed) -> None:
         """Store where training is, and what the model, the loss and the rest do by now: they may have changed.
 
         Rank 0 stores it, with the settings of every rank, after the weights of all ranks were compared.

@@ -24,7 +24,6 @@ from dpgrad.mechanism.keys import Key
 __all__ = [
     "ByIndex",
     "Collate",
-    "Column",
     "Remembered",
     "Values",
     "blocks",
@@ -208,7 +207,7 @@ _COMPARED = 16  # rows of other data than before
 _GLANCED = 2  # rows of the same memory on the CPU, into which numpy may have written other rows
 _MOST = 1 << 12  # values of one row that are compared; of a longer one, every so many
 
-Column = Tensor | np.ndarray[Any, Any]
+_Column = Tensor | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -225,7 +224,7 @@ class Remembered:
 
     data: Any
     places: tuple[int, ...]
-    columns: Mapping[str, Column]  # none of a Dataset
+    columns: Mapping[str, _Column]  # none of a Dataset
     versions: Mapping[str, int]  # how often each tensor was written into
     samples: Mapping[str, "np.ndarray[Any, Any]"]  # the rows at those places
     addresses: Mapping[str, int]  # of tensors
@@ -272,7 +271,7 @@ class Remembered:
             and all(torch.equal(row, was) for row, was in self.glances)
         )
 
-    def _same_column(self, name: str, column: Column) -> bool:
+    def _same_column(self, name: str, column: _Column) -> bool:
         count = _COMPARED
         if _memory(column) == _memory(self.columns[name]) and _version(column) == self.versions[name]:
             count = 0 if isinstance(column, Tensor) and column.device.type != "cpu" else _GLANCED
@@ -292,7 +291,7 @@ class Remembered:
         )
 
 
-def columns(data: Any) -> dict[str, Column]:
+def columns(data: Any) -> dict[str, _Column]:
     """Tensors and arrays of the data by their place in it; nothing of a Dataset but a TensorDataset.
 
     >>> list(columns({"x": torch.zeros(3), "y": np.zeros(3)}))
@@ -303,19 +302,19 @@ def columns(data: Any) -> dict[str, Column]:
     return {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(data)[0]}
 
 
-def _version(column: Column) -> int:
+def _version(column: _Column) -> int:
     """How often torch wrote into a tensor; one of inference mode does not count, and cannot be written into outside."""
     return column._version if isinstance(column, Tensor) and not column.is_inference() else 0
 
 
-def _memory(column: Column) -> object:
+def _memory(column: _Column) -> object:
     """Where the values lie, and how."""
     if isinstance(column, Tensor):
         return column.data_ptr(), column.shape, column.stride(), column.dtype, column.device
     return column.ctypes.data, column.shape, column.strides, column.dtype
 
 
-def _sampled(column: Column, places: Sequence[int]) -> "np.ndarray[Any, Any]":
+def _sampled(column: _Column, places: Sequence[int]) -> "np.ndarray[Any, Any]":
     """The rows at ``places``, of long ones every so many values: (places, values)."""
     each = max(1, -(-math.prod(column.shape[1:]) // _MOST))
     taken = _plain(_taken(column, torch.tensor(places, dtype=torch.int64)))

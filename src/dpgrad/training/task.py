@@ -22,7 +22,7 @@ from dpgrad.runs.weights import Weights
 from dpgrad.training import agreed, forms, source
 from dpgrad.training.callbacks import Callbacks
 from dpgrad.training.curves import evaluate, refuse_held_out
-from dpgrad.training.jobs import Rows
+from dpgrad.training.jobs import JobRows
 from dpgrad.training.losses import Metric, loss_named, metric_named
 from dpgrad.training.options import (
     ROWS_PER_UNIT,
@@ -39,7 +39,7 @@ from dpgrad.training.recipes import Recipe
 from dpgrad.training.session import behaviours
 from dpgrad.training.step.graphed import elsewhere
 from dpgrad.training.temperature import last_layer
-from dpgrad.training.units import Examples, Owned, PerRow, Together, refuse_shared
+from dpgrad.training.units import ByWeight, Owned, OwnerExamples, Together, refuse_shared
 
 __all__ = ["Task", "owners_of"]
 
@@ -69,7 +69,7 @@ class Task:
     ) -> "Task":  # fmt: skip
         dataset = data if isinstance(data, Dataset) else None
         if dataset is not None:
-            rows = Rows.of(dataset)
+            rows = JobRows.of(dataset)
             privacy, data = privacy.of_data(dataset), rows.train
             if held_out is None and rows.held_out is not None:
                 owners = dataset.test_units if privacy.units is dataset.units else None
@@ -118,13 +118,13 @@ class Task:
     @property
     def of_examples(self) -> dict[str, Any]:
         """What depends on an example being one row, or one person with several."""
-        collate = Together(self.collate) if isinstance(self.data, Examples) else self.collate
+        collate = Together(self.collate) if isinstance(self.data, OwnerExamples) else self.collate
         return {"several_rows": self.privacy.several_rows or self.owned is not None, "collate": collate}
 
     @property
     def step_loss(self) -> Loss:
         """The loss of a step: with how much a row counts, where rows belong to persons."""
-        return self.loss if self.owned is None else PerRow(self.loss)
+        return self.loss if self.owned is None else ByWeight(self.loss)
 
     def plan(self, method: Recipe, budget: Budget, folder: RunFolder | None) -> Plan:
         """The plan; what does not fit together is refused here, before a step is charged."""

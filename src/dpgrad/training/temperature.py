@@ -41,7 +41,7 @@ from dpgrad.training.curves import judging
 from dpgrad.training.losses import LOSSES, NamedLoss, outputs_and_targets
 from dpgrad.training.private import PrivateGradient
 
-__all__ = ["Scaled", "cooled", "last_layer"]
+__all__ = ["ScaledLoss", "cooled", "last_layer"]
 
 _MOST = 16.0
 _MICROBATCH = 512
@@ -105,7 +105,7 @@ def _halves(model: nn.Module, layer: nn.Linear, batch: Batch) -> bool:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledLoss:
     """A loss by name of logits times the scale."""
 
     name: str

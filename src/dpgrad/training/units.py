@@ -32,7 +32,7 @@ from dpgrad.grads.unquoted import example
 from dpgrad.training import source
 from dpgrad.training.options import UNIT_RULES
 
-__all__ = ["Examples", "Owned", "PerRow", "Together", "numbered", "refuse_shared"]
+__all__ = ["ByWeight", "Owned", "OwnerExamples", "Together", "numbered", "refuse_shared"]
 
 Numbers = NDArray[np.int64]
 
@@ -170,7 +170,7 @@ class Owned:
         Tensors and arrays in memory are copied; a Dataset and memory maps are read row by row.
         """
         if isinstance(data, Dataset) or any(isinstance(leaf, np.memmap) for leaf in pytree.tree_leaves(data)):
-            return Examples(data, self)
+            return OwnerExamples(data, self)
         index = self.rows.numpy()
 
         def taken(leaf: Any) -> Any:
@@ -179,7 +179,7 @@ class Owned:
         return self.weights, pytree.tree_map(taken, data)
 
 
-class Examples(Dataset[Any]):
+class OwnerExamples(Dataset[Any]):
     """One example per owner, of data that are read row by row; `Together` makes a batch of them."""
 
     def __init__(self, data: Any, owned: Owned) -> None:
@@ -197,7 +197,7 @@ class Examples(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Together:
-    """Make a batch of `Examples` with the ``collate`` of their rows: (weights, rows), each (examples, K, ...)."""
+    """Make a batch of `OwnerExamples` with the ``collate`` of their rows: (weights, rows), each (examples, K, ...)."""
 
     collate: source.Collate
 
@@ -208,10 +208,10 @@ class Together:
 
 
 @dataclass(frozen=True)
-class PerRow:
+class ByWeight:
     """The loss of each row times how much it counts, of a batch (weights, rows).
 
-    >>> half = PerRow(lambda model, batch: model(batch)[:, 0])
+    >>> half = ByWeight(lambda model, batch: model(batch)[:, 0])
     >>> half(nn.Identity(), (torch.tensor([0.5]), torch.tensor([[4.0]])))
     tensor([2.])
     """

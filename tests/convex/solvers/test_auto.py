@@ -19,7 +19,7 @@ from dpgrad import data
 from dpgrad.accounting import account, exact
 from dpgrad.accounting.events import Compose, Gaussian, Pinned, Relation, Repeat
 from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, RowLoss, Softmax, Squared
 from dpgrad.convex.solvers import auto, gd
 from dpgrad.convex.weighted import Weighted
 from dpgrad.mechanism.keys import Key
@@ -30,7 +30,7 @@ RELATIONS = [ZERO, REPLACE]
 LOSSES: list[Any] = [Logistic(), Logistic(0.1), HuberSvm(), Softmax(3)]
 
 
-def problem(loss: Loss, rows: int = 400, columns: int = 3, seed: int = 0) -> tuple[Array, NDArray[Any]]:
+def problem(loss: RowLoss, rows: int = 400, columns: int = 3, seed: int = 0) -> tuple[Array, NDArray[Any]]:
     """Rows with a mean and unequal variances, labelled by a linear rule."""
     random = np.random.default_rng(seed)
     x = random.standard_normal((rows, columns)) * np.geomspace(1, 0.2, columns) + 0.5
@@ -38,7 +38,7 @@ def problem(loss: Loss, rows: int = 400, columns: int = 3, seed: int = 0) -> tup
     return x, scores.argmax(axis=1) if isinstance(loss, Softmax) else np.where(scores[:, 0] > 0, 1.0, -1.0)
 
 
-def fitted(x: Any, y: Any, loss: Loss, **options: Any) -> auto.Solution:
+def fitted(x: Any, y: Any, loss: RowLoss, **options: Any) -> auto.Solution:
     delta = max(x.shape[0], 2) ** -2.0
     return auto.solve(x, y, loss, **{"epsilon": 1.0, "delta": delta, "relation": REPLACE, "key": 3, **options})
 
@@ -105,7 +105,7 @@ class TestSensitivity:
 
     @pytest.mark.parametrize("loss", LOSSES, ids=repr)
     @pytest.mark.parametrize("relation", RELATIONS)
-    def test_gradients(self, loss: Loss, relation: Relation) -> None:
+    def test_gradients(self, loss: RowLoss, relation: Relation) -> None:
         """The sum that a step releases, on rows centred and preconditioned as in a run, moves by the stated bound."""
         x, y = problem(loss, 4)
         gradients = fitted(*problem(loss), loss, relation=relation, radius=1.5).releases[-1]
@@ -131,7 +131,7 @@ class TestPrice:
     @pytest.mark.parametrize("relation", RELATIONS)
     @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 8.0, 50.0])
     @pytest.mark.parametrize("loss", [Logistic(), Softmax(3)], ids=repr)
-    def test_the_event_costs_what_was_asked_for(self, epsilon: float, relation: Relation, loss: Loss) -> None:
+    def test_the_event_costs_what_was_asked_for(self, epsilon: float, relation: Relation, loss: RowLoss) -> None:
         x, y = problem(loss)
         found = fitted(x, y, loss, epsilon=epsilon, relation=relation, steps=3)
         spent = account(found.event, relation, "exact").epsilon(400**-2.0)
@@ -310,7 +310,7 @@ class TestPublicRules:
         assert several.learning_rate(0.5, spread=1e-9) == pytest.approx(travel / 4 * 0.2 / 60)  # half κ, twice the clip
 
     @pytest.mark.parametrize("loss", LOSSES, ids=repr)
-    def test_much_data_does_not_make_it_unstable(self, loss: Loss) -> None:
+    def test_much_data_does_not_make_it_unstable(self, loss: RowLoss) -> None:
         """With hardly any noise the travel is at its limit: two descents of different lengths agree."""
         x, y = problem(loss, 2000)
         short, long = (fitted(x, y, loss, epsilon=1e4, steps=steps).scores(x) for steps in (60, 61))
@@ -324,7 +324,7 @@ class TestSolution:
     @pytest.mark.parametrize(("epsilon", "releases"), [(0.05, 1), (1.0, 2), (8.0, 3)])
     def test_folding_back_is_exact(
         self,
-        loss: Loss,
+        loss: RowLoss,
         intercept: bool,
         radius: float | None,
         epsilon: float,
@@ -351,7 +351,7 @@ class TestSolution:
 
     @pytest.mark.parametrize("loss", LOSSES, ids=repr)
     @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
-    def test_sparse_is_dense(self, loss: Loss, epsilon: float) -> None:
+    def test_sparse_is_dense(self, loss: RowLoss, epsilon: float) -> None:
         x, y = problem(loss, columns=12)
         x[np.random.default_rng(2).random(x.shape) < 0.5] = 0
         dense, compressed = (fitted(form(x), y, loss, epsilon=epsilon) for form in (np.asarray, sparse.csr_array))
@@ -405,7 +405,7 @@ class TestSolution:
         assert not np.allclose(*fresh)
 
     @pytest.mark.parametrize("loss", LOSSES, ids=repr)
-    def test_it_learns(self, loss: Loss) -> None:
+    def test_it_learns(self, loss: RowLoss) -> None:
         x, y = problem(loss, 3000)
         found = fitted(x, y, loss, epsilon=2.0)
         scores = found.scores(x)
@@ -466,7 +466,7 @@ class TestRefusals:
             fitted(self.X, self.Y, Logistic(), **options)
 
     @pytest.mark.parametrize("loss", [Hinge(), Squared(1.0), Squared(math.inf)], ids=repr)
-    def test_losses(self, loss: Loss) -> None:
+    def test_losses(self, loss: RowLoss) -> None:
         with pytest.raises(ValueError, match=r"auto knows Logistic, HuberSvm and Softmax, got .*: use gd or sgd"):
             fitted(self.X, self.Y, loss)
 

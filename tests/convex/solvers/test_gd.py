@@ -17,7 +17,7 @@ from scipy import optimize, sparse, stats
 from dpgrad import data
 from dpgrad.accounting.events import Gaussian, Relation, Repeat
 from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, RowLoss, Softmax, Squared
 from dpgrad.convex.solvers import gd
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.keys import Key
@@ -31,7 +31,7 @@ LOSSES: list[Any] = [Logistic(), Logistic(0.3), HuberSvm(0.5), Softmax(3), Squar
 RELATIONS = [Relation.ZERO_OUT, Relation.REPLACE_ONE]
 
 
-def problem(loss: Loss, seed: int = 0) -> tuple[Array, NDArray[Any]]:
+def problem(loss: RowLoss, seed: int = 0) -> tuple[Array, NDArray[Any]]:
     random = np.random.default_rng(seed)
     rows = random.standard_normal((ROWS, COLUMNS)) * random.uniform(0.1, 2, (ROWS, 1))
     match loss:
@@ -47,7 +47,7 @@ def full_batch(steps: int, multiplier: float, clip: Any = 1.0, rows: float | Non
 
 
 def reference(
-    rows: Array, targets: NDArray[Any], loss: Loss, mechanism: Mechanism, rate: Callable[[int], float],
+    rows: Array, targets: NDArray[Any], loss: RowLoss, mechanism: Mechanism, rate: Callable[[int], float],
     l2: float, momentum: float, average: bool, key: Key, drawn: Callable[[int], NDArray[np.int64]] | None = None,
 ) -> Array:  # fmt: skip
     """Descent in plain words: every gradient of every row is formed, clipped, summed, noised, divided."""
@@ -78,7 +78,7 @@ def reference(
     ],
     ids=str,
 )
-def test_equals_a_descent_that_forms_every_gradient(loss: Loss, form: Any, options: dict[str, Any]) -> None:
+def test_equals_a_descent_that_forms_every_gradient(loss: RowLoss, form: Any, options: dict[str, Any]) -> None:
     rows, targets = problem(loss)
     mechanism = full_batch(7, 0.5, clip=schedules.linear(0.8, 7), noise=schedules.piecewise([3], [1.0, 2.0]))
     rate = schedules.piecewise([4], [0.5, 0.25])
@@ -123,7 +123,7 @@ class TestSensitivity:
     LOSSES: tuple[Any, ...] = (*LOSSES, Hinge(), Squared(math.inf))
 
     @staticmethod
-    def total(rows: NDArray[Any], targets: Any, loss: Loss, w: Array, clip: float, **options: Any) -> Array:
+    def total(rows: NDArray[Any], targets: Any, loss: RowLoss, w: Array, clip: float, **options: Any) -> Array:
         design = Design(rows, radius=options.pop("radius", 1e6), **options)
         return gd.clipped_sum(design, loss.checked(targets, rows.shape[0]), loss, w, clip)
 

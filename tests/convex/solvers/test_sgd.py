@@ -12,7 +12,7 @@ from scipy import sparse, stats
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Gaussian, Poisson, Relation, Repeat
 from dpgrad.convex.design import Design
-from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, Loss, Softmax, Squared
+from dpgrad.convex.losses import Hinge, HuberSvm, Logistic, RowLoss, Softmax, Squared
 from dpgrad.convex.solvers import gd, sgd
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.keys import Key
@@ -24,7 +24,7 @@ ROWS, COLUMNS = 60, 5
 LOSSES: list[Any] = [Logistic(0.4), Hinge(), HuberSvm(0.5), Softmax(3), Squared(1.0)]
 
 
-def problem(loss: Loss, seed: int = 0) -> tuple[Array, NDArray[Any]]:
+def problem(loss: RowLoss, seed: int = 0) -> tuple[Array, NDArray[Any]]:
     random = np.random.default_rng(seed)
     rows = random.standard_normal((ROWS, COLUMNS)) * random.uniform(0.1, 2, (ROWS, 1))
     match loss:
@@ -42,7 +42,7 @@ def sampled(steps: int, noise: float, rate: Any = 0.2, clip: float = 0.5, **rest
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
 @pytest.mark.parametrize("average", [False, True])
-def test_equals_a_descent_that_forms_every_gradient(loss: Loss, form: Any, average: bool) -> None:
+def test_equals_a_descent_that_forms_every_gradient(loss: RowLoss, form: Any, average: bool) -> None:
     rows, targets = problem(loss)
     mechanism, key = sampled(9, 0.3), Key.from_seed(5)
     rate, l2, momentum = sgd.halved(0.4, 9), 0.05, 0.5

@@ -40,7 +40,7 @@ from dpgrad.accounting.events import (
 )
 from dpgrad.accounting.pairs import Array, Kind, Pair, TooLittleNoise
 from dpgrad.accounting.pld import contour, single
-from dpgrad.accounting.pld.blends import Blend, Part, Step
+from dpgrad.accounting.pld.blends import Blend, BlendPart, Step
 from dpgrad.accounting.pld.certify import PRECISION, Bound, Lower, Upper, bounds, epsilon_at
 from dpgrad.errors import AccountingError, OptionError
 
@@ -286,7 +286,7 @@ def _concrete(event: Event, relation: Relation) -> "list[Side]":
     return [Side(counts, partial(attained, fixed=kind)) for kind in kinds]
 
 
-def _refuse_little(part: Part, leaf: Leaf) -> None:
+def _refuse_little(part: BlendPart, leaf: Leaf) -> None:
     if isinstance(part, Pair) and part.sigma < _LEAST_NOISE:
         raise TooLittleNoise(
             f"accountant pld certifies sampled steps with std/shift of at least {_LEAST_NOISE:g}, got "

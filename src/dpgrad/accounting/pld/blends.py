@@ -14,7 +14,7 @@ from dpgrad.accounting.pairs import Array, Pair
 from dpgrad.accounting.pld import cumulants, discretise
 from dpgrad.accounting.pld.cumulants import Complex, Tilted
 
-__all__ = ["Atom", "Blend", "Part", "Slope", "Step", "Whole", "mixed"]
+__all__ = ["Atom", "Blend", "BlendPart", "Slope", "Step", "Whole", "mixed"]
 
 _FAR = 40.0  # standard deviations; a Gaussian has 1e-350 of its mass beyond
 _DIRECT = 4096  # atoms that are summed one by one in a transform
@@ -138,7 +138,7 @@ def _theta(sigma: float, shift: float) -> float:
     return math.fsum(math.exp(-((x + rest) ** 2) / (2 * sigma**2)) for x in range(-far - 1, far + 1))
 
 
-Part = Atom | Slope | Whole | Pair
+BlendPart = Atom | Slope | Whole | Pair
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Blend:
     2.333333
     """
 
-    parts: tuple[tuple[float, Part], ...]
+    parts: tuple[tuple[float, BlendPart], ...]
 
     @property
     def most(self) -> float:

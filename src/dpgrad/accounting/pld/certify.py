@@ -39,8 +39,8 @@ __all__ = [
     "PRECISION",
     "Bound",
     "Lower",
-    "Part",
     "Resolution",
+    "StepPart",
     "Upper",
     "bounds",
     "epsilon_at",
@@ -66,7 +66,7 @@ _PLACES = 66  # at which a bound is read at once
 _IN_CELLS = 1024  # steps composed on the fine lattice of a schedule
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A step and its count: on which level it enters, and the outputs that finer lattices hold, if not all."""
 
     pair: Step
@@ -83,7 +83,7 @@ class Resolution:
     spacings: tuple[float, ...]
     tail: float
     block: int  # steps composed on one level
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     many: Mapping[Pair, int]  # steps of a schedule, on ``grid``
     grid: cells.Grid
     accuracy: float  # relative error of the masses, and error of the losses, of all steps together
@@ -131,7 +131,7 @@ def resolution(
                 if 2 * inner > whole:
                     span, inner = None, whole
             spacings[level] = max(spacings[level], inner / longest)
-        parts.append(Part(pair, count, level, span))
+        parts.append(StepPart(pair, count, level, span))
     for level in reversed(range(levels - 1)):
         spacings[level] = min(spacings[level], spacings[level + 1])
     grid = cells.Grid(tilt, spacings[-1], tail, min(_WIDTH * math.sqrt(finer), 0.2))
@@ -233,7 +233,7 @@ def upper_measure(res: Resolution) -> Measure:
     return _composed(parts, many, Rounding(res.tilt, upper=True), res)
 
 
-def _dotted(part: Part, res: Resolution) -> _Discrete:
+def _dotted(part: StepPart, res: Resolution) -> _Discrete:
     pair, tilt, fine, coarse, tail = part.pair, res.tilt, res.spacings[part.level], res.spacings[-1], res.tail
     if part.core is None or isinstance(pair, Blend):
         return _Discrete(measures.dotted(pair, tilt, fine, tail))
@@ -263,7 +263,7 @@ def lower_measures(res: Resolution) -> tuple[Measure, Measure]:
     return p, q
 
 
-def _rounded(part: Part, res: Resolution) -> tuple[_Discrete, _Discrete]:
+def _rounded(part: StepPart, res: Resolution) -> tuple[_Discrete, _Discrete]:
     pair, tilt, fine, coarse, tail = part.pair, res.tilt, res.spacings[part.level], res.spacings[-1], res.tail
     if part.core is None or isinstance(pair, Blend):
         whole = measures.rounded(pair, tilt, fine, tail)
@@ -276,7 +276,7 @@ def _rounded(part: Part, res: Resolution) -> tuple[_Discrete, _Discrete]:
 
 
 def _composed(
-    parts: list[tuple[Part, _Discrete]], many: Iterable[Product], rounding: Rounding, res: Resolution
+    parts: list[tuple[StepPart, _Discrete]], many: Iterable[Product], rounding: Rounding, res: Resolution
 ) -> Measure:
     top: list[Factor] = []
     for part, discrete in parts:
@@ -286,7 +286,7 @@ def _composed(
     return res.compose(top)
 
 
-def _ladder(part: Part, discrete: _Discrete, rounding: Rounding, res: Resolution) -> list[Factor]:
+def _ladder(part: StepPart, discrete: _Discrete, rounding: Rounding, res: Resolution) -> list[Factor]:
     """All steps of one part as few factors on the coarsest lattice: the digits of its count, one a level."""
     found: list[Factor] = []
     measure, count, spacings = discrete.step, part.times, res.spacings[part.level :]

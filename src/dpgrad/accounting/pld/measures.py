@@ -13,7 +13,7 @@ import numpy as np
 
 from dpgrad.accounting.pairs import Array, Pair
 from dpgrad.accounting.pld import discretise
-from dpgrad.accounting.pld.blends import Atom, Blend, Part, Slope, Step, Whole
+from dpgrad.accounting.pld.blends import Atom, Blend, BlendPart, Slope, Step, Whole
 from dpgrad.accounting.pld.discretise import Rounded
 from dpgrad.accounting.pld.lattice import Measure, shared
 
@@ -62,7 +62,7 @@ def dotted(step: Step, tilt: float, spacing: float, tail: float) -> Measure:
     return _blended(step, found)
 
 
-def _upper(part: Part, spacing: float, tail: float) -> _Masses:
+def _upper(part: BlendPart, spacing: float, tail: float) -> _Masses:
     match part:
         case Atom(loss):
             return _Masses(np.array([loss]), np.zeros(1))
@@ -121,7 +121,7 @@ def rounded(step: Step, tilt: float, spacing: float, tail: float) -> Rounded:
     return Rounded(_blended(step, [one.p for one in found]), _blended(step, [one.q for one in found]))
 
 
-def _nearest(part: Part, tilt: float, spacing: float, tail: float) -> Rounded:
+def _nearest(part: BlendPart, tilt: float, spacing: float, tail: float) -> Rounded:
     if isinstance(part, Slope):
         edges = np.clip(_lattice(-part.reach, part.reach, spacing) - spacing / 2, -part.reach, part.reach)
         edges = np.unique(np.append(edges, part.reach))

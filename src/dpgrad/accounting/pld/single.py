@@ -13,7 +13,7 @@ import numpy as np
 from dpgrad.accounting import _search, exact
 from dpgrad.accounting.pairs import Kind, Pair
 from dpgrad.accounting.pld import discretise
-from dpgrad.accounting.pld.blends import Atom, Blend, Part, Slope, Step, Whole
+from dpgrad.accounting.pld.blends import Atom, Blend, BlendPart, Slope, Step, Whole
 
 __all__ = ["SLACK", "bound", "delta", "epsilon_at"]
 
@@ -49,7 +49,7 @@ def delta(pair: Step, epsilon: float) -> float:
             return _integral(pair, epsilon)
 
 
-def _part(part: Part, epsilon: float) -> float:
+def _part(part: BlendPart, epsilon: float) -> float:
     """δ(ε) of one part of a blend; every term is positive."""
     match part:
         case Atom(loss):

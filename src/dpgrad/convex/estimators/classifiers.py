@@ -35,10 +35,10 @@ from dpgrad.convex.estimators.privacy import (
     warn_of_steps,
 )
 from dpgrad.convex.joint import Joint
-from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
+from dpgrad.convex.losses import Array, HuberSvm, Logistic, RowLoss, Softmax
 from dpgrad.convex.opened import blockwise, in_memory
 from dpgrad.convex.solvers import auto
-from dpgrad.convex.solvers.solved import Release
+from dpgrad.convex.solvers.solved import Statistic
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
@@ -129,11 +129,13 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
             raise OptionError(extras.WEIGHTED)
         balance = isinstance(self.class_weight, str) and self.class_weight == BALANCED
         exact = exact_delta(delta, secure)
-        split = extras.Split(epsilon, exact, relation, extras.COUNTS_SHARE if balance else 0.0, share, secure)
+        split = extras.Shares(epsilon, exact, relation, extras.COUNTS_SHARE if balance else 0.0, share, secure)
         charge = charging(self.ledger, relation, type(self).__name__, delta)
         key = rows.key_of(self.random_state, type(self).__name__)
         loss, before = self._weighed(targets, labels, split, charge, key)
-        task = solvers.Task(loss, len(labels), epsilon, exact, relation, radius, fit_intercept, charge, secure=secure)
+        task = solvers.SolverTask(
+            loss, len(labels), epsilon, exact, relation, radius, fit_intercept, charge, secure=secure
+        )
         options = {name: value for name in solvers.OPTIONS if (value := getattr(self, name)) is not None}
         outcome = extras.solved(self.solver, rows.narrowed(X), targets, task, options, key, split)
         found = outcome.found
@@ -146,9 +148,9 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         return self
 
     def _weighed(
-        self, targets: NDArray[np.int64], labels: NDArray[Any], split: extras.Split, charge: Callable[[Event], None],
+        self, targets: NDArray[np.int64], labels: NDArray[Any], split: extras.Shares, charge: Callable[[Event], None],
         key: Key,
-    ) -> tuple[Loss, tuple[tuple[Event, Release], ...]]:  # fmt: skip
+    ) -> tuple[RowLoss, tuple[tuple[Event, Statistic], ...]]:  # fmt: skip
         """The loss with the weights of its classes, and the release of class counts where these are balanced."""
         plain = self._loss(len(labels))
         if not split.counts:
@@ -158,12 +160,12 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         plan = split.counts_plan(len(labels))
         charge(plan.event)
         made = extras.balanced(extras.class_counts(targets, len(labels)), plan, key)
-        release = Release("class counts", plan.sensitivity, plan.std, split.counts)
+        release = Statistic("class counts", plan.sensitivity, plan.std, split.counts)
         return Weighted(plain, made), ((plan.event, release),)
 
     def _told(
-        self, X: Any, labels: NDArray[Any], split: extras.Split, outcome: extras.Outcome,
-        before: tuple[tuple[Event, Release], ...], key: Key, delta: float,
+        self, X: Any, labels: NDArray[Any], split: extras.Shares, outcome: extras.Outcome,
+        before: tuple[tuple[Event, Statistic], ...], key: Key, delta: float,
     ) -> FitPrivacy:  # fmt: skip
         """What the fit says of itself."""
         inferred = ("the labels that occur, read from y",) if self.classes is None else ()
@@ -362,7 +364,7 @@ def _ordered(labels: NDArray[Any], refused: str) -> tuple[NDArray[Any], NDArray[
 
 def _weighted(
     loss: Logistic | HuberSvm | Softmax | Joint, class_weight: Mapping[Any, float] | str | None, labels: NDArray[Any]
-) -> Loss:
+) -> RowLoss:
     """The loss with the weights of the classes, 1 where none is given, divided by the largest."""
     if class_weight is None:
         return loss

@@ -97,7 +97,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         targets = chunked.applied(partial(_scaled, low=low, high=high), fitted.y)
         # in units of the largest count; an intercept holds its logarithm, and an offset where there is none
         loss, raised = Counts(0.0 if fit_intercept else -math.log(high)), math.log(high) if fit_intercept else 0.0
-        task = solvers.Task(
+        task = solvers.SolverTask(
             loss, 0, fitted.epsilon, fitted.exact_delta, fitted.relation, fitted.radius, fit_intercept,
             charging(self.ledger, fitted.relation, type(self).__name__, fitted.delta), secure=fitted.secure,
         )  # fmt: skip
@@ -105,7 +105,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         share = extras.share_checked(inference_share=self.inference_share)
         outcome = extras.solved(
             "gd", rows.narrowed(fitted.X), targets, task, self._options(fitted.X.shape[1], high), key,
-            extras.Split(
+            extras.Shares(
                 fitted.epsilon, fitted.exact_delta, fitted.relation, inference=share, secure=fitted.secure
             ), dispersion=1 / high,
             offset=raised,

@@ -1,9 +1,9 @@
 """What estimators release besides their coefficients, each for a share of the one budget of a fit.
 
-`Split` divides the budget, in μ². `balanced` releases how often each class occurs; `solved` solves, and releases what
+`Shares` divides the budget, in μ². `balanced` releases how often each class occurs; `solved` solves, and releases what
 standard errors need.
 
->>> split = Split(1.0, 1e-6, Relation.REPLACE_ONE, counts=0.05)
+>>> split = Shares(1.0, 1e-6, Relation.REPLACE_ONE, counts=0.05)
 >>> round(split.left, 2), round(split.counts_plan(classes=2).sensitivity, 4)
 (0.95, 1.4142)
 """
@@ -22,7 +22,7 @@ from dpgrad.accounting.events import Compose, Event, Relation
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix
 from dpgrad.convex.estimators import solvers
-from dpgrad.convex.estimators.solvers import Found, Task
+from dpgrad.convex.estimators.solvers import Found, SolverTask
 from dpgrad.convex.inference import (
     CLEAR,
     LOWERED,
@@ -31,19 +31,19 @@ from dpgrad.convex.inference import (
     Errors,
     Intervals,
     Moments,
-    Spread,
+    Scatter,
     curvature,
     gaussian_at,
     squared_errors,
 )
 from dpgrad.convex.losses import Array, HuberSvm, Squared, Targets
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.solvers.solved import Release
+from dpgrad.convex.solvers.solved import Statistic
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import Key
 
 __all__ = [
-    "COUNTS_SHARE", "ERRORS_SHARE", "WEIGHTED", "ClassCounts", "Inferred", "Measured", "Outcome", "Split", "balanced",
+    "COUNTS_SHARE", "ERRORS_SHARE", "WEIGHTED", "ClassCounts", "Inferred", "Measured", "Outcome", "Shares", "balanced",
     "class_counts", "refuse_unknown_spread", "share_checked", "solved", "together",
 ]  # fmt: skip
 
@@ -80,7 +80,7 @@ class ClassCounts:
 
 
 @dataclass(frozen=True)
-class Split:
+class Shares:
     """A budget divided in μ²: ``counts`` and ``inference`` are shares of it, the solver has what is left.
 
     With ``secure`` noise of the secure source, ``delta`` is what is left for exact noise (`privacy.exact_delta`).
@@ -105,7 +105,7 @@ class Split:
         """The release of class counts."""
         return ClassCounts(self._mu(self.counts), self.relation, classes if self.secure else 0)
 
-    def curvature_plan(self, task: Task, share: float, features: int) -> Curvature:
+    def curvature_plan(self, task: SolverTask, share: float, features: int) -> Curvature:
         """The release of the curvature of all rows, which have so many ``features``, a constant one included."""
         values = features**2 if self.secure else 0
         return Curvature(task.loss.smoothness(task.bound), self._mu(share), self.relation, values)
@@ -184,7 +184,7 @@ class Measured:
     """
 
     weights: Array
-    spread: Spread
+    spread: Scatter
     total: Array
     std: float
     dispersion: float
@@ -267,11 +267,11 @@ _WITHOUT = {
 }
 
 
-def refuse_unknown_spread(solver: object, task: Task, options: dict[str, Any]) -> None:
+def refuse_unknown_spread(solver: object, task: SolverTask, options: dict[str, Any]) -> None:
     """Refuse standard errors, before anything is charged, where no theory gives them.
 
     >>> from dpgrad.convex.losses import Logistic
-    >>> task = Task(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, 1.0, True)
+    >>> task = SolverTask(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, 1.0, True)
     >>> refuse_unknown_spread("auto", task, {})
     Traceback (most recent call last):
     dpgrad.errors.OptionError: inference_share is refused: auto clips gradients far below what the loss allows, ...
@@ -291,12 +291,12 @@ class Outcome:
 
     found: Found
     event: Event
-    releases: tuple[Release, ...]
+    releases: tuple[Statistic, ...]
     inference: Measured | None
 
 
 def solved(
-    solver: object, rows: Matrix, targets: Targets, task: Task, options: dict[str, Any], key: Key, split: Split,
+    solver: object, rows: Matrix, targets: Targets, task: SolverTask, options: dict[str, Any], key: Key, split: Shares,
     **scaling: float,
 ) -> Outcome:  # fmt: skip
     """Solve the task for the share that is left, and release what standard errors need, all charged at once.
@@ -305,7 +305,7 @@ def solved(
     """
     charge, moment = task.charge, solver == "adassp"
     extra: tuple[Event, ...] = ()
-    releases: tuple[Release, ...] = ()
+    releases: tuple[Statistic, ...] = ()
     if split.inference:
         refuse_unknown_spread(solver, task, options)
         features = rows.shape[1] + task.fit_intercept
@@ -323,7 +323,7 @@ def solved(
     return Outcome(found, together(found.event, *extra), (*scaled, *releases), inference)
 
 
-def _refuse_few(count: int, features: int, task: Task, split: Split) -> None:
+def _refuse_few(count: int, features: int, task: SolverTask, split: Shares) -> None:
     """Refuse intervals that no data of this public size can give: the trace of S is at most ``most`` a row."""
     needed, enough = count, 0
     while enough < needed:  # δ = 1/n² falls as rows are added, and then more of them are needed
@@ -339,7 +339,7 @@ def _refuse_few(count: int, features: int, task: Task, split: Split) -> None:
 
 
 def _measured(
-    rows: Matrix, targets: Targets, found: Found, task: Task, split: Split, key: Key, dispersion: float = 1.0,
+    rows: Matrix, targets: Targets, found: Found, task: SolverTask, split: Shares, key: Key, dispersion: float = 1.0,
     **scaling: float,
 ) -> Measured:  # fmt: skip
     """Release what standard errors need at the coefficients that were found, as it was charged."""
@@ -377,12 +377,12 @@ def _missed(design: Design, targets: Targets, *, bound: float, at: Array) -> Arr
     return np.array([squared_errors(design.scores(at)[:, 0] - targets, bound)])
 
 
-def _errors_part(task: Task, moment: bool) -> float:
+def _errors_part(task: SolverTask, moment: bool) -> float:
     """The part of the share that the squared errors get: all where a ``moment`` was released already."""
     return 0.0 if not isinstance(task.loss, Squared) else 1.0 if moment else ERRORS_SHARE
 
 
-def _plans(task: Task, split: Split, moment: bool, features: int) -> tuple[Curvature | None, Errors | None]:
+def _plans(task: SolverTask, split: Shares, moment: bool, features: int) -> tuple[Curvature | None, Errors | None]:
     """The releases that standard errors need."""
     part = _errors_part(task, moment)
     curved = split.curvature_plan(task, split.inference * (1 - part), features) if part < 1 else None

@@ -31,7 +31,7 @@ from dpgrad.convex.estimators.privacy import (
 from dpgrad.convex.losses import Array
 from dpgrad.convex.opened import blockwise
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.solvers.auto import Release
+from dpgrad.convex.solvers.auto import Statistic
 from dpgrad.errors import BudgetSpentError, DataError, OptionError
 
 __all__ = ["RULES", "DPStandardScaler", "RowNormalizer", "moment_sums"]
@@ -179,7 +179,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
         self.scale_: Array | None = (
             half * np.sqrt(np.maximum(variance, min(std / count, 1.0))) if self.with_std else None
         )
-        release = Release("mean and mean square", relation.reach * math.sqrt(columns) / count, std / count, 1.0)
+        release = Statistic("mean and mean square", relation.reach * math.sqrt(columns) / count, std / count, 1.0)
         facts = (*rows.table_facts(X), "bounds", "every other argument")
         self.privacy_ = FitPrivacy(
             price, (release,), facts, not_covered(self.ledger, secure), key.reproducible,

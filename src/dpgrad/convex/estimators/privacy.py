@@ -16,7 +16,7 @@ from dpgrad.accounting.guarantee import FLOATING, Guarantee
 from dpgrad.accounting.inexact import parted
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.solvers.auto import Release
+from dpgrad.convex.solvers.auto import Statistic
 from dpgrad.errors import DataError, OptionError
 from dpgrad.reports.report import Report, report
 
@@ -51,7 +51,7 @@ class FitPrivacy:
 
     >>> from dpgrad.accounting.events import Gaussian
     >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
-    >>> print(FitPrivacy(cost, (Release("mean", 0.02, 0.098, 1.0),), ("n = 100",), ("held-out scores",), True))
+    >>> print(FitPrivacy(cost, (Statistic("mean", 0.02, 0.098, 1.0),), ("n = 100",), ("held-out scores",), True))
     ε = 1 at δ = 1e-06 for datasets of the same public size, one row's contribution replaced by nothing (full batch, exact accountant)
     released: mean, sensitivity 0.02, noise 0.098, 100 % of the budget
     assumed public: n = 100
@@ -60,7 +60,7 @@ class FitPrivacy:
     """  # noqa: E501
 
     guarantee: Guarantee
-    releases: tuple[Release, ...]
+    releases: tuple[Statistic, ...]
     public: tuple[str, ...]
     outside: tuple[str, ...]
     reproducible: bool
@@ -82,7 +82,7 @@ class FitPrivacy:
 
         >>> from dpgrad.accounting.events import Gaussian
         >>> cost = Guarantee(1.0, 1e-6, Relation.ZERO_OUT, "exact", Gaussian(4.9))
-        >>> FitPrivacy(cost, (Release("mean", 0.02, 0.098, 1.0),), (), (), False).to_dict()["releases"][0]["name"]
+        >>> FitPrivacy(cost, (Statistic("mean", 0.02, 0.098, 1.0),), (), (), False).to_dict()["releases"][0]["name"]
         'mean'
         """
         promise = self.guarantee
@@ -113,7 +113,7 @@ class Reported:
         return report(self)
 
 
-def _told(release: Release) -> str:
+def _told(release: Statistic) -> str:
     times = "" if release.count == 1 else f", {release.count:,} times"
     return (
         f"{release.name}, sensitivity {release.sensitivity:.4g}, noise {release.std:.4g}{times}, "

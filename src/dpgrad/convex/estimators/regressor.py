@@ -101,7 +101,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
             middle, half = 0.0, max(abs(low), abs(high))
         targets = chunked.applied(partial(_scaled, low=low, high=high, middle=middle, half=half), fitted.y)
         charge = charging(self.ledger, fitted.relation, type(self).__name__, fitted.delta)
-        task = solvers.Task(
+        task = solvers.SolverTask(
             Squared(bound=1.0), 0, fitted.epsilon, fitted.exact_delta, fitted.relation, fitted.radius, fit_intercept,
             charge, secure=fitted.secure,
         )  # fmt: skip
@@ -110,7 +110,7 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         share = extras.share_checked(inference_share=self.inference_share)
         outcome = extras.solved(
             self.solver, rows.narrowed(fitted.X), targets, task, options, key,
-            extras.Split(
+            extras.Shares(
                 fitted.epsilon, fitted.exact_delta, fitted.relation, inference=share, secure=fitted.secure
             ), scale=half, offset=middle,
         )  # fmt: skip

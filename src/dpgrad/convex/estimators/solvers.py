@@ -2,7 +2,7 @@
 
 >>> from dpgrad.convex.losses import Logistic
 >>> rows, targets = np.array([[1.0], [-1.0]] * 500), np.array([1, 0] * 500)
->>> task = Task(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, radius=1.0, fit_intercept=False)
+>>> task = SolverTask(Logistic(), 2, 1.0, 1e-6, Relation.REPLACE_ONE, radius=1.0, fit_intercept=False)
 >>> found = solve("gd", rows, targets, task, {"max_iter": 20}, Key.from_seed(7))
 >>> found.coef.shape, found.steps, [release.name for release in found.releases]
 ((1, 1), 20, ['gradients'])
@@ -21,12 +21,12 @@ from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Relation, Repeat
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix, Rows, Rule
-from dpgrad.convex.inference import LEFT, STRAIGHT, Descended, Moments, Perturbed, Spread
-from dpgrad.convex.losses import Array, Counts, Loss, Squared, Targets
+from dpgrad.convex.inference import LEFT, STRAIGHT, Descended, Moments, Perturbed, Scatter
+from dpgrad.convex.losses import Array, Counts, RowLoss, Squared, Targets
 from dpgrad.convex.solvers import amp, auto, gd, objective, one_vs_rest, output, perturbed, regression, sgd
 from dpgrad.convex.solvers.pace import ALLOWED, UNSETTLED, Pace, Path, paced
 from dpgrad.convex.solvers.perturbed import Perturbation
-from dpgrad.convex.solvers.solved import Release, Solved
+from dpgrad.convex.solvers.solved import Solved, Statistic
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
@@ -43,7 +43,7 @@ __all__ = [
     "Found",
     "Options",
     "Solver",
-    "Task",
+    "SolverTask",
     "design",
     "prepared_rows",
     "signed",
@@ -59,7 +59,7 @@ _MOST_COLUMNS = 10_000  # of a second moment: 800 MB
 
 
 @dataclass(frozen=True)
-class Task:
+class SolverTask:
     """What is asked of a solver, in public numbers. Without a ``radius`` rows are normalised.
 
     A loss of one score for more than two classes separates each class from the rest, in fits that share the budget. No
@@ -67,7 +67,7 @@ class Task:
     take of the budget, in μ². ``secure`` takes noise from the secure source.
     """
 
-    loss: Loss
+    loss: RowLoss
     classes: int
     epsilon: float
     delta: float
@@ -106,12 +106,12 @@ class Found:
     coef: Array
     intercept: Array
     event: Event
-    releases: tuple[Release, ...]
+    releases: tuple[Statistic, ...]
     steps: int
     cut: float | None = None
     unsettled: str | None = None
     weights: Array | None = None
-    spread: Spread | None = None
+    spread: Scatter | None = None
 
 
 def design(rows: Matrix, radius: float | None) -> Design:
@@ -124,7 +124,7 @@ def _treated(radius: float | None) -> dict[str, Any]:
     return {"radius": 1.0 if radius is None else radius, "rule": rule}
 
 
-def solve(name: object, rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def solve(name: object, rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """The coefficients by the solver of that name, for targets that are class indices, or numbers without classes.
 
     An option that the solver does not take is refused.
@@ -160,7 +160,7 @@ def unweighted(name: str) -> str:
     return f"solver {name} does not use class_weight: leave it at None, or use auto, gd, sgd or output"
 
 
-def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _auto(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     steps = options.get("max_iter", 60)
     found = auto.solve(
         rows, targets, task.loss, epsilon=task.epsilon, delta=task.delta, relation=task.relation, radius=task.radius,
@@ -170,7 +170,7 @@ def _auto(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key
     return Found(found.coef, found.intercept, found.event, found.releases, steps, found.cut)
 
 
-def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _gd(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """DP-GD, clipped where nothing is cut; see `_descended`."""
     prepared = prepared_rows(rows, task)
     clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
@@ -182,7 +182,7 @@ def _gd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) 
     return _descended("gradients", gd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
-def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _sgd(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """DP-SGD on a tenth of the rows per step; see `_descended`."""
     prepared = prepared_rows(rows, task)
     clip = float(options.get("clip", task.loss.lipschitz(prepared.bound)))
@@ -200,7 +200,7 @@ def _sgd(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
     return _descended(name, sgd.solve, prepared, targets, mechanism, pace, task, options, key)
 
 
-def prepared_rows(rows: Matrix, task: Task) -> Rows:
+def prepared_rows(rows: Matrix, task: SolverTask) -> Rows:
     """The rows, with a constant column as long as they are where an intercept is learned."""
     constant = (task.radius or 1.0) if task.fit_intercept else 0.0
     return chunked.designed(rows, **_treated(task.radius), intercept=constant)
@@ -215,7 +215,7 @@ def signed(places: Targets) -> Array:
     return np.asarray(2.0 * places - 1)
 
 
-def _pace(prepared: Rows, clip: float, mu: float, task: Task, options: Options) -> Pace:
+def _pace(prepared: Rows, clip: float, mu: float, task: SolverTask, options: Options) -> Pace:
     """The pace that public numbers suggest; that of the paper, 100 plain steps, where a learning rate is given."""
     rate, steps, momentum = (options.get(name) for name in ("learning_rate", "max_iter", "momentum"))
     if momentum is not None:
@@ -241,7 +241,7 @@ def _descended(
     targets: Targets,
     mechanism: Mechanism,
     pace: Pace,
-    task: Task,
+    task: SolverTask,
     options: Options,
     key: Key,
 ) -> Found:
@@ -287,7 +287,7 @@ def _unsettled(path: Path, pace: Pace) -> str | None:
     )
 
 
-def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _output(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """Output perturbation after ``max_iter`` passes over batches of 50 rows, at the learning rate 1/√n of Wu et al."""
     prepared = prepared_rows(rows, task)
     batch_size = min(options.get("batch_size", 50), prepared.rows)
@@ -315,7 +315,7 @@ def _output(rows: Matrix, targets: Targets, task: Task, options: Options, key: K
     )  # fmt: skip
 
 
-def _objective(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _objective(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """Tight objective perturbation, each class against the rest; ``l2`` where it exceeds what privacy needs."""
     prepared = prepared_rows(rows, task)
     plan = objective.calibrated(
@@ -327,7 +327,7 @@ def _objective(rows: Matrix, targets: Targets, task: Task, options: Options, key
     return replace(found, spread=spread)
 
 
-def _amp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _amp(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """AMP without tuning, each class against the rest."""
     prepared = prepared_rows(rows, task)
     plan = amp.tuning_free(
@@ -337,11 +337,11 @@ def _amp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key)
     return _minimised(prepared, targets, plan, task, key)
 
 
-def _models(task: Task) -> int:
+def _models(task: SolverTask) -> int:
     return 1 if task.classes == 2 else task.classes
 
 
-def _minimised(prepared: Rows, targets: Targets, plan: Perturbation, task: Task, key: Key) -> Found:
+def _minimised(prepared: Rows, targets: Targets, plan: Perturbation, task: SolverTask, key: Key) -> Found:
     """The minimisers, of one class against the rest where there are more than two; their steps are private."""
     binary, models = partial(perturbed.solve, loss=plan.loss, plan=plan), _models(task)
     task.charge(plan.event if models == 1 else Repeat(plan.event, models))
@@ -353,7 +353,7 @@ def _minimised(prepared: Rows, targets: Targets, plan: Perturbation, task: Task,
     return Found(*unfolded(coefficients, prepared.intercept), event, releases, 1, weights=coefficients)
 
 
-def _adassp(rows: Matrix, targets: Targets, task: Task, options: Options, key: Key) -> Found:
+def _adassp(rows: Matrix, targets: Targets, task: SolverTask, options: Options, key: Key) -> Found:
     """AdaSSP, for targets in [−1, 1]."""
     prepared = prepared_rows(rows, task)
     if prepared.features > _MOST_COLUMNS:
@@ -388,7 +388,7 @@ def unfolded(coefficients: Array, constant: float) -> tuple[Array, Array]:
 
 
 _DESCENT = {"max_iter", "learning_rate", "clip", "l2", "momentum"}
-Solver = Callable[[Matrix, Targets, Task, Options, Key], Found]
+Solver = Callable[[Matrix, Targets, SolverTask, Options, Key], Found]
 SOLVERS: dict[str, tuple[Solver, set[str]]] = {
     "auto": (_auto, {"max_iter", "kappa"}),
     "gd": (_gd, _DESCENT),

@@ -26,11 +26,11 @@ from dpgrad.convex.losses import Array
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
 
-__all__ = ["Given", "ended", "given"]
+__all__ = ["Checked", "ended", "given"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Given:
+class Checked:
     """Rows and targets as they are fitted, and the arguments of a regressor. Rows and targets are private."""
 
     X: Matrix
@@ -50,7 +50,7 @@ class Given:
         return exact_delta(self.delta, self.secure)
 
 
-def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
+def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Checked:
     """The arguments of ``estimator`` and its rows, checked; no target may lie below ``least``."""
     warn_of_steps(estimator)
     epsilon, relation = rows.budget_checked(estimator.epsilon), relation_of(estimator.relation)
@@ -66,7 +66,7 @@ def given(estimator: Any, X: Any, y: Any, least: float = -math.inf) -> Given:
     y = chunked.applied(_numbers, y)
     y = y.tested() if isinstance(y, chunked.Labels) else y
     delta = delta_for(estimator.delta, X.shape[0])
-    return Given(X, y, epsilon, delta, relation, radius, low, high, fit_intercept, secure)
+    return Checked(X, y, epsilon, delta, relation, radius, low, high, fit_intercept, secure)
 
 
 def _numbers(y: Any) -> Array:
@@ -76,7 +76,7 @@ def _numbers(y: Any) -> Array:
     return np.asarray(y, np.float64)
 
 
-def ended(estimator: Any, fitted: Given, outcome: Outcome, key: Key, title: str) -> None:
+def ended(estimator: Any, fitted: Checked, outcome: Outcome, key: Key, title: str) -> None:
     """Write to ``estimator`` what its fit released and how, and warn where the coefficients had not settled."""
     found, low, high = outcome.found, fitted.low, fitted.high
     estimator.inference_ = outcome.inference

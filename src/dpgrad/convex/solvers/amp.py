@@ -31,7 +31,7 @@ import math
 
 from dpgrad import _validate
 from dpgrad.accounting.events import Relation
-from dpgrad.convex.losses import Loss
+from dpgrad.convex.losses import RowLoss
 from dpgrad.convex.solvers import gd, perturbed
 from dpgrad.convex.solvers.perturbed import Perturbation, solve
 from dpgrad.errors import OptionError
@@ -41,7 +41,7 @@ __all__ = ["calibrated", "solve", "tuning_free"]
 
 def calibrated(
     rows: int,
-    loss: Loss,
+    loss: RowLoss,
     *,
     radius: float,
     epsilon: float,
@@ -101,7 +101,7 @@ def calibrated(
 
 def tuning_free(
     rows: int,
-    loss: Loss,
+    loss: RowLoss,
     *,
     radius: float,
     epsilon: float,

@@ -55,9 +55,9 @@ from dpgrad.accounting.events import Compose, Event, Gaussian, Inexact, Pinned, 
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix, Rows, Rule, quiet
 from dpgrad.convex.joint import Joint
-from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Softmax
+from dpgrad.convex.losses import Array, HuberSvm, Logistic, RowLoss, Softmax
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.solvers.solved import Release
+from dpgrad.convex.solvers.solved import Statistic
 from dpgrad.convex.weighted import Weighted
 from dpgrad.errors import BudgetSpentError, OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
@@ -76,8 +76,8 @@ __all__ = [
     "SPREAD",
     "STABLE",
     "AutoPlan",
-    "Release",
     "Solution",
+    "Statistic",
     "fitted_chances",
     "mean_row",
     "noised_matrix",
@@ -130,7 +130,7 @@ class Solution:
     radius: float
     rule: Rule
     event: Event
-    releases: tuple[Release, ...]
+    releases: tuple[Statistic, ...]
     relation: Relation
     reproducible: bool
     cut: float | None = None
@@ -258,20 +258,20 @@ class AutoPlan:
         travel = noise * self.rows * self.mu * math.sqrt(self.share) / (self.moved * self.clip * self.radius)
         return min(travel * (1 - MOMENTUM) / self.steps, STABLE / curvature)
 
-    def releases(self, mechanism: Mechanism) -> tuple[Release, ...]:
+    def releases(self, mechanism: Mechanism) -> tuple[Statistic, ...]:
         """What the plan releases, in order."""
         made = []
         if self.centred:
-            made.append(Release("mean", self.mean_sensitivity, self.mean_std, self.mean_share))
+            made.append(Statistic("mean", self.mean_sensitivity, self.mean_std, self.mean_share))
         if self.preconditioned:
-            made.append(Release(SECOND_MOMENT, self.second_sensitivity, self.second_std, SECOND_SHARE))
-        made.append(Release("gradients", self.moved * self.clip, mechanism.std_at(0), self.share, self.steps))
+            made.append(Statistic(SECOND_MOMENT, self.second_sensitivity, self.second_std, SECOND_SHARE))
+        made.append(Statistic("gradients", self.moved * self.clip, mechanism.std_at(0), self.share, self.steps))
         return tuple(made)
 
 
 @quiet
 def solve(
-    rows: ArrayLike | Matrix, targets: ArrayLike, loss: Loss, *, epsilon: float, delta: float, relation: Relation,
+    rows: ArrayLike | Matrix, targets: ArrayLike, loss: RowLoss, *, epsilon: float, delta: float, relation: Relation,
     radius: float | None = None, fit_intercept: bool = True, kappa: float = 1.0, steps: int = 60,
     key: AnyKey | None = None, charge: Callable[[Event], None] | None = None, share: float = 1.0, secure: bool = False,
 ) -> Solution:  # fmt: skip
@@ -322,7 +322,7 @@ def solve(
     return Solution(*folded, reach, rule, event, releases, relation, secret.reproducible, cut)
 
 
-def _check(loss: Loss, epsilon: float, kappa: float, steps: int, fit_intercept: bool) -> None:
+def _check(loss: RowLoss, epsilon: float, kappa: float, steps: int, fit_intercept: bool) -> None:
     _validate.positive(epsilon=epsilon, kappa=kappa)
     _validate.step_count(steps=steps)
     if not isinstance(fit_intercept, bool):
@@ -369,13 +369,13 @@ def fitted_chances(log_chances: Array, cut: float, outputs: int) -> Array:
     return np.logaddexp(math.log1p(-KEPT) + unclipped(log_chances, cut, outputs), math.log(KEPT) + log_chances)
 
 
-def _event(releases: tuple[Release, ...], plan: AutoPlan, relation: Relation) -> Event:
+def _event(releases: tuple[Statistic, ...], plan: AutoPlan, relation: Relation) -> Event:
     """All releases; a noise multiplier is std to half the sensitivity under replace-one, as accountants price it.
 
     The second moment moves by √2 under replace-one, not by 2: its multiplier is right for this relation alone.
     """
 
-    def leaf(made: Release) -> Gaussian | Pinned | Inexact:
+    def leaf(made: Statistic) -> Gaussian | Pinned | Inexact:
         found = Gaussian(plan.moved * made.std / made.sensitivity)
         pinned = Pinned(found, relation) if made.name == SECOND_MOMENT else found
         return gd.with_distance(pinned, plan.secure_values(made.name))

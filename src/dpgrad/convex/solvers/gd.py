@@ -29,8 +29,8 @@ from dpgrad.accounting import exact
 from dpgrad.accounting.events import NOTHING, Event, Gaussian, Inexact, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Rows, quiet
-from dpgrad.convex.losses import Array, Loss, Targets
-from dpgrad.convex.solvers.solved import Release, Solved
+from dpgrad.convex.losses import Array, RowLoss, Targets
+from dpgrad.convex.solvers.solved import Solved, Statistic
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import chacha, normal, schedules, secure
 from dpgrad.mechanism.keys import AnyKey, Key
@@ -133,7 +133,7 @@ def same_size(relation: Relation, why: str) -> Relation:
 def solve(
     design: Rows,
     targets: ArrayLike,
-    loss: Loss,
+    loss: RowLoss,
     mechanism: Mechanism,
     *,
     learning_rate: float | Schedule,
@@ -170,7 +170,7 @@ def solve(
 def descend(
     design: Rows,
     targets: ArrayLike,
-    loss: Loss,
+    loss: RowLoss,
     mechanism: Mechanism,
     *,
     learning_rate: float | Schedule,
@@ -204,7 +204,7 @@ def descend(
         mean += (coefficients - mean) / (step + 1)
         if each is not None:
             each(step, coefficients)
-    release = Release(
+    release = Statistic(
         "gradients", mechanism.relation.reach * mechanism.clip_at(0), mechanism.std_at(0), 1.0, mechanism.steps,
         _sampling_rate(mechanism),
     )  # fmt: skip
@@ -231,7 +231,7 @@ def check_momentum(momentum: float) -> None:
 
 
 def _batch_sum(
-    design: Rows, targets: Targets, loss: Loss, coefficients: Array, mechanism: Mechanism, step: int, key: Key
+    design: Rows, targets: Targets, loss: RowLoss, coefficients: Array, mechanism: Mechanism, step: int, key: Key
 ) -> Array:
     full = isinstance(mechanism.sampler, FullBatch)  # drawing would copy every row
     drawn = None if full else mechanism.sampler.draw(design.rows, step, key)
@@ -241,7 +241,7 @@ def _batch_sum(
 def clipped_sum(
     design: Rows,
     targets: Targets,
-    loss: Loss,
+    loss: RowLoss,
     coefficients: Array,
     clip: float,
     drawn: "np.typing.NDArray[np.int64] | None" = None,
@@ -265,7 +265,7 @@ def clipped_sum(
     return design.added(part, targets, drawn)
 
 
-def _clipped(design: Design, targets: Targets, *, loss: Loss, coefficients: Array, most: float) -> Array:
+def _clipped(design: Design, targets: Targets, *, loss: RowLoss, coefficients: Array, most: float) -> Array:
     """The sum over some rows of gradients clipped to ``most``."""
 
     def clipped(rows: slice, scores: Array) -> Array:

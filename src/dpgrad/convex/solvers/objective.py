@@ -30,7 +30,7 @@ from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.calibrate import least
 from dpgrad.accounting.events import NOTHING, Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted
-from dpgrad.convex.losses import HuberSvm, Logistic, Loss
+from dpgrad.convex.losses import HuberSvm, Logistic, RowLoss
 from dpgrad.convex.solvers import gd, perturbed
 from dpgrad.convex.solvers.perturbed import Law, Perturbation, solve
 from dpgrad.errors import BudgetSpentError, OptionError
@@ -46,7 +46,7 @@ _MOST_SHIFT = 10.0
 
 def calibrated(
     rows: int,
-    loss: Loss,
+    loss: RowLoss,
     *,
     radius: float,
     epsilon: float,
@@ -107,7 +107,7 @@ def calibrated(
 
 def approximate(
     rows: int,
-    loss: Loss,
+    loss: RowLoss,
     *,
     radius: float,
     epsilon: float,
@@ -145,7 +145,7 @@ def approximate(
 
 def pure(
     rows: int,
-    loss: Loss,
+    loss: RowLoss,
     *,
     radius: float,
     epsilon: float,
@@ -180,7 +180,7 @@ def pure(
     )
 
 
-def _ridge(loss: Loss, radius: float, epsilon: float, ridge: float, share: float) -> tuple[float, float]:
+def _ridge(loss: RowLoss, radius: float, epsilon: float, ridge: float, share: float) -> tuple[float, float]:
     """λ and what the determinants take of ε at it."""
     beta = loss.smoothness(radius)
     lam = max(beta / math.expm1(min(share * epsilon, _MOST_SHIFT)), ridge)

@@ -36,16 +36,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.events import Event, Gaussian, Relation
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Rows, quiet
-from dpgrad.convex.losses import Array, Loss, Targets
+from dpgrad.convex.losses import Array, RowLoss, Targets
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.solvers.solved import Release, Solved
+from dpgrad.convex.solvers.solved import Solved, Statistic
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.keys import AnyKey, Key
@@ -58,7 +58,7 @@ __all__ = ["Descent", "calibrated", "descend", "order", "solve", "stability"]
 class Descent:
     """A descent in public numbers: what it does, how far one row moves its result, and the noise on that."""
 
-    loss: Loss
+    loss: RowLoss
     radius: float
     rows: int
     relation: Relation
@@ -78,7 +78,7 @@ class Descent:
 
 def calibrated(
     rows: int,
-    loss: Loss,
+    loss: RowLoss,
     *,
     radius: float,
     passes: int,
@@ -144,7 +144,7 @@ def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: flo
 
 
 @quiet
-def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, *, key: AnyKey | None = None) -> Solved:
+def solve(design: Rows, targets: ArrayLike, loss: RowLoss, plan: Descent, *, key: AnyKey | None = None) -> Solved:
     """The coefficients (features, outputs) after the descent and its noise, and the event of having found them.
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
@@ -159,11 +159,11 @@ def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, *, key: A
     secret = gd.keyed(key, plan.secure_values, design.features * loss.outputs)
     found = descend(design, targets, loss, plan, order(secret, plan.rows))
     noisy = gd.noised(secret, 0, found, plan.sensitivity, plan.std)
-    release = Release("coefficients", plan.sensitivity, plan.std, share=1.0)
+    release = Statistic("coefficients", plan.sensitivity, plan.std, share=1.0)
     return Solved(noisy, plan.event, plan.relation, "output perturbation", secret.reproducible, (release,))
 
 
-def order(key: Key, rows: int) -> "np.typing.NDArray[np.int64]":
+def order(key: Key, rows: int) -> NDArray[np.int64]:
     """The rows in random order, a function of the key; privacy does not depend on the order.
 
     >>> sorted(order(Key.from_seed(7), 4).tolist())
@@ -173,7 +173,7 @@ def order(key: Key, rows: int) -> "np.typing.NDArray[np.int64]":
     return np.random.Generator(np.random.Philox(key=words)).permutation(rows)
 
 
-def descend(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, rows: "np.typing.NDArray[np.int64]") -> Array:
+def descend(design: Rows, targets: ArrayLike, loss: RowLoss, plan: Descent, rows: NDArray[np.int64]) -> Array:
     """The coefficients after the descent over ``rows`` in that order, before any noise.
 
     Guarantee: one row moves them by at most ``plan.sensitivity``, for every order.
@@ -191,7 +191,7 @@ def descend(design: Rows, targets: ArrayLike, loss: Loss, plan: Descent, rows: "
     return found
 
 
-def _pull(design: Design, targets: Targets, *, loss: Loss, found: Array) -> Array:
+def _pull(design: Design, targets: Targets, *, loss: RowLoss, found: Array) -> Array:
     """The sum of the gradients of some rows."""
     return design.summed(found, lambda place, scores: loss.residuals(scores, targets[place]))
 

@@ -22,17 +22,17 @@ from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Rela
 from dpgrad.convex import chunked
 from dpgrad.convex._conjugate import conjugate
 from dpgrad.convex.design import Design, Rows, quiet
-from dpgrad.convex.losses import Array, HuberSvm, Logistic, Loss, Squared, Targets
+from dpgrad.convex.losses import Array, HuberSvm, Logistic, RowLoss, Squared, Targets
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.solvers.solved import Release, Solved
+from dpgrad.convex.solvers.solved import Solved, Statistic
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 
 __all__ = [
-    "Curved", "Law", "Perturbation", "approximate", "curved", "minimiser", "moved", "noise", "solve", "tolerance",
+    "AnyCurved", "Law", "Perturbation", "approximate", "curved", "minimiser", "moved", "noise", "solve", "tolerance",
 ]  # fmt: skip
 
-Curved = Logistic | HuberSvm | Squared
+AnyCurved = Logistic | HuberSvm | Squared
 _TOLERANCE = 3e-10  # of the largest gradient that is possible
 _MOST_STEPS = 200
 
@@ -52,7 +52,7 @@ class Perturbation:
     same ``law``; ``tolerance`` is γ, in the sum as well. `objective` and `amp` make them.
     """
 
-    loss: Curved
+    loss: AnyCurved
     radius: float
     rows: int
     relation: Relation
@@ -64,17 +64,17 @@ class Perturbation:
     event: Event
 
     @property
-    def releases(self) -> tuple[Release, ...]:
+    def releases(self) -> tuple[Statistic, ...]:
         """The minimiser of the perturbed objective, and the noise on it, by their shares of the budget."""
         moved = self.relation.reach * self.loss.lipschitz(self.radius)
         return (
-            Release("objective", moved, self.scale, 0.99),
-            Release("minimiser", 2 * self.tolerance / self.ridge, self.output_scale, 0.01),
+            Statistic("objective", moved, self.scale, 0.99),
+            Statistic("minimiser", 2 * self.tolerance / self.ridge, self.output_scale, 0.01),
         )
 
 
 def approximate(
-    loss: Curved,
+    loss: AnyCurved,
     radius: float,
     rows: int,
     relation: Relation,
@@ -104,7 +104,7 @@ def tolerance(rows: int, lipschitz: float, scale: float) -> float:
     return _TOLERANCE * (rows * lipschitz + scale)
 
 
-def curved(loss: Loss, solver: str) -> Curved:
+def curved(loss: RowLoss, solver: str) -> AnyCurved:
     """The loss, refused where the solver has no proof for it.
 
     >>> from dpgrad.convex.losses import Hinge
@@ -114,7 +114,7 @@ def curved(loss: Loss, solver: str) -> Curved:
     """
     if not loss.smooth:
         raise OptionError(f"{solver} needs a smooth loss, got {loss!r}: use sgd, or HuberSvm in place of Hinge")
-    if not isinstance(loss, Curved):
+    if not isinstance(loss, AnyCurved):
         raise OptionError(
             f"{solver} needs a loss of one score, whose Hessian has rank one, got {loss!r}: use Logistic with "
             "one_vs_rest, or gd"
@@ -132,7 +132,7 @@ def moved(relation: Relation) -> int:
 
 
 @quiet
-def solve(design: Rows, targets: ArrayLike, loss: Loss, plan: Perturbation, *, key: AnyKey | None = None) -> Solved:
+def solve(design: Rows, targets: ArrayLike, loss: RowLoss, plan: Perturbation, *, key: AnyKey | None = None) -> Solved:
     """The released coefficients (features, 1) of a perturbed objective, and the event of having found them.
 
     ``key`` is fresh unless given; one key serves one run on one dataset.
@@ -168,7 +168,7 @@ def noise(law: Law, key: Key, step: int, shape: tuple[int, ...], scale: float) -
     return direction * (scale * random.standard_gamma(direction.size) / float(np.linalg.norm(direction)))
 
 
-def minimiser(design: Rows, targets: Targets, loss: Curved, ridge: float, linear: Array, tolerance: float) -> Array:
+def minimiser(design: Rows, targets: Targets, loss: AnyCurved, ridge: float, linear: Array, tolerance: float) -> Array:
     """Coefficients at which the gradient of Σ lossᵢ + (ridge/2)·‖w‖² + linear·w is no longer than ``tolerance``.
 
     Newton's method, its equations solved by conjugate gradients, so no Hessian is formed. Gradients are summed in
@@ -201,32 +201,32 @@ def minimiser(design: Rows, targets: Targets, loss: Curved, ridge: float, linear
     )
 
 
-def _pull(design: Design, targets: Targets, *, loss: Curved, at: Array) -> Array:
+def _pull(design: Design, targets: Targets, *, loss: AnyCurved, at: Array) -> Array:
     """The sum of the gradients of some rows, and below it that of their norms."""
     residuals = loss.residuals(design.recalled(at), targets)
     return np.append(design.gathered(residuals), np.abs(residuals[:, 0]) @ design.norms)[:, None]
 
 
-def _bend(design: Design, targets: Targets, *, loss: Curved, at: Array, along: Array) -> Array:
+def _bend(design: Design, targets: Targets, *, loss: AnyCurved, at: Array, along: Array) -> Array:
     """The curvature of the loss of some rows times a direction."""
     bends = loss.curvatures(design.precise().recalled(at), targets)[:, None]
     return design.summed(along, lambda rows, scores: bends[rows] * scores)
 
 
-def _slope(design: Design, targets: Targets, *, loss: Curved, at: Array, step: Array, length: float) -> Array:
+def _slope(design: Design, targets: Targets, *, loss: AnyCurved, at: Array, step: Array, length: float) -> Array:
     """The slope of the loss of some rows along a step, a part of it taken."""
     along = design.recalled(step)
     return np.array([np.vdot(loss.residuals(design.recalled(at) + length * along, targets), along)])
 
 
-def _product(design: Rows, targets: Targets, loss: Curved, at: Array, ridge: float) -> Callable[[Array], Array]:
+def _product(design: Rows, targets: Targets, loss: AnyCurved, at: Array, ridge: float) -> Callable[[Array], Array]:
     return lambda vector: design.added(partial(_bend, loss=loss, at=at, along=vector), targets) + ridge * vector
 
 
 def _length(
     design: Rows,
     targets: Targets,
-    loss: Curved,
+    loss: AnyCurved,
     ridge: float,
     linear: Array,
     start: Array,

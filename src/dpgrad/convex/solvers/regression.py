@@ -39,10 +39,10 @@ from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Rows, quiet
 from dpgrad.convex.losses import Array, Squared, Targets
 from dpgrad.convex.solvers import auto, gd
-from dpgrad.convex.solvers.solved import Release, Solved
+from dpgrad.convex.solvers.solved import Solved, Statistic
 from dpgrad.mechanism.keys import AnyKey, Key
 
-__all__ = ["FAILURE", "Noisy", "Statistics", "calibrated", "released", "solve", "statistics"]
+__all__ = ["FAILURE", "NoisyMoments", "Statistics", "calibrated", "released", "solve", "statistics"]
 
 FAILURE = 0.05  # ρ: the chance that the ridge is too small
 
@@ -86,14 +86,14 @@ class Statistics:
         return self.radius**2 / self.share
 
     @property
-    def releases(self) -> tuple[Release, ...]:
+    def releases(self) -> tuple[Statistic, ...]:
         """The three releases, of equal price."""
         named = {
             "second moment": self.moment_std,
             "products with the target": self.product_std,
             "smallest eigenvalue": self.eigenvalue_std,
         }
-        return tuple(Release(name, self.share * std, std, 1 / 3) for name, std in named.items())
+        return tuple(Statistic(name, self.share * std, std, 1 / 3) for name, std in named.items())
 
     def ridge(self, smallest: float, features: int) -> float:
         """λ, from the noisy smallest eigenvalue.
@@ -138,7 +138,7 @@ def calibrated(
 
 
 @dataclass(frozen=True, eq=False)
-class Noisy:
+class NoisyMoments:
     """The three releases as they came out: the moment (features, features), the products (features, 1), an eigenvalue.
 
     ``rows`` and ``constant`` say how many rows there were, and whether the last column is that of an intercept.
@@ -168,7 +168,7 @@ class Noisy:
 
 
 @quiet
-def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> Noisy:
+def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> NoisyMoments:
     """The three releases of ``plan``, with their noise.
 
     Guarantee: as for `solve`, which makes them.
@@ -183,7 +183,7 @@ def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> No
     smallest = gd.noised(key, 0, eigenvalues[:1], plan.share * stds[0], stds[0])
     noisy = auto.noised_matrix(key, 1, moment, plan.share * stds[1], stds[1])
     target = gd.noised(key, 2, product, plan.share * stds[2], stds[2])
-    return Noisy(noisy, target, float(smallest[0]), design.rows, design.intercept > 0)
+    return NoisyMoments(noisy, target, float(smallest[0]), design.rows, design.intercept > 0)
 
 
 def solve(design: Rows, targets: ArrayLike, plan: Statistics, *, l2: float = 0.0, key: AnyKey | None = None) -> Solved:

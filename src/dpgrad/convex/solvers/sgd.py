@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from dpgrad import _validate
 from dpgrad.accounting.events import Relation
 from dpgrad.convex.design import Rows
-from dpgrad.convex.losses import Array, Loss
+from dpgrad.convex.losses import Array, RowLoss
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Solved
 from dpgrad.errors import OptionError
@@ -75,7 +75,7 @@ def calibrated(
 def solve(
     design: Rows,
     targets: ArrayLike,
-    loss: Loss,
+    loss: RowLoss,
     mechanism: Mechanism,
     *,
     learning_rate: float | Schedule,

@@ -9,11 +9,11 @@ from dpgrad.convex.losses import Array
 from dpgrad.reports import kinds
 from dpgrad.reports.report import Report, report
 
-__all__ = ["Release", "Solved"]
+__all__ = ["Solved", "Statistic"]
 
 
 @dataclass(frozen=True)
-class Release:
+class Statistic:
     """What was released: its name, how far one row moves it, the noise on it, and its share of the budget.
 
     The share is one of μ²; in objective perturbation and AMP, whose loss is not the noise's alone, that of the two
@@ -24,7 +24,7 @@ class Release:
     each on rows sampled at ``sampling_rate``. The matrix is symmetric: entries off its diagonal count twice in the norm
     and carry noise of std/√2.
 
-    >>> Release("mean", sensitivity=0.02, std=0.5, share=0.05).count
+    >>> Statistic("mean", sensitivity=0.02, std=0.5, share=0.05).count
     1
     """
 
@@ -50,7 +50,7 @@ class Solved(tuple[Array, Event]):
     relation: Relation
     title: str
     reproducible: bool
-    releases: tuple[Release, ...]
+    releases: tuple[Statistic, ...]
 
     def __new__(
         cls,
@@ -59,7 +59,7 @@ class Solved(tuple[Array, Event]):
         relation: Relation,
         title: str,
         reproducible: bool,
-        releases: tuple[Release, ...] = (),
+        releases: tuple[Statistic, ...] = (),
     ) -> "Solved":
         """The pair, and beside it what its report says."""
         made = super().__new__(cls, (coefficients, event))

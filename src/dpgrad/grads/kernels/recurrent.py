@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dpgrad._triton import on_its_device
-from dpgrad.grads.layers.steps import Back, Found, Given, Ran, before
+from dpgrad.grads.layers.steps import Back, Given, Ran, Returned, before
 
 __all__ = ["backward", "forward"]
 
@@ -210,7 +210,7 @@ def _gru(u: Tensor, given: Given, outputs: Tensor) -> Tensor:
     return kept
 
 
-def backward(back: Back, ran: Ran, given: Given) -> Found:
+def backward(back: Back, ran: Ran, given: Given) -> Returned:
     """What `steps.backward` returns."""
     outputs = None if back.outputs is None else back.outputs.contiguous()
     return (_lstm_backward if given.kind == "lstm" else _gru_backward)(
@@ -225,7 +225,7 @@ def _started(like: Tensor, arrived: Tensor | None) -> Tensor:
 
 
 @on_its_device
-def _lstm_backward(kept: Tensor, back: Back, ran: Ran, given: Given) -> Found:
+def _lstm_backward(kept: Tensor, back: Back, ran: Ran, given: Given) -> Returned:
     (batch, time, size), projection, cells = ran.cells.shape, given.projection, ran.cells
     du, dh = torch.empty_like(kept), _started(given.hidden, back.hidden)
     assert given.cell is not None
@@ -255,7 +255,7 @@ def _lstm_backward(kept: Tensor, back: Back, ran: Ran, given: Given) -> Found:
 
 
 @on_its_device
-def _gru_backward(kept: Tensor, back: Back, ran: Ran, given: Given) -> Found:
+def _gru_backward(kept: Tensor, back: Back, ran: Ran, given: Given) -> Returned:
     batch, time, size = ran.earlier.shape
     du, dv = kept.new_empty(batch, time, 3 * size), kept.new_empty(batch, 3 * size)
     dh = _started(given.hidden, back.hidden)

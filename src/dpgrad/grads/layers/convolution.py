@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from dpgrad.grads.patches import Patches
 from dpgrad.grads.uses import Dense, Use, wide
 
-__all__ = ["RULES", "Sizes", "convolution", "transposed"]
+__all__ = ["RULES", "convolution", "transposed"]
 
-Sizes = int | Sequence[int]
+_Sizes = int | Sequence[int]
 
 
 def convolution(
@@ -19,9 +19,9 @@ def convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
+    stride: _Sizes = 1,
+    padding: _Sizes | str = 0,
+    dilation: _Sizes = 1,
     groups: int = 1,
 ) -> dict[str, Use]:
     examples, x, out, many = len(g), input.flatten(0, 1), g.flatten(0, 1), weight.ndim - 2
@@ -38,11 +38,11 @@ def transposed(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
+    stride: _Sizes = 1,
+    padding: _Sizes = 0,
+    output_padding: _Sizes = 0,
     groups: int = 1,
-    dilation: Sizes = 1,
+    dilation: _Sizes = 1,
 ) -> dict[str, Use]:
     """The adjoint of a convolution: its input and its output's gradient exchange their parts."""
     examples, x, out, many = len(g), input.flatten(0, 1), g.flatten(0, 1), weight.ndim - 2
@@ -54,7 +54,7 @@ def _bias(g: Tensor) -> Dense:
     return Dense(wide(g).sum((1, *range(3, g.ndim))))
 
 
-def _each(value: Sizes, many: int) -> tuple[int, ...]:
+def _each(value: _Sizes, many: int) -> tuple[int, ...]:
     """One size per dimension; a single one stands for all."""
     sizes = (value,) if isinstance(value, int) else tuple(value)
     return sizes * many if len(sizes) == 1 else sizes

@@ -38,7 +38,7 @@ __all__ = [
     "REWRITES",
     "WEIGHTS",
     "Fused",
-    "Layer",
+    "OneLayer",
     "State",
     "composed",
     "fused",
@@ -54,7 +54,7 @@ State = tuple[Tensor, ...]  # (h,), for the LSTM (h, c); each (batch, hidden)
 _PACKED: ContextVar[PackedSequence | None] = ContextVar("_PACKED", default=None)
 
 
-class Layer(NamedTuple):
+class OneLayer(NamedTuple):
     """One layer in one direction, and what it is given."""
 
     kind: str  # "lstm", "gru", "rnn_tanh" or "rnn_relu"
@@ -98,7 +98,7 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {  # u, v and the 
 }
 
 
-def run_layer(layer: Layer) -> State:
+def run_layer(layer: OneLayer) -> State:
     """The outputs, (batch, time, outputs), and the last state of one layer in one direction."""
     tensors = tuple(each for each in layer if isinstance(each, Tensor))
     if has_torch_function(tensors):
@@ -107,7 +107,7 @@ def run_layer(layer: Layer) -> State:
     return composed(layer)
 
 
-def composed(layer: Layer) -> State:
+def composed(layer: OneLayer) -> State:
     """`run_layer` by its definition.
 
     Where a sequence is shorter than the batch's longest, its state stands still outside it. So it ends, going forward,
@@ -140,11 +140,11 @@ class Fused(NamedTuple):
     cells: Tensor
 
 
-def fused(layer: Layer) -> Fused:
+def fused(layer: OneLayer) -> Fused:
     """`run_layer` in one operation, whose backward pass finds no gradient of weights.
 
     >>> rnn, x = nn.GRU(2, 3, batch_first=True), torch.ones(4, 5, 2)
-    >>> layer = Layer("gru", False, x, torch.zeros(4, 3), None, None, *(weight.detach() for weight in rnn.parameters()))
+    >>> layer = OneLayer("gru", False, x, torch.zeros(4, 3), None, None, *(w.detach() for w in rnn.parameters()))
     >>> torch.allclose(fused(layer).state[0], rnn(x)[0])
     True
     """
@@ -167,7 +167,7 @@ def fused(layer: Layer) -> Fused:
     return Fused(state, u, tap, earlier, kept, cells)
 
 
-def gate_uses(layer: Layer, run: Fused, g: Tensor, folded: Callable[[Tensor], Tensor]) -> dict[str, Use]:
+def gate_uses(layer: OneLayer, run: Fused, g: Tensor, folded: Callable[[Tensor], Tensor]) -> dict[str, Use]:
     """The uses of weights and biases from the gradient of u, (batch, time, gates·hidden).
 
     ``folded`` puts the examples first, and their rows second.
@@ -233,7 +233,7 @@ def _layers(
             hidden, *cells = before[group]
             cell = cells[0] if cells else None
             output, *state = run_layer(
-                Layer(kind, group % directions == 1, inputs, hidden, cell, valid, **weights[group])
+                OneLayer(kind, group % directions == 1, inputs, hidden, cell, valid, **weights[group])
             )
             outputs.append(output)
             after.append(tuple(state))
@@ -329,7 +329,7 @@ def _cell(
     _refuse_unbatched("a recurrent cell", input, 2)
     state = _states(hx)
     cell = state[1] if len(state) == 2 else None
-    _, *after = run_layer(Layer(kind, False, input.unsqueeze(1), state[0], cell, None, w_ih, w_hh, b_ih, b_hh))
+    _, *after = run_layer(OneLayer(kind, False, input.unsqueeze(1), state[0], cell, None, w_ih, w_hh, b_ih, b_hh))
     return after[0] if isinstance(hx, Tensor) else tuple(after)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Back", "Found", "Given", "Ran", "backward", "before", "forward"]
+__all__ = ["Back", "Given", "Ran", "Returned", "backward", "before", "forward"]
 
 
 class Given(NamedTuple):
@@ -76,7 +76,7 @@ class Back(NamedTuple):
         return [*(arriving[t] for t in order[1:]), None]
 
 
-Found = tuple[Tensor, Tensor, Tensor, Tensor]  # du, dh and dc before the first step, and dh at all steps if projected
+Returned = tuple[Tensor, Tensor, Tensor, Tensor]  # du, dh and dc before the first step, and dh at all if projected
 
 
 def before(values: Tensor, first: Tensor, backwards: bool) -> Tensor:
@@ -106,7 +106,7 @@ def forward(u: Tensor, given: Given) -> Ran:
     return Ran(outputs, before(outputs, given.hidden, given.backwards), kept, cells)
 
 
-def backward(back: Back, ran: Ran, given: Given) -> Found:
+def backward(back: Back, ran: Ran, given: Given) -> Returned:
     """All time steps, the last one first. Of ``ran`` the outputs are not used: a model may have changed them."""
     match given.kind:
         case "lstm":
@@ -194,7 +194,7 @@ def _past(arriving: Tensor | None, g: Tensor, given: Given, dh: Tensor, inside: 
     return new if inside is None else new.add_(dh.masked_fill(inside, 0))
 
 
-def _rnn_backward(back: Back, ran: Ran, given: Given) -> Found:
+def _rnn_backward(back: Back, ran: Ran, given: Given) -> Returned:
     du = 1 - ran.kept.square() if given.kind == "rnn_tanh" else (ran.kept > 0).to(ran.kept.dtype)
     _masked(given, du)
     order, inside, each = given.order(du.shape[1])[::-1], given.inside(du.shape[1]), du.unbind(1)
@@ -205,7 +205,7 @@ def _rnn_backward(back: Back, ran: Ran, given: Given) -> Found:
     return du, dh, du.new_empty(0), du.new_empty(0)
 
 
-def _lstm_backward(back: Back, ran: Ran, given: Given) -> Found:
+def _lstm_backward(back: Back, ran: Ran, given: Given) -> Returned:
     size, time = ran.cells.shape[2], ran.cells.shape[1]
     du, of_cell, f = _lstm_factors(ran, given)
     order, inside, projection = given.order(time)[::-1], given.inside(time), given.projection
@@ -247,7 +247,7 @@ def _lstm_factors(ran: Ran, given: Given) -> tuple[Tensor, Tensor, Tensor]:
     return du, of_cell, _kept_on(given, f)
 
 
-def _gru_backward(back: Back, ran: Ran, given: Given) -> Found:
+def _gru_backward(back: Back, ran: Ran, given: Given) -> Returned:
     size, time = ran.earlier.shape[2], ran.earlier.shape[1]
     r, z, n, v_n = _split(ran.kept, size)
     du = ran.kept.new_empty(*ran.kept.shape[:2], 3 * size)

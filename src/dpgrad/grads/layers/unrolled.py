@@ -16,7 +16,7 @@ from torch.library import Library, register_fake
 
 from dpgrad import _triton
 from dpgrad.grads.layers import steps
-from dpgrad.grads.layers.steps import Back, Found, Given, Ran
+from dpgrad.grads.layers.steps import Back, Given, Ran, Returned
 
 __all__ = ["Unrolled", "operation"]
 
@@ -82,7 +82,7 @@ def _run_backward(
     cell: Tensor | None,
     valid: Tensor | None,
     backwards: bool,
-) -> Found:
+) -> Returned:
     """The gradients of u, of the first state and cell, and, where it is projected, of the state at each time step."""
     given = Given(kind, backwards, weight, None, projection, hidden, cell, valid)
     back, ran = Back(of_outputs, of_last, of_last_cell), Ran(earlier.new_empty(0), earlier, kept, cells)
