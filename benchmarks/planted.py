@@ -8,6 +8,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from dpgrad.grads import history, scaling, uses
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism import keys, mechanism, sampling
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import draw, noise
 from dpgrad.training import private
 from dpgrad.training.same_data import SameData
-from dpgrad.training.step import bodies, release
+from dpgrad.training.step import bodies, quantile, release
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
 DELTA = 1e-5
@@ -345,6 +347,119 @@ def short_ledger() -> contextlib.AbstractContextManager[None]:
     return patched(Mechanism, step_event=event)
 
 
+# ---------------------------------------------------------------- clip bounds that follow a quantile
+def _followed(change: Callable[[quantile.Quantile, Tensor], tuple[Tensor, float]]) -> Fault:
+    """Another count of norms below the bound, and how much of the noise it gets."""
+    real = quantile.Quantile.follow
+
+    def follow(own: quantile.Quantile, step: int, counts: Tensor) -> None:
+        counted, factor = change(own, counts)
+        gaussian = noise.gaussian
+        with patched(quantile, noise=SimpleNamespace(gaussian=lambda *given: factor * gaussian(*given))):
+            real(own, step, counted)
+
+    return lambda: patched(quantile.Quantile, follow=follow)
+
+
+def count_not_noised() -> contextlib.AbstractContextManager[None]:
+    """The next clip bound follows the exact count."""
+    return _followed(lambda _, counts: (counts, 0.0))()
+
+
+def count_noise(factor: float) -> Fault:
+    """The noise on the count is of another size than claimed."""
+    return _followed(lambda _, counts: (counts, factor))
+
+
+def count_from_zero() -> contextlib.AbstractContextManager[None]:
+    """A row adds 0 or 1 to the count, in place of −½ or ½."""
+    return _below_by(lambda scaled, weights, clips, real: real(scaled, weights, clips) + 0.5 * (weights > 0).sum())
+
+
+def count_of_several() -> contextlib.AbstractContextManager[None]:
+    """A row adds twice what it may to the count."""
+    return _followed(lambda _, counts: (2 * counts, 1.0))()
+
+
+def _below_by(change: Callable[..., Tensor]) -> contextlib.AbstractContextManager[None]:
+    real = vars(bodies)["_below"]
+    return patched(bodies, _below=lambda scaled, weights, clips: change(scaled, weights, clips, real))
+
+
+def exact_quantile() -> contextlib.AbstractContextManager[None]:
+    """The next clip bound is half-way to the quantile of the norms, without noise."""
+    seen: dict[str, Tensor] = {"norms": torch.ones(1)}
+
+    def noted(scaled: Any, weights: Tensor, clips: Tensor, real: Any) -> Tensor:
+        seen["norms"] = scaled.norms.detach()
+        found: Tensor = real(scaled, weights, clips)
+        return found
+
+    def following(rule: AdaptiveClip, clip: float, *given: Any) -> float:
+        middle = float(seen["norms"].quantile(rule.quantile))
+        return clip * min(max((middle / clip) ** 0.5, 0.9), 1.1)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_below_by(noted))
+    stack.enter_context(patched(AdaptiveClip, following=following))
+    return stack
+
+
+def count_without_share() -> contextlib.AbstractContextManager[None]:
+    """The gradients get the noise of a step that counts nothing."""
+    return patched(AdaptiveClip, widening=lambda rule, multipliers, groups, batch_size: np.ones_like(multipliers))
+
+
+def count_left_out_of_noise() -> contextlib.AbstractContextManager[None]:
+    """The mechanism makes room for the count, and the step does not."""
+    real = release.Figures.stds
+
+    def narrow(figures: Any, step: int) -> list[float]:
+        plain = vars(figures)["_mechanism"]
+        share = plain.without_adaptive_clip().std_at(step) / plain.std_at(step)
+        return [share * std for std in real(figures, step)]
+
+    return patched(release.Figures, stds=narrow)
+
+
+def noise_behind_bound() -> contextlib.AbstractContextManager[None]:
+    """The noise keeps the size that the first clip bound asked for."""
+    real = release.Figures.stds
+    return patched(release.Figures, stds=lambda figures, step: real(figures, 0))
+
+
+def clip_behind_bound() -> contextlib.AbstractContextManager[None]:
+    """Gradients are clipped to the first bound, while the noise follows."""
+    real = release.Figures.clips
+    return patched(release.Figures, clips=lambda figures, step: real(figures, 0))
+
+
+def count_of_all_rows() -> contextlib.AbstractContextManager[None]:
+    """The count is that of all rows of the data, which sampling does not hide."""
+    seen: dict[str, Any] = {}
+    real, begin = quantile.Quantile.follow, private.PrivateGradient.step
+
+    def step(own: Any, data: Any) -> Any:
+        seen["own"], seen["data"] = own, data
+        return begin(own, data)
+
+    def follow(own: quantile.Quantile, at: int, counts: Tensor) -> None:
+        model, loss = seen["own"].work.model, seen["own"].work.loss
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        losses = loss(model, seen["data"])
+        norms = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(each, parameters, retain_graph=True)]).norm()
+            for each in losses
+        ]
+        below = sum((0.5 if float(norm) <= own.at(at)[0] else -0.5) for norm in norms)
+        real(own, at, torch.full_like(counts, below))
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(patched(private.PrivateGradient, step=step))
+    stack.enter_context(patched(quantile.Quantile, follow=follow))
+    return stack
+
+
 # ---------------------------------------------------------------- what is audited
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """One value per row."""
@@ -439,6 +554,11 @@ def several_subject() -> Subject:
     return Subject(mlp(), cross_entropy, poisson(), data, {"several_rows": True})
 
 
+def following_subject(**changed: Any) -> Subject:
+    """Clip bounds that follow a quantile; counting takes a quarter of what a step may reveal."""
+    return subject(**{"adaptive_clip": AdaptiveClip(0.5, noise=1.0), **changed})
+
+
 GROUPS = (Group("0.*", clip=0.5), Group("2.*"))
 MOMENTUM = {"inner_momentum": InnerMomentum(gamma=0.5, length=1)}
 
@@ -476,12 +596,25 @@ CASES = (
     Case("noise on a coarse grid", noise_on_a_grid, subject, "noise"),
     Case("replayed batch", replayed_batch, subject, "sampling"),
     Case("stale iterate in inner momentum", stale_iterate, lambda: subject(options=MOMENTUM, clip=0.1), "sensitivity"),
-    Case("mask of padding ignored", mask_ignored, lambda: subject(steps=60), "sensitivity"),
+    Case("mask of padding ignored", mask_ignored, lambda: subject(steps=200), "sensitivity"),
     Case("divisor from the data", divisor_from_data, subject, "sensitivity"),
     Case("ledger short by a step", short_ledger, subject, "ledger"),
     Case("sampling with replacement", with_replacement, subject, "sampling"),
     Case("fixed-size batches accounted as Poisson", fixed_batches, subject, "sampling"),
-)
+    Case("adaptive clip: count not noised", count_not_noised, following_subject, "noise"),
+    Case("adaptive clip: count noise × 0.5", count_noise(0.5), following_subject, "noise"),
+    Case("adaptive clip: row counts 0 or 1", count_from_zero, following_subject, "sensitivity"),
+    Case("adaptive clip: row counts twice", count_of_several, following_subject, "sensitivity"),
+    Case("adaptive clip: exact quantile", exact_quantile, following_subject, "noise"),
+    Case(
+        "adaptive clip: count left out of the price", count_without_share,
+        lambda: following_subject(sampler=sampling.FullBatch()), "price",
+    ),
+    Case("adaptive clip: count left out of the noise", count_left_out_of_noise, following_subject, "noise"),
+    Case("adaptive clip: noise behind the bound", noise_behind_bound, following_subject, "noise"),
+    Case("adaptive clip: clip behind the bound", clip_behind_bound, following_subject, "sensitivity"),
+    Case("adaptive clip: count of all rows", count_of_all_rows, following_subject, "sensitivity"),
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- a user's own loop

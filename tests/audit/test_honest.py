@@ -17,6 +17,7 @@ from dpgrad import Group, Relation, audit, sampling, schedules
 from dpgrad.audit.trials import PrivateSteps
 from dpgrad.grads import scaling
 from dpgrad.grads.history import InnerMomentum
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.training.recipes import RECIPES, recipe
 
 REPLACE, ZERO = Relation.REPLACE_ONE, Relation.ZERO_OUT
@@ -60,6 +61,9 @@ TOGETHER: dict[str, Callable[[], planted.Subject]] = {
     ),
     "shuffle, zero-out, several rows": of_several_rows,
     "bfloat16": lambda: of_type(torch.bfloat16),
+    "adaptive clip, groups": lambda: planted.following_subject(
+        groups=planted.GROUPS, adaptive_clip=AdaptiveClip(0.7, 0.4)
+    ),
 }
 SUBJECTS: dict[str, Callable[[], planted.Subject]] = {
     "Poisson": planted.subject,
@@ -79,6 +83,13 @@ SUBJECTS: dict[str, Callable[[], planted.Subject]] = {
     "inner momentum, past": lambda: planted.subject(options={"inner_momentum": InnerMomentum(0.9, 2, "past")}),
     "full batch, average": lambda: planted.subject(sampler=sampling.FullBatch(), options={"average": 0.5}),
     "several rows": planted.several_subject,
+    "adaptive clip": planted.following_subject,
+    "adaptive clip, full batch": lambda: planted.following_subject(sampler=sampling.FullBatch()),
+    "adaptive clip, zero-out": lambda: planted.following_subject(relation=ZERO),
+    "adaptive clip, replace-one": lambda: planted.following_subject(relation=REPLACE),
+    "adaptive clip, fixed size": lambda: planted.following_subject(sampler=sampling.FixedSize(40, 8), relation=REPLACE),
+    "adaptive clip, shuffle": lambda: planted.following_subject(sampler=sampling.Shuffle(40, 8), relation=ZERO),
+    "adaptive clip, secure noise": lambda: planted.following_subject(secure_values=24),
     "augmentation": lambda: planted.subject(options={"augment": twice}),
     "tied weights": planted.tied_subject,
     "dropout": with_dropout,

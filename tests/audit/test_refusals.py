@@ -12,7 +12,8 @@ from torch import nn
 from benchmarks import planted
 from dpgrad import audit, sampling
 from dpgrad.audit.record import Audit, Check, judged
-from dpgrad.errors import DpgradError, OptionError
+from dpgrad.audit.trials import Trial
+from dpgrad.errors import AuditError, DpgradError, OptionError
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -56,11 +57,24 @@ def test_bad_arguments_are_refused_in_one_line(changed: Any) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_clip_bound_that_moves_is_refused_not_refuted() -> None:
-    """Neighbours that share their noise differ in the next bound too: the coupled check would refute a true claim."""
+def test_clip_bounds_that_leave_their_range_in_a_step_are_refused() -> None:
+    """There they tell no count."""
+    moving = dataclasses.replace(FULL, adaptive_clip=AdaptiveClip(0.5, learning_rate=100.0))
+    with pytest.raises(OptionError, match=r"learning_rate 100 of adaptive_clip moves the clip bound to the end .* aud"):
+        stepped(mechanism=moving, checks=["noise"], canaries=1)
+
+
+@pytest.mark.parametrize("bounds", [None, torch.ones(2), torch.tensor([[1.0], [2.0]])], ids=str)
+def test_code_with_adaptive_clip_shows_its_bounds(bounds: torch.Tensor | None) -> None:
+    """Without them, in another shape, or other ones than the step before had left."""
+
+    def run(trial: Trial) -> list[dict[str, torch.Tensor]]:
+        found = [{name: torch.zeros_like(p) for name, p in trial.model.named_parameters()} for _ in trial.steps]
+        return found if bounds is None else [{**each, ".clip": bounds} for each in found]
+
     moving = dataclasses.replace(FULL, adaptive_clip=AdaptiveClip(0.5))
-    with pytest.raises(OptionError, match=r"without_adaptive_clip\(\), or .* audit\.game"):
-        stepped(mechanism=moving, checks=["sensitivity"], canaries=1)
+    with pytest.raises(AuditError, match=r"left no clip bounds: .* shape \(2, 1\)|used other clip bounds than"):
+        stepped(mechanism=moving, checks=["noise"], canaries=1, run=run)
 
 
 def test_arrays_are_taken() -> None:

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from dpgrad.audit import exact
+from dpgrad.audit import exact, moving
 from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Check, bonferroni
 from dpgrad.audit.trials import UnderAudit, rows_of
+from dpgrad.mechanism.mechanism import Mechanism
 
 __all__ = ["NoiseFound", "Ratios", "check", "independence", "law", "precision", "seen", "size"]
 
 _VALUES = 4_000_000
 _MOST_SEEDS = 8
+_QUIET = 2  # rows whose losses are all 0
 _LAW = 40_000  # values whose law and precision are looked at
 
 
@@ -43,20 +45,28 @@ class NoiseFound:
 
 def seen(target: UnderAudit, wanted: int) -> Ratios:
     """Run about ``wanted`` steps with all losses 0, and a sixth as many twice on real rows."""
-    mechanism = target.full
+    mechanism = moving.drifting(target.full, up=True)
     size = sum(part.stop - part.start for part in target.slices().values())
     wanted = max(2, min(wanted, _VALUES // size))
-    steps = range(min(wanted, mechanism.steps))
+    steps = range(min(wanted, mechanism.steps, *([moving.limit(mechanism, _QUIET)] if target.counts else [])))
     seeds = max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
-    rows = rows_of(target.data, slice(0, 2))
+    rows = rows_of(target.data, slice(0, _QUIET))
     quiet = target.columns(rows, 0.0, 0.0)
     found = [target.released(quiet, target.seed + 100 + n, steps, mechanism, canaried=True) for n in range(seeds)]
-    few = range(max(1, min(len(steps), wanted // 6)))
-    real = rows_of(target.data, slice(0, 6))
-    one, other = (target.released(real, target.seed + 200 + n, few, mechanism) for n in range(2))
-    alone = np.concatenate([each.sums / target.stds(steps) for each in found])
-    differences = (one.sums - other.sums) / (math.sqrt(2) * target.stds(few))
+    alone = np.concatenate([(each.sums - target.quiet(_QUIET)) / target.stds(steps) for each in found])
+    differences = _differences(target, mechanism, max(1, min(len(steps), wanted // 6)))
     return Ratios(alone, differences, len(steps), target.slices(), all(each.single for each in found))
+
+
+def _differences(target: UnderAudit, mechanism: Mechanism, wanted: int) -> Array:
+    """Differences of two seeds on real rows; of first steps alone where the bounds of later ones differ by seed."""
+    real = rows_of(target.data, slice(0, 6))
+    few = range(1 if target.counts else wanted)
+    pairs = []
+    for pair in range(wanted if target.counts else 1):
+        one, other = (target.released(real, target.seed + 200 + 2 * pair + n, few, mechanism) for n in range(2))
+        pairs.append((one.sums - other.sums) / (math.sqrt(2) * target.stds(few)))
+    return np.concatenate(pairs)
 
 
 def check(target: UnderAudit, wanted: int, level: float) -> NoiseFound:

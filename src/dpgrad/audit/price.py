@@ -13,6 +13,7 @@ from dpgrad.accounting.events import Relation, leaves
 from dpgrad.audit import exact
 from dpgrad.audit.claims import Claimed
 from dpgrad.audit.exact import Array
+from dpgrad.audit.moving import MOVED
 from dpgrad.audit.record import Check, bonferroni
 from dpgrad.audit.trials import Canaried, PrivateSteps, Trial, UnderAudit, rows_of
 from dpgrad.mechanism import sampling
@@ -89,11 +90,13 @@ def _shuffled(
 
 
 def _multipliers(mechanism: Mechanism) -> Array:
-    """Noise over clip bound at every step, from the two numbers that a step reads; groups taken together."""
+    """Noise over clip bound at every step, from the numbers that a step reads; groups and counts taken together."""
     steps = range(mechanism.steps)
     squares = sum(
         np.square(mechanism.clips(steps, group) / mechanism.stds(steps, group)) for group in mechanism.groups or (None,)
     )
+    if mechanism.adaptive_clip is not None:  # a row moves the count of every group too
+        squares = squares + max(1, len(mechanism.groups)) * np.square(MOVED / mechanism.count_stds(steps))
     found: Array = 1 / np.sqrt(squares)
     return found
 

@@ -69,7 +69,7 @@ def drawn(target: UnderAudit, wanted: int) -> Batches:
     rows = _rows(mechanism)
     values = max(rows, mechanism.secure_values) if mechanism.secure_values else 0  # the probe has one for each row
     shown = replace(mechanism, noise_multiplier=_NOISE, clip=1.0, noise=1.0, hold_noise=False, groups=(),
-                    batch_size=mechanism.divisor, secure_values=values)  # fmt: skip
+                    batch_size=mechanism.divisor, secure_values=values, adaptive_clip=None)  # fmt: skip
     steps = range(min(wanted, mechanism.steps))
     seeds = max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
     probe = nn.Linear(rows, 1, bias=False)

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dpgrad.accounting.events import Relation
+from dpgrad.audit import moving
+from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Check
 from dpgrad.audit.trials import UnderAudit, joined, rows_of
 from dpgrad.errors import AuditError
@@ -30,6 +32,7 @@ SLACK = 1e-3  # of the clip bound
 _COMPANY = 6  # real rows beside a canary
 _SAMPLED = 128  # rows from which batches are drawn
 _MANY = 256  # canaries that push the same way: a sum that is rounded before noise shows here
+_FALLING = 8  # steps of bounds that fall
 _LATER = 2  # rows that are tried at the last steps too
 _CLIMBS = 4
 _ASCENTS = 25
@@ -46,6 +49,15 @@ class _Pair:
     canaried: bool
     reach: float = 1.0
 
+    @property
+    def counted(self) -> float:
+        """How far the counts of ``adaptive_clip`` may lie apart, over a row's bound of ½.
+
+        A row that is there in both may go from below its clip bound to beyond, also one whose loss is 0.
+        """
+        one, other = (len(pytree.tree_leaves(data)[0]) for data in (self.one, self.other))
+        return 2.0 if one == other else 1.0
+
 
 @dataclass(frozen=True)
 class Reached:
@@ -61,7 +73,9 @@ def check(target: UnderAudit, canaries: int) -> Reached:
     search = _Search(target)
     search.run(canaries)
     says = f"largest contribution {search.largest:.4f} of the clip bound ({search.where})"
-    violated = search.largest > 1 + SLACK
+    if search.elsewhere is not None:
+        says += f"; {search.elsewhere}"
+    violated = search.largest > 1 + SLACK or search.elsewhere is not None
     return Reached(Check("sensitivity", None, says, violated=violated), search.largest, tuple(search.not_tried))
 
 
@@ -71,18 +85,22 @@ class _Search:
     def __init__(self, target: UnderAudit) -> None:
         self.target, self.largest, self.where = target, 0.0, "none"
         self.not_tried: list[str] = []
+        self.elsewhere: str | None = None
         self._released: dict[tuple[int, range, bool], Any] = {}
         self._ascents: dict[int, Any] = {}
         rows = rows_of(target.data, slice(0, _COMPANY))
-        self._company = {False: rows, True: target.columns(rows, 1.0, 0.0)}
+        # where bounds follow counts they differ between neighbours, and so would what real rows contribute later
+        self._company = {False: rows, True: target.columns(rows, 0.0 if target.counts else 1.0, 0.0)}
 
     def run(self, canaries: int) -> None:
         """Search until a contribution exceeds its bound, the canaries that are found soonest first."""
         steps = self.target.mechanism.steps
-        first = _two_from(0, steps)
-        self.same_twice(first)
+        self.same_twice(_two_from(0, steps))
+        first = range(1) if self.target.counts else _two_from(0, steps)
         for part in (
-            lambda: self.contribution(self.pushed(), first, few=False),
+            lambda: self.contribution(self.pushed(), _two_from(0, steps), few=False),
+            self.silent,
+            self.falling,
             self.sampled,
             lambda: self.contribution(self.crowd(), first),
             lambda: self.later(steps),
@@ -106,7 +124,7 @@ class _Search:
                 if self.largest > 1 + SLACK:
                     return
         steps = self.target.mechanism.steps
-        if steps > len(first):
+        if steps > len(first) and not self.target.counts:
             for _, pair in sorted(found.values(), key=lambda one: one[0], reverse=True)[:_LATER]:
                 self.contribution(pair, _two_from(steps - 1, steps))
 
@@ -126,6 +144,20 @@ class _Search:
         absent = company if self._may_be_absent else joined(company, target.columns(row, 0.0, 0.0))
         present = joined(company, target.columns(row, 1.0, 1.0))  # code that sees layers alone sees the row's own loss
         return _Pair("gradient canary", absent, present, canaried=True)
+
+    def silent(self) -> None:
+        """A row without a gradient, which only a count may show."""
+        target, company = self.target, self._company[True]
+        if target.counts and self._may_be_absent:
+            row = target.columns(rows_of(target.data, slice(0, 1)), 0.0, 0.0)
+            self.contribution(_Pair("a row without a gradient", company, joined(company, row), True), range(1))
+
+    def falling(self) -> None:
+        """The gradient canary while clip bounds fall."""
+        if self.target.counts:
+            mechanism = moving.drifting(self.target.full, up=False)
+            most = min(mechanism.steps, _FALLING, moving.limit(mechanism, _COMPANY + 1))
+            self.contribution(self.pushed(), range(most), mechanism)
 
     @property
     def _may_be_absent(self) -> bool:
@@ -177,6 +209,28 @@ class _Search:
     def contribution(self, pair: _Pair, steps: range, mechanism: Mechanism | None = None, few: bool = True) -> float:
         """How far apart two neighbours are, over the bound; the largest is kept."""
         target = self.target
+        moved, rounding = self._moved(pair, steps, mechanism, few)
+        found = [(apart / (moving.MOVED * pair.counted), ", count") for apart in self._counted(moved)]
+        for group, places in target.places().items():
+            apart = np.sqrt(np.square(moved[:, places.astype(int)]).sum(1)) - rounding
+            named = "" if group is None else f", group {group.pattern}"
+            found.append((apart / (target.mechanism.clips(steps, group) * pair.reach), named))
+        largest = 0.0
+        for ratios, named in found:
+            at = int(np.argmax(ratios))
+            largest = max(largest, float(ratios[at]))
+            if ratios[at] > self.largest:
+                self.largest = float(ratios[at])
+                self.where = f"{pair.name}, step {steps[at]}{named}"
+        return largest
+
+    def _counted(self, moved: Array) -> Array:
+        """How far each count was moved: (groups, steps)."""
+        return np.abs(moved[:, moved.shape[1] - self.target.counts :].T)
+
+    def _moved(self, pair: _Pair, steps: range, mechanism: Mechanism | None, few: bool) -> tuple[Array, float]:
+        """The difference of two neighbours under one seed, and what rounding may have added."""
+        target = self.target
         how = mechanism or target.full
         key = id(pair.one), steps, few
         one = self._released.get(key)
@@ -188,17 +242,7 @@ class _Search:
         moved, rounding = other.sums - one.sums, max(one.rounding, other.rounding)
         if not other.single and _NARROW not in self.not_tried:
             self.not_tried.append(_NARROW)
-        largest = 0.0
-        for group, places in target.places().items():
-            apart = np.sqrt(np.square(moved[:, places.astype(int)]).sum(1)) - rounding
-            ratios = apart / (target.mechanism.clips(steps, group) * pair.reach)
-            at = int(np.argmax(ratios))
-            largest = max(largest, float(ratios[at]))
-            if ratios[at] > self.largest:
-                self.largest = float(ratios[at])
-                named = "" if group is None else f", group {group.pattern}"
-                self.where = f"{pair.name}, step {steps[at]}{named}"
-        return largest
+        return moved, rounding
 
     def climb(self, steps: range) -> None:
         """Change real rows at random, and keep what contributes more."""
@@ -228,7 +272,22 @@ class _Search:
         data = rows_of(target.data, slice(0, rows))
         absent, present = target.columns(data, 0.0, 0.0), target.columns(data, own, own)
         pair = _Pair("gradient canary in sampled batches", absent, present, canaried=True)
+        if target.counts:
+            drawn = rate * rows
+            count = min(count, moving.limit(target.mechanism, drawn + 6 * math.sqrt(drawn)))
         self.contribution(pair, range(count), target.mechanism, few=False)
+        if target.counts:
+            self.counted_elsewhere(pair, range(count))
+
+    def counted_elsewhere(self, pair: _Pair, steps: range) -> None:
+        """Whether the canary was counted where it was in no batch."""
+        moved, _ = self._moved(pair, steps, self.target.mechanism, few=False)
+        drawn = np.sqrt(np.square(moved[:, : moved.shape[1] - self.target.counts]).sum(1)) > 0.5 * np.min(
+            [self.target.mechanism.clips(steps, group) for group in self.target.places()], axis=0
+        )
+        elsewhere = np.flatnonzero((self._counted(moved).max(0) > moving.MOVED / 2) & ~drawn)
+        if len(elsewhere):
+            self.elsewhere = f"a row that was not in the batch of step {steps[int(elsewhere[0])]} was counted"
 
 
 def _two_from(step: int, steps: int) -> range:

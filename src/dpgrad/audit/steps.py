@@ -71,11 +71,6 @@ def step(
         _validate.one_of(CHECKS, check=name)
     if run is not None and (options or rule is not None):
         raise OptionError("give run, or rule and options of dpgrad's own step: run brings its own")
-    if mechanism.adaptive_clip is not None:
-        raise OptionError(
-            "an audit of steps needs clip bounds that are fixed beforehand, and adaptive_clip follows noisy counts: "
-            "give mechanism.without_adaptive_clip(), or audit whole runs with audit.game"
-        )
     stepper: Stepper = PrivateSteps(rule, dict(options)) if run is None else run
     target = UnderAudit.of(model, loss_named(loss), mechanism, data, stepper, seed)
     return _Auditor(target, level, tuple(checks), _claimed(mechanism, claim)).audit(canaries, steps)

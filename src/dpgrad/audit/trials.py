@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dpgrad.audit import moving
 from dpgrad.audit.exact import Array
 from dpgrad.errors import AuditError, DataError, OptionError
 from dpgrad.grads.scaling import ScaleRule
@@ -40,7 +41,8 @@ class Trial:
     (model, batch) gives one value per row. The stepper returns the noisy mean gradients of these steps, as they stand
     in ``.grad``. It must give the same for the same trial, and must leave the weights where they are (a learning rate
     of 0) or move them by a rule that reads no data. Code that cannot begin in the middle starts at step 0 and returns
-    the last ``len(steps)`` gradients.
+    the last ``len(steps)`` gradients. Where the mechanism has ``adaptive_clip`` each step also returns, as ``".clip"``,
+    its clip bounds and those of the next step, (2, groups); a row without a gradient counts as below the bound.
 
     >>> from dpgrad import sampling
     >>> trial = Trial(nn.Linear(1, 1), None, Mechanism(sampling.FullBatch(), 9, 1.0), None, seed=0, steps=range(3, 5))
@@ -87,7 +89,10 @@ class PrivateSteps:
         try:
             for step in trial.steps:
                 private.step(trial.data)
-                found.append({name: _grad(parameter).clone() for name, parameter in parameters.items()})
+                gradients = {name: _grad(parameter).clone() for name, parameter in parameters.items()}
+                if (bounds := private.work.quantile) is not None:
+                    gradients[moving.CLIP] = torch.tensor([bounds.at(step), bounds.at(step + 1)], dtype=torch.float64)
+                found.append(gradients)
                 _walk(parameters, step)
         finally:
             with torch.no_grad():
@@ -167,7 +172,10 @@ class Canaried:
 
 @dataclass(frozen=True)
 class NoisySums:
-    """The noisy sums of some steps, (steps, coordinates), and what rounding may change of them."""
+    """The noisy sums of some steps, (steps, coordinates), and what rounding may change of them.
+
+    With ``adaptive_clip`` they are those at the first clip bounds, and the noisy counts of the groups come last.
+    """
 
     sums: Array
     precision: float  # the distance from 1 to the next number in the narrowest type of a gradient
@@ -235,6 +243,22 @@ class UnderAudit:
         return self.mechanism.group_of(name) if self.mechanism.groups else None
 
     def slices(self) -> dict[str, slice]:
+        """Where each parameter and each count of ``adaptive_clip`` lies in what is released."""
+        found = self._parameters()
+        start = max((part.stop for part in found.values()), default=0)
+        return {**found, **{f"count {n}": slice(start + n, start + n + 1) for n in range(self.counts)}}
+
+    @property
+    def counts(self) -> int:
+        """How many counts a step releases."""
+        return 0 if self.mechanism.adaptive_clip is None else max(1, len(self.mechanism.groups))
+
+    def quiet(self, rows: int) -> Array:
+        """What is released of rows without gradients, but for the noise: each is below every clip bound."""
+        size = max(part.stop for part in self.slices().values())
+        return np.where(np.arange(size) < size - self.counts, 0.0, moving.MOVED * rows)
+
+    def _parameters(self) -> dict[str, slice]:
         """Where each parameter lies in a flat vector."""
         found, start = {}, 0
         for name, parameter in trainable(self.model).items():
@@ -245,7 +269,7 @@ class UnderAudit:
     def places(self) -> dict[Group | None, Array]:
         """The coordinates of each group."""
         found: dict[Group | None, list[Array]] = {}
-        for name, part in self.slices().items():
+        for name, part in self._parameters().items():
             found.setdefault(self.group_of(name), []).append(np.arange(part.start, part.stop, dtype=float))
         return {group: np.concatenate(parts) for group, parts in found.items()}
 
@@ -253,8 +277,10 @@ class UnderAudit:
         """The claimed standard deviation of the noise, (steps, coordinates)."""
         parts = [
             np.repeat(self.mechanism.stds(steps, self.group_of(name))[:, None], part.stop - part.start, 1)
-            for name, part in self.slices().items()
+            for name, part in self._parameters().items()
         ]
+        if self.counts:
+            parts.append(np.repeat(self.mechanism.count_stds(steps)[:, None], self.counts, 1))
         return np.concatenate(parts, 1)
 
     def columns(self, data: Any, weight: float | Tensor, push: float | Tensor) -> Any:
@@ -280,7 +306,19 @@ class UnderAudit:
             ours = self.ours.canaried() if canaried else self.ours
             run = replace(ours, options={"capture": False, **ours.options}) if few else ours
         trial = Trial(self.model, loss, mechanism, data, seed, steps)
-        return read(run(trial), self.names, len(steps), mechanism.divisor)
+        found = list(run(trial))
+        sums = read(found, self.names, len(steps), mechanism.divisor)
+        return self._steady(sums, found[-len(steps) :], mechanism) if self.counts else sums
+
+    def _steady(self, sums: NoisySums, found: Sequence[Gradients], mechanism: Mechanism) -> NoisySums:
+        """The sums as they would be at the first clip bounds, and the noisy counts."""
+        bounds = moving.bounds_of([each for each in found if isinstance(each, Mapping)], mechanism)
+        groups: list[Group | None] = [*mechanism.groups] or [None]
+        values = sums.sums.copy()
+        for name, part in self._parameters().items():
+            group = self.group_of(name)
+            values[:, part] *= (mechanism.clip_at(0, group) / bounds[:, 0, groups.index(group)])[:, None]
+        return replace(sums, sums=np.concatenate([values, moving.counts(bounds, mechanism)], 1))
 
 
 def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: float) -> NoisySums:

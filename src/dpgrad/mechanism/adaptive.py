@@ -24,10 +24,10 @@ from dpgrad import _validate
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.schedules import Array
 
-__all__ = ["AdaptiveClip"]
+__all__ = ["FAR", "AdaptiveClip"]
 
 _SHARE = 20  # the paper's σ_b is the expected batch size over this
-_FAR = 1e6  # the clip bound stays within this factor of its start
+FAR = 1e6  # the clip bound stays within this factor of its start
 _ROUNDING = 1e-14  # what rounding may have taken from the noise of the gradients, many times over
 
 
@@ -85,7 +85,7 @@ class AdaptiveClip:
         share = noisy_count / batch_size + 0.5
         exponent = min(max(-self.learning_rate * (share - self.quantile), -50.0), 50.0)
         start = clip if start is None else start
-        return min(max(clip * math.exp(exponent), start / _FAR), start * _FAR)
+        return min(max(clip * math.exp(exponent), start / FAR), start * FAR)
 
     def count_stds(self, multipliers: Array, groups: int, batch_size: float) -> Array:
         """σ_b of steps by their noise multiplier, for as many groups, each of which has a count."""

@@ -229,9 +229,19 @@ class Mechanism:
         (10.0, 1.00125, True)
         """
         self._check_step(step)
+        return float(self.count_stds(range(step, step + 1))[0])
+
+    def count_stds(self, steps: range) -> Array:
+        """Return `count_std_at` for a range of steps.
+
+        >>> run = Mechanism(sampling.FullBatch(), 2, 1.0, batch_size=200, adaptive_clip=AdaptiveClip(quantile=0.5))
+        >>> run.count_stds(range(2))
+        array([10., 10.])
+        """
+        self._check_steps(steps)
         if self.adaptive_clip is None:
             raise OptionError("this mechanism counts nothing: it has no adaptive_clip")
-        return float(self.adaptive_clip.count_stds(self._multipliers(1, step), self._counts, self.divisor)[0])
+        return self.adaptive_clip.count_stds(self._multipliers(len(steps), steps.start), self._counts, self.divisor)
 
     @property
     def _counts(self) -> int:
