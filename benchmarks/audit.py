@@ -26,7 +26,7 @@ from torch import nn
 from benchmarks import environment, planted
 from dpgrad import audit
 from dpgrad.accounting.events import Relation
-from dpgrad.audit import betting, claims, exact, games, noise, price, sampled
+from dpgrad.audit import claims, exact, games, noise, price, sampled
 from dpgrad.audit.claims import ClaimCurve
 from dpgrad.audit.trials import Canaried, PrivateSteps, Trial, UnderAudit, rows_of
 from dpgrad.errors import DpgradError
@@ -309,7 +309,7 @@ def game_alarms(repetitions: int) -> dict[str, list[float]]:
         found["two-world game"].append(
             games.p_value(games.counted(inside[150:], outside[150:], threshold, flip), curve)
         )
-        bettor = betting.Bettor(curve)
+        bettor = games.Bettor(curve)
         for seen in range(50, 501, 50):
             bettor.look(inside[:seen], outside[:seen])
         found["e-process"].append(bettor.p)

@@ -4,55 +4,57 @@ import math
 
 import pytest
 
-from dpgrad.accounting import exact, laws
+from dpgrad.accounting import exact, historical
 
 
 def test_scaling_laws_scale() -> None:
-    one = laws.moments_scale(0.01, 100, 1.0, 1e-5)
+    one = historical.moments_scale(0.01, 100, 1.0, 1e-5)
     assert one == pytest.approx(0.01 * math.sqrt(100 * math.log(1e5)))
-    assert laws.moments_scale(0.02, 100, 1.0, 1e-5) == pytest.approx(2 * one)
-    assert laws.moments_scale(0.01, 400, 1.0, 1e-5) == pytest.approx(2 * one)
-    assert laws.moments_scale(0.01, 100, 2.0, 1e-5) == pytest.approx(one / 2)
-    assert laws.strong_scale(0.01, 100, 1.0, 1e-5) == pytest.approx(one * math.sqrt(math.log(100 / 1e-5)))
+    assert historical.moments_scale(0.02, 100, 1.0, 1e-5) == pytest.approx(2 * one)
+    assert historical.moments_scale(0.01, 400, 1.0, 1e-5) == pytest.approx(2 * one)
+    assert historical.moments_scale(0.01, 100, 2.0, 1e-5) == pytest.approx(one / 2)
+    assert historical.strong_scale(0.01, 100, 1.0, 1e-5) == pytest.approx(one * math.sqrt(math.log(100 / 1e-5)))
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 0.999])
 def test_classical_gaussian_is_more_noise_than_needed(epsilon: float) -> None:
-    assert laws.classical_gaussian(epsilon, 1e-5) > 1 / exact.mu_for(epsilon, 1e-5)
+    assert historical.classical_gaussian(epsilon, 1e-5) > 1 / exact.mu_for(epsilon, 1e-5)
 
 
 def test_classical_gaussian_is_refused_where_it_fails() -> None:
     with pytest.raises(ValueError, match=r"below 1, got 8: use 1 / exact.mu_for"):
-        laws.classical_gaussian(8, 1e-5)
+        historical.classical_gaussian(8, 1e-5)
     printed = math.sqrt(2 * math.log(1.25e5)) / 50
     assert printed < 1 / exact.mu_for(50.0, 1e-5)  # what it would have said is too little
 
 
 def test_amplification_is_more_than_the_papers() -> None:
-    epsilon, delta = laws.amplification(2.0, 1e-5, 0.1)
+    epsilon, delta = historical.amplification(2.0, 1e-5, 0.1)
     assert epsilon == pytest.approx(math.log(1 + 0.1 * (math.exp(2) - 1)))
     assert epsilon > 0.1 * 2.0
     assert delta == pytest.approx(1e-6)
-    assert laws.amplification(2.0, 1e-5, 1.0) == (pytest.approx(2.0), 1e-5)
-    assert laws.amplification(2.0, 1e-5, 0.0) == (0.0, 0.0)
+    assert historical.amplification(2.0, 1e-5, 1.0) == (pytest.approx(2.0), 1e-5)
+    assert historical.amplification(2.0, 1e-5, 0.0) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6, 0.9])
 def test_momentum_noise_is_the_sum_it_stands_for(momentum: float) -> None:
     for steps in (1, 2, 50):
-        assert laws.momentum_noise(momentum, steps) == pytest.approx(sum(momentum ** (2 * t) for t in range(steps)))
-    assert laws.momentum_noise(momentum, 10_000) == pytest.approx(laws.momentum_noise(momentum))
-    assert round(laws.momentum_noise(0.9), 2) == 5.26
+        assert historical.momentum_noise(momentum, steps) == pytest.approx(
+            sum(momentum ** (2 * t) for t in range(steps))
+        )
+    assert historical.momentum_noise(momentum, 10_000) == pytest.approx(historical.momentum_noise(momentum))
+    assert round(historical.momentum_noise(0.9), 2) == 5.26
 
 
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="momentum must lie in"):
-        laws.momentum_noise(1.0)
+        historical.momentum_noise(1.0)
     with pytest.raises(ValueError, match="steps must be"):
-        laws.momentum_noise(0.9, 0)
+        historical.momentum_noise(0.9, 0)
     with pytest.raises(ValueError, match="sampling_rate must lie in"):
-        laws.moments_scale(1.5, 10, 1.0, 1e-5)
+        historical.moments_scale(1.5, 10, 1.0, 1e-5)
     with pytest.raises(ValueError, match="epsilon must be positive"):
-        laws.strong_scale(0.5, 10, 0.0, 1e-5)
+        historical.strong_scale(0.5, 10, 0.0, 1e-5)
     with pytest.raises(ValueError, match="delta must lie"):
-        laws.amplification(1.0, 1.5, 0.1)
+        historical.amplification(1.0, 1.5, 0.1)

@@ -11,7 +11,7 @@ import dpgrad
 from dpgrad import audit, sampling
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Gaussian, Poisson, Repeat
-from dpgrad.audit import betting, games, single
+from dpgrad.audit import games, single
 from dpgrad.audit.claims import ClaimCurve, claimed
 from dpgrad.audit.games import Wrong
 from dpgrad.convex import DPLogisticRegression, DPStandardScaler
@@ -129,7 +129,7 @@ def test_wealth_against_a_true_claim_rarely_grows() -> None:
     random, curve, rejected = np.random.default_rng(2), ClaimCurve.gaussian(1.0), 0
     for _ in range(100):
         inside, outside = random.normal(1, 1, 400), random.normal(0, 1, 400)
-        bettor = betting.Bettor(curve)
+        bettor = games.Bettor(curve)
         for seen in range(50, 401, 50):
             bettor.look(inside[:seen], outside[:seen])
         rejected += bettor.p <= 0.05

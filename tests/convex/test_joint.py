@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import HuberSvm, Logistic
+from dpgrad.convex.weighted import Joint
 
 LOSSES = [Joint(HuberSvm(), 4), Joint(Logistic(), 4)]
 RANDOM = np.random.default_rng(20)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from dpgrad.convex.design import Design
-from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import HuberSvm, Logistic, Softmax
 from dpgrad.convex.solvers import gd
-from dpgrad.convex.weighted import Weighted
+from dpgrad.convex.weighted import Joint, Weighted
 
 LOSSES = [
     Weighted(Logistic(), (0.2, 1.0)),

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpgrad.data._fetch import fetch
-from dpgrad.data._source import Source, read_all
+from dpgrad.data._source import Source, fetch, read_all
 from dpgrad.errors import DataError
 
 BODY = b"0123456789" * 20_000

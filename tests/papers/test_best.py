@@ -11,7 +11,7 @@ import torch
 
 from dpgrad import data
 from dpgrad.errors import ReportError
-from dpgrad.papers import best, best_convex, best_models, best_search, best_tasks, best_training, best_views
+from dpgrad.papers import best, best_models, best_search, best_tasks, best_training, best_views
 from dpgrad.papers.best_search import SearchLog, SearchTrial
 from dpgrad.papers.best_tasks import TASKS
 
@@ -161,22 +161,22 @@ class TestFeatures:
         np.testing.assert_allclose(found, np.interp(places[:, 0].numpy(), np.linspace(0, 1, 5), heights), atol=1e-5)
 
     def test_parts_of_a_person(self) -> None:
-        rows = np.random.default_rng(0).random((3, sum(best_convex.PEOPLE.values())))
-        found = best_convex.person(rows, {"marital": 2.0, "country": 0, "gain_by": 5.0})
-        assert found.shape[1] == rows.shape[1] - best_convex.PEOPLE["country"]
+        rows = np.random.default_rng(0).random((3, sum(best_models.PEOPLE.values())))
+        found = best_models.person(rows, {"marital": 2.0, "country": 0, "gain_by": 5.0})
+        assert found.shape[1] == rows.shape[1] - best_models.PEOPLE["country"]
         np.testing.assert_allclose(found[:, 23:30], 2 * rows[:, 23:30])
         np.testing.assert_allclose(found[:, -3], np.minimum(1, 5 * rows[:, -3]))
 
     @pytest.mark.parametrize("task", ["mnist-convex", "mnist-convex-pixels"])
     def test_a_digit_alone_and_among_others(self, task: str) -> None:
         rows, setting = np.random.default_rng(0).random((4, 64)), TASKS[task].start
-        together = best_convex.digit(rows, setting)
-        alone = np.concatenate([best_convex.digit(rows[at : at + 1], setting) for at in range(4)])
+        together = best_models.digit(rows, setting)
+        alone = np.concatenate([best_models.digit(rows[at : at + 1], setting) for at in range(4)])
         np.testing.assert_allclose(together, alone, atol=1e-6)
 
     def test_averaged_pixels(self) -> None:
         rows = np.random.default_rng(0).random((2, 16)).astype(np.float32)
-        found = best_convex.digit(rows, {"features": "pixels", "blur": 0.0, "pool": 2, "power": 2.0})
+        found = best_models.digit(rows, {"features": "pixels", "blur": 0.0, "pool": 2, "power": 2.0})
         squares = rows.reshape(2, 4, 4)
         expected = [[image[i : i + 2, j : j + 2].mean() ** 2 for i in (0, 2) for j in (0, 2)] for image in squares]
         np.testing.assert_allclose(found, expected, rtol=1e-5)

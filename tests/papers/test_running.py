@@ -19,18 +19,7 @@ import torch
 
 from dpgrad import cli
 from dpgrad.errors import DataError, MissingFileError, ReportError, RunError
-from dpgrad.papers import (
-    best_training,
-    catalogue,
-    figures,
-    huang,
-    overview,
-    prepared,
-    running,
-    searching,
-    tables,
-    tasks,
-)
+from dpgrad.papers import best_training, catalogue, figures, huang, prepared, running, searching, summary, tables, tasks
 from dpgrad.papers.experiment import Arm, Claim, Outcomes, Place
 from toy_experiment import PLACE, TOY, arms, trial
 
@@ -223,7 +212,7 @@ class TestWritten:
         toy, other = replace(TOY, claims=(*TOY.claims, ours)), replace(TOY, name="other", item="Table 2")
         monkeypatch.setattr(catalogue, "experiments", lambda: {"toy": toy, "other": other})
         done = running.reproduce(toy, Place(), tmp_path, seeds=2)
-        lines = [[cell.strip() for cell in line.split("|")] for line in overview.page(tmp_path).splitlines()]
+        lines = [[cell.strip() for cell in line.split("|")] for line in summary.page(tmp_path).splitlines()]
         assert ["", "[toy](toy.md)", "Table 1", "4 of 6", "1 of 3", "1", "1", ""] in lines
         assert ["", "other", "Table 2", "0", "", "", "", ""] in lines
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dpgrad.reports.schema import faults
+from dpgrad.reports.report import faults
 
 SCHEMA = {
     "type": "object",

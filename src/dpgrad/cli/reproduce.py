@@ -52,7 +52,7 @@ def add(commands: "Commands") -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-    from dpgrad.papers import overview, running
+    from dpgrad.papers import running, summary
     from dpgrad.papers.experiment import Place
 
     if args.list:
@@ -71,7 +71,7 @@ def _answer(args: argparse.Namespace) -> str:
             answers = [_run(one, place, args, pool) for one in chosen]
         written = _page([done for _, _, done in answers], place, Path(args.out))
         if place.size == "full":
-            overview.write(Path(args.out))
+            summary.write(Path(args.out))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("finished trials are kept; the same command continues") from None
     if args.json:

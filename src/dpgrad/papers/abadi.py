@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dpgrad.accounting import ACCOUNTANTS, account, calibrate, laws
+from dpgrad.accounting import ACCOUNTANTS, account, calibrate, historical
 from dpgrad.accounting.events import Event, Gaussian, Poisson, Repeat
 from dpgrad.papers import abadi_mnist, figures
 from dpgrad.papers.abadi_mnist import PAPER
@@ -122,7 +122,7 @@ def _noise_trial(arm: Arm, seed: int, place: Place) -> dict[str, Any]:
         for steps, epsilon, delta in budgets
     ]
     found: dict[str, Any] = {"value": list(arm.setting["values"]), "noise": noise}
-    for name, law in (("moments", laws.moments_scale), ("strong", laws.strong_scale)):
+    for name, law in (("moments", historical.moments_scale), ("strong", historical.strong_scale)):
         ratios = [z / law(SAMPLING_RATE, *budget) for z, budget in zip(noise, budgets, strict=True)]
         found |= {f"over_{name}_law": ratios, f"{name}_law_varies": max(ratios) / min(ratios)}
     return found
@@ -205,13 +205,13 @@ def _savings_arms(size: Size) -> tuple[Arm, ...]:
 
 def _by_moments(sampling_rate: float, delta: float, steps: int) -> tuple[float, float]:
     """ε at δ, and δ: the moments accountant spends no more of δ, however many steps there are."""
-    event = _run(laws.classical_gaussian(_STEP_EPSILON, delta), steps, sampling_rate)
+    event = _run(historical.classical_gaussian(_STEP_EPSILON, delta), steps, sampling_rate)
     return float(account(event, accountant="rdp-classic").epsilon(delta)), delta
 
 
 def _by_strong(sampling_rate: float, delta: float, steps: int) -> tuple[float, float]:
     """Strong composition of steps (ε₁, qδ): √(2T·log(1/δ))·ε₁ + Tε₁(e^ε₁ − 1) at Tqδ + δ."""
-    one, each = laws.amplification(_STEP_EPSILON, delta, sampling_rate)
+    one, each = historical.amplification(_STEP_EPSILON, delta, sampling_rate)
     return math.sqrt(-2 * steps * math.log(delta)) * one + steps * one * math.expm1(one), steps * each + delta
 
 

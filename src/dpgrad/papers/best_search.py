@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from dpgrad.errors import DpgradError, OptionError
-from dpgrad.papers import best_convex, best_tasks, running
+from dpgrad.papers import best_models, best_tasks, running
 from dpgrad.papers.best_tasks import TASKS, BestTask
 
 __all__ = ["SPACES", "SearchLog", "SearchTrial", "chosen", "main", "neighbours", "proposals", "searched", "together"]
 
 Setting = dict[str, Any]
 Space = Mapping[str, Sequence[Any]]
-_ABSENT: Setting = {"standardized": False, **dict.fromkeys(best_convex.PEOPLE, 1.0)}  # what a missing value means
+_ABSENT: Setting = {"standardized": False, **dict.fromkeys(best_models.PEOPLE, 1.0)}  # what a missing value means
 _SHARES = (0.45, 0.7, 1.0)  # of the seconds of a task, when each of the three rounds ends
 _FINALISTS, _SEEDS = 3, 2
 

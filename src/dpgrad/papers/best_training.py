@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpgrad import data
-from dpgrad.papers import best_convex, best_models, best_views, prepared, tasks
+from dpgrad.papers import best_models, best_views, prepared, tasks
 from dpgrad.papers.best_tasks import TASKS, BestTask
 from dpgrad.training import recipes
 from dpgrad.training.fit import fit
@@ -193,7 +193,7 @@ def _convex(
 
     recipe = "yu2020" if task.kind == "convex" else None
     x, y, x_judged, y_judged, classes = _some(task, recipe, part, size, root)
-    change = {"person": best_convex.person, "oriented": best_convex.digit, "pixels": best_convex.digit}
+    change = {"person": best_models.person, "oriented": best_models.digit, "pixels": best_models.digit}
     made = change.get(setting["features"], lambda rows, _: rows)
     flat, judged = (made(rows.reshape(len(rows), -1), setting) for rows in (x, x_judged))
     loss: RowLoss = Logistic() if classes == 2 else Softmax(classes)

@@ -16,8 +16,7 @@ _DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Modules that run, keep and show results, and compute none of their numbers.
 _AROUND = ("reports", "cli", *(f"papers.{name}" for name in (
-    "catalogue", "claims", "experiment", "figures", "overview", "page", "running", "searching", "sources", "summary",
-    "tables",
+    "catalogue", "claims", "experiment", "figures", "page", "running", "searching", "sources", "summary", "tables",
 )))  # fmt: skip
 
 

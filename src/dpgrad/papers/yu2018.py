@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dpgrad.accounting.laws import momentum_noise
+from dpgrad.accounting.historical import momentum_noise
 from dpgrad.papers import figures, private_sgd, tasks, yu2018_noise
 from dpgrad.papers.claims import best, every, gain, grows, reaches
 from dpgrad.papers.experiment import Arm, Claim, Experiment, Outcomes, Place, Size

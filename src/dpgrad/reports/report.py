@@ -14,7 +14,7 @@ rows without noise.
 import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from dpgrad.errors import ReportError
 from dpgrad.reports import compare, kinds, plain, strict_json
 from dpgrad.reports.environment import environment, today
 from dpgrad.reports.kinds import ALLOWED, SEEDED, UNFINISHED, Trained
-from dpgrad.reports.schema import faults
 from dpgrad.reports.words import facts, group_lines, interval, shown, text
 
 __all__ = [
@@ -42,6 +41,7 @@ __all__ = [
     "Trained",
     "check",
     "facts",
+    "faults",
     "group_lines",
     "interval",
     "load",
@@ -292,3 +292,60 @@ def write(folder: Path, report: Report) -> None:
     """Write the report into a folder for release, as JSON and as text."""
     (folder / FILE).write_text(report.json(), "utf-8")
     (folder / _TEXT).write_text(report.text(), "utf-8")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def faults(value: Any, schema: dict[str, Any], at: str = "report") -> Iterator[str]:
+    """Where ``value`` differs from ``schema``, one line each; nothing where it does not.
+
+    >>> list(faults({"steps": -1}, {"type": "object", "properties": {"steps": {"type": "integer", "minimum": 0}}}))
+    ['report.steps must be at least 0']
+    """
+    kinds = schema.get("type", list(_TYPES))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not any(_is(value, kind) for kind in kinds):
+        yield f"{at} must be of type {' or '.join(kinds)}"
+    elif "enum" in schema and value not in schema["enum"]:
+        yield f"{at} must be one of {', '.join(map(str, schema['enum']))}"
+    elif isinstance(value, dict):
+        yield from _fields(value, schema, at)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from faults(item, schema.get("items", {}), f"{at}[{number}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _bounds(value, schema, at)
+
+
+def _is(value: Any, kind: str) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _fields(value: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
+    known = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{at}.{name} is missing"
+    for name, item in value.items():
+        if name in known:
+            yield from faults(item, known[name], f"{at}.{name}")
+        elif schema.get("additionalProperties") is False:
+            yield f"{at}.{name} is not known"
+
+
+def _bounds(value: float, schema: dict[str, Any], at: str) -> Iterator[str]:
+    if value < schema.get("minimum", value):
+        yield f"{at} must be at least {schema['minimum']}"
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+        yield f"{at} must be above {schema['exclusiveMinimum']}"
+    if "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
+        yield f"{at} must be below {schema['exclusiveMaximum']}"

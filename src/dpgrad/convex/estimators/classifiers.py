@@ -34,12 +34,11 @@ from dpgrad.convex.estimators.privacy import (
     relation_of,
     warn_of_steps,
 )
-from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, RowLoss, Softmax
 from dpgrad.convex.opened import blockwise, in_memory
 from dpgrad.convex.solvers import auto
 from dpgrad.convex.solvers.solved import Statistic
-from dpgrad.convex.weighted import Weighted
+from dpgrad.convex.weighted import Joint, Weighted
 from dpgrad.errors import DataError, OptionError
 from dpgrad.mechanism.keys import Key
 
@@ -294,8 +293,8 @@ class DPLogisticRegression(extras.Inferred, LinearClassifier):
 class DPLinearSVC(LinearClassifier):
     """A linear support vector machine with differential privacy, by the Huber loss: a hinge with a rounded corner.
 
-    More than two classes are separated each from the rest, in one descent (`dpgrad.convex.joint`). Arguments are those
-    of `DPLogisticRegression`.
+    More than two classes are separated each from the rest, in one descent (`dpgrad.convex.weighted.Joint`). Arguments
+    are those of `DPLogisticRegression`.
 
     Guarantee: as for `DPLogisticRegression`.
 

@@ -54,11 +54,10 @@ from dpgrad.accounting import account, exact
 from dpgrad.accounting.events import Compose, Event, Gaussian, Inexact, Pinned, Relation, Repeat
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix, Rows, Rule, quiet
-from dpgrad.convex.joint import Joint
 from dpgrad.convex.losses import Array, HuberSvm, Logistic, RowLoss, Softmax
 from dpgrad.convex.solvers import gd
 from dpgrad.convex.solvers.solved import Statistic
-from dpgrad.convex.weighted import Weighted
+from dpgrad.convex.weighted import Joint, Weighted
 from dpgrad.errors import BudgetSpentError, OptionError
 from dpgrad.mechanism.keys import AnyKey, Key
 from dpgrad.mechanism.mechanism import Mechanism
