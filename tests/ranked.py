@@ -4,6 +4,7 @@ A job is a function of (rank, ranks, folder) in tests/ranked_jobs.py whose resul
 Ranks find each other through a file, not a port. The whole process group ends with the process that started it.
 """
 
+import importlib
 import os
 import signal
 import subprocess
@@ -54,6 +55,8 @@ def serve(jobs: dict[str, Callable[[int, int, Path], Any]]) -> None:
     """Run the jobs that the command line names, one after another."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
+    for name in ("torch.distributed.fsdp", "torch._dynamo"):  # once, and not in every rank
+        importlib.import_module(name)
     for named in sys.argv[2:]:
         name, count = named.split(":")
         ranks = int(count)

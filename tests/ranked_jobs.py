@@ -3,8 +3,8 @@
 import os
 import shutil
 import signal
+import time
 import warnings
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from dpgrad.runs.snapshot import Snapshot
 from dpgrad.training.augment import Shifts
 
 ROWS, SEED = 400, 5
-WAITED = 15  # seconds that a group of ranks waits for one that is silent
+SILENCE = 5.0  # seconds that ranks wait for a sign of life
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -156,6 +156,16 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         step = other.charged(data)
         other.charged(data) if rank == last else other.compute(data, step)
 
+    def one_value() -> None:
+        other = data[0].clone()
+        other[123, 0, 3, 3] = torch.nextafter(other[123, 0, 3, 3], torch.tensor(9.0 * (rank == last)))
+        PrivateGradient(network(), loss, plan(), seed=SEED).step((other, data[1]))
+
+    def other_buffer() -> None:
+        model = network()
+        model.register_buffer("more", torch.zeros(2 + (rank == last)))
+        PrivateGradient(model, loss, plan())
+
     def other_batches() -> None:
         class Shifted(sampling.Poisson):
             def draw(self, rows: int, step: int, key: Any) -> Any:
@@ -202,6 +212,8 @@ def failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         "other loss later": other_loss_later,
         "same part in another order": another_order,
         "other data": unlike_data,
+        "one value": one_value,
+        "other buffer": other_buffer,
         "other mechanism": lambda: PrivateGradient(network(), loss, plan(noise=0.5 + (rank == last))),
         "other clip": lambda: PrivateGradient(network(), loss, plan(clip=lambda step: 1.0 + (rank == last))),
         "other model": lambda: PrivateGradient(nn.Linear(3 + (rank == last), 2), loss, plan()),
@@ -261,6 +273,14 @@ def fitted(
 
 
 def fits(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """Ranks other than 0 work elsewhere: in a folder that is gone, in another time zone and language."""
+    if rank:
+        gone = folder / f"gone-{rank}"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        os.environ |= {"TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8"}
+        time.tzset()
     ledger = Ledger(folder / "spent.jsonl")
     return fitted(folder, rank, seed=7, ledger=ledger, held_out=rows(20))
 
@@ -327,8 +347,7 @@ def resumed(rank: int, ranks: int, folder: Path, left: str, began: int) -> dict[
 def silent(rank: int, ranks: int, folder: Path) -> str:
     """The last rank is stopped after its first step, as if its machine were gone; rank 0 ends it in the end."""
     stopped = folder / "stopped"
-    group = dist.new_group(timeout=timedelta(seconds=WAITED))
-    private, ledger = PrivateGradient(network(), loss, plan(), seed=SEED, group=group), 0
+    private, ledger = PrivateGradient(network(), loss, plan(), seed=SEED, rank_timeout=SILENCE), 0
     try:
         for _ in range(3):
             private.step(rows())
@@ -340,9 +359,22 @@ def silent(rank: int, ranks: int, folder: Path) -> str:
     except RanksError as error:
         return f"after {ledger} steps: {error}"
     finally:
+        (folder / f"noticed-{rank}").touch()
+        while rank == 0 and not all((folder / f"noticed-{other}").exists() for other in range(ranks - 1)):
+            time.sleep(0.05)
         if rank == 0:
             os.kill(int(stopped.read_text("utf-8")), signal.SIGKILL)
     return "nothing was noticed"
+
+
+def slow(rank: int, ranks: int, folder: Path) -> int:
+    """The last rank takes longer for one step than a silent rank is waited for."""
+    private = PrivateGradient(network(), loss, plan(), seed=SEED, rank_timeout=SILENCE / 2)
+    for step in range(2):
+        if step and rank == ranks - 1:
+            time.sleep(1.5 * SILENCE)
+        private.step(rows())
+    return private.steps_taken
 
 
 def full_disk(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
@@ -372,7 +404,7 @@ JOBS: dict[str, Any] = {
     each.__name__: each
     for each in (
         loops, captured, empty_lots, failing, connected_later, fits, fits_parts, stopped_by_a_callback,
-        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders, silent,
+        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders, silent, slow,
     )
 }  # fmt: skip
 for left, began in (("first_killed", 2), ("last_killed", 3)):

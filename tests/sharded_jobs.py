@@ -1,7 +1,13 @@
 """What ranks do in tests/distributed/test_shards.py: models of FSDP2 beside the same models in one process."""
 
+import os
+import shutil
+import signal
+import sys
+import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dpgrad import HeldOut, Mechanism, Privacy, PrivateGradient, fit, recipes, sampling
+from dpgrad import HeldOut, Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, recipes, sampling
+from dpgrad.distributed import stored
 from dpgrad.grads import probe
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Group
+from dpgrad.runs import checkpoint as checkpoints
+from dpgrad.runs.snapshot import Snapshot
+from dpgrad.runs.values import Writer
+from dpgrad.runs.weights import Weights
 
 ROWS, WIDTH, WORDS, LONG, SEED = 60, 10, 11, 6, 3
 BATCH = 12
@@ -197,7 +208,10 @@ class Wide(nn.Sequential):
 
 
 def peaks(rank: int, ranks: int, folder: Path) -> list[float]:
-    """The most bytes that tensors of this rank took in each of three steps, as a multiple of the model's parameters."""
+    """The most bytes that tensors of this rank took, as a multiple of the model's parameters.
+
+    In each of three steps; and in addition, on several ranks, while the state is written.
+    """
     network, found = Wide(), []
     with pytest.MonkeyPatch.context() as patch, Live() as live:
         patch.setattr(probe, "_SKETCH", 1024)  # as small beside a unit as it is beside one of a large model
@@ -215,6 +229,16 @@ def peaks(rank: int, ranks: int, folder: Path) -> list[float]:
             live.most = 0
             private.step(torch.ones(20, 64).cumsum(0))
             found.append(live.most / whole_model)
+        if ranks > 1:
+            patch.setattr(stored, "_PIECE", whole_model // 64)
+            state, held = {"model": network.state_dict()}, private.ranks
+            live.most = 0
+            torch.zeros(1)
+            before = live.most
+            marked, _ = stored.written(state, network, held, 3, folder)
+            found.append((live.most - before) / whole_model)
+            again = stored.read(held.from_first(lambda: marked), network, held, folder)["model"]
+            assert all(torch.equal(whole(value), whole(state["model"][name])) for name, value in again.items())
     return found
 
 
@@ -287,7 +311,6 @@ def sharded_failing(rank: int, ranks: int, folder: Path) -> dict[str, str]:
         "inner momentum": made(inner_momentum=InnerMomentum(0.5, 2)),
         "captured": made(capture=True),
         "checked": lambda: check(sharded(Transformer()), loss, rows(8)),
-        "folder": lambda: fitted(Classifier(), folder=folder / "run"),
     }
     found = {}
     for name, attempt in tries.items():
@@ -306,10 +329,10 @@ class Classifier(nn.Sequential):
         super().__init__(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4))
 
 
-def fitted(network: nn.Module, **given: Any) -> dict[str, Any]:
+def fitted(network: nn.Module, optimizer: str = "sgd", **given: Any) -> dict[str, Any]:
     random = torch.Generator().manual_seed(2)
     inputs, labels = torch.randn(200, 7, generator=random), torch.randint(4, (200,), generator=random)
-    method = recipes.psasc(averaging="tail:0.5")
+    method = recipes.psasc(averaging="tail:0.5", optimizer=optimizer)
     held_out = HeldOut((inputs[:50], labels[:50]), evaluate_every=3)
     seen: list[int] = []
     found = fit(
@@ -319,6 +342,94 @@ def fitted(network: nn.Module, **given: Any) -> dict[str, Any]:
     weights = {name: whole(each) for name, each in network.named_parameters()}
     scores = [(point.step, point.held_out) for point in found.curves]
     return {"weights": weights, "scores": scores, "seen": seen, "whole": found.event == found.plan.mechanism.event()}
+
+
+class Unlike(nn.Sequential):
+    """A frozen layer, a buffer and, for Adam, two states a parameter, in shapes that ranks cannot share evenly."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 4))
+        self[2].requires_grad_(False)
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+
+def kept(rank: int, folder: Path, resume: bool = False, network: nn.Module | None = None, **given: Any) -> Any:
+    """A run of a sharded model in a folder, with a checkpoint after every second step."""
+    network = Unlike() if network is None else network
+    run = RunFolder(folder / "run", resume=resume, checkpoint_every=2, release=lambda place, found: None)
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(stored, "_PIECE", 200)  # many pieces, which end within shards
+        found = fitted(network, "adam", folder=run, ledger=Ledger(folder / "spent.jsonl"), **given)
+    found["new key"] = [str(each.message) for each in caught if "new key" in str(each.message)]
+    return found
+
+
+def sharded_runs(rank: int, ranks: int, folder: Path) -> Any:
+    return kept(rank, folder)
+
+
+def _ended_at(rank: int, folder: Path, owner: Any, name: str, calls: int) -> Any:
+    """A run in which this rank is killed at a call of a function, if ``calls`` is not 0."""
+    original, counted = getattr(owner, name), 0
+
+    def counting(*given: Any, **named: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        if counted == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*given, **named)
+
+    setattr(owner, name, counting)
+    return kept(rank, folder)
+
+
+# Who dies, and where: within a file of values, before the checkpoint that names it, before the file before it goes, ...
+ENDS: dict[str, tuple[int, Any, str, int]] = {
+    "in_a_step": (1, PrivateGradient, "compute", 4),
+    "in_the_file": (0, Writer, "write", 15),
+    "sending": (1, stored, "_within", 40),
+    "before_the_checkpoint": (0, Snapshot, "write", 3),
+    "after_the_checkpoint": (0, checkpoints, "discard_others", 3),
+    "at_the_release": (0, Weights, "write", 1),
+}
+
+
+def ended(rank: int, ranks: int, folder: Path, end: str) -> Any:
+    dies, owner, name, calls = ENDS[end]
+    return _ended_at(rank, folder, owner, name, calls if rank == dies else 0)
+
+
+def resumed(rank: int, ranks: int, folder: Path, left: str) -> Any:
+    """Resume, in a copy, a run that was left by another job."""
+    if not rank:
+        shutil.copytree(folder.parent / left, folder, dirs_exist_ok=True)
+    return kept(rank, folder, resume=True)
+
+
+def plainly(rank: int, ranks: int, folder: Path) -> Any:
+    """Resume, with a model that is not sharded, a run of a sharded one."""
+    if not rank:
+        shutil.copytree(folder.parent / "ended_in_a_step-2", folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "sharded", lambda network: network)
+        return kept(rank, folder, resume=True)
+
+
+def sharded_disk(rank: int, ranks: int, folder: Path) -> Any:
+    """The disk of rank 0 is full in the middle of its second checkpoint."""
+    original, counted = Writer.write, 0
+
+    def full(self: Writer, piece: Any) -> None:
+        nonlocal counted
+        counted += 1
+        if counted > 12:
+            raise OSError(28, "No space left on device")
+        original(self, piece)
+
+    Writer.write = full  # type: ignore[method-assign]
+    return kept(rank, folder)
 
 
 def sharded_fits(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
@@ -356,6 +467,10 @@ def sharded_adapters(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     return {name: whole(each) for name, each in trains.items()}
 
 
-JOBS = {each.__name__: each for each in (
-    sharded_loops, sharded_failing, sharded_fits, sharded_adapters, sharded_hybrid, low_precision, peaks,
+JOBS: dict[str, Any] = {each.__name__: each for each in (
+    sharded_loops, sharded_failing, sharded_fits, sharded_adapters, sharded_hybrid, low_precision, peaks, sharded_runs,
+    sharded_disk, plainly,
 )}  # fmt: skip
+for end in ENDS:
+    JOBS[f"ended_{end}"] = partial(ended, end=end)
+    JOBS[f"resumed_{end}"] = partial(resumed, left=f"ended_{end}-2")

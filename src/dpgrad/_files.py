@@ -93,6 +93,29 @@ def _write(path: Path, flags: int, content: Iterable[bytes | memoryview]) -> Non
         os.close(file)
 
 
+def begun(path: Path) -> int:
+    """A new file, under the name that `path` has until it is complete, for `append` and `completed`."""
+    with told(path):
+        return os.open(path.with_name(path.name + PARTIAL), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def append(file: int, path: Path, content: bytes | memoryview) -> None:
+    """Write at the end of a file that was `begun`."""
+    left = memoryview(content)
+    with told(path):
+        while len(left):
+            left = left[os.write(file, left) :]
+
+
+def completed(file: int, path: Path) -> None:
+    """Give a file that was `begun` its name, once it is on the disk."""
+    with told(path):
+        os.fsync(file)
+        os.close(file)
+        os.rename(path.with_name(path.name + PARTIAL), path)
+        sync_folder(path.parent)
+
+
 def discard(path: Path) -> None:
     """Remove a file that may not be there."""
     with suppress(OSError):  # it was not made, or cannot be removed either: it is never read

@@ -8,6 +8,7 @@ import sys
 
 from dpgrad.errors import UnsupportedSystemError
 
+RANK_TIMEOUT = 45.0  # seconds without a sign of life of a rank: with the rest of a step, all end within a minute
 # What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin.
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 

@@ -12,10 +12,12 @@ import torch
 
 import ranked
 import sharded_jobs as jobs
+from dpgrad.accounting.events import leaves
 from dpgrad.distributed.rounds import Slices
 from dpgrad.grads import fsdp
 from dpgrad.mechanism.keys import Key
 from dpgrad.randomness import noise
+from dpgrad.runs.writeahead import WriteAhead
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +88,6 @@ def test_the_noise_of_a_shard_is_the_slice_of_the_whole(ranks: int, folder: Path
         ("inner momentum", "OptionError: inner_momentum needs whole parameters"),
         ("captured", "OptionError: capture needs whole parameters"),
         ("checked", "UnsupportedModelError: the model is sharded by fully_shard, .* give the plain model"),
-        ("folder", "UnsupportedModelError: the model is sharded by fully_shard, .*: leave out folder"),
     ],
 )
 def test_other_models_are_refused_by_name(name: str, pattern: str, folder: Path) -> None:
@@ -120,6 +121,74 @@ def test_a_fit_is_that_of_one_process(folder: Path) -> None:
         for (_, found), (_, score) in zip(each["scores"], wanted["scores"], strict=True):
             assert abs(found - score) <= 1 / 50  # one of 50 rows at the edge of two classes
         assert each["seen"] == (wanted["seen"] if rank == 0 else [])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("runs")
+    ends = [(f"{kind}_{end}", 2) for kind in ("ended", "resumed") for end in jobs.ENDS]
+    more = [("resumed_in_a_step", 3), ("plainly", 2), ("sharded_disk", 2)]
+    ranked.run_all(found, [("sharded_runs", 2), ("sharded_runs", 3), *ends, *more])
+    return found
+
+
+def spent(own: Path) -> int:
+    """The steps that the ledger of a run has as spent."""
+    return sum(leaves(WriteAhead.read(own / "run" / "ledger.jsonl").event()).values())
+
+
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_a_run_in_a_folder_releases_whole_weights(ranks: int, runs: Path) -> None:
+    own, every = runs / f"sharded_runs-{ranks}", ranked.results(runs, "sharded_runs", ranks)
+    released = torch.load(own / "run" / "release" / "weights.pt")
+    assert set(released) == {"scale", *every[0]["weights"]}
+    for each in every:
+        assert each["whole"]
+        assert each["seen"] == ([1, 2, 3, 4, 5, 6] if each is every[0] else [])
+        assert all(torch.equal(released[name], value) for name, value in each["weights"].items())
+    assert not (own / "run" / "private").exists()
+    assert spent(own) == 6
+    wanted = jobs.fitted(jobs.Unlike(), "adam")["weights"]
+    assert farthest(every[0]["weights"], wanted) < 6 * 2.0**-20  # Adam divides sums of another order by their size
+
+
+@pytest.mark.parametrize("end", jobs.ENDS)
+def test_a_rank_that_is_killed_loses_nothing_and_the_run_resumes_to_the_bit(end: str, runs: Path) -> None:
+    dead = jobs.ENDS[end][0]
+    every = ranked.results(runs, f"ended_{end}", 2)
+    assert every[dead] is None
+    assert every[1 - dead].startswith("RanksError: another rank is gone: ")
+    assert 2 <= spent(runs / f"ended_{end}-2") <= 6
+    wanted = ranked.results(runs, "sharded_runs", 2)[0]["weights"]
+    for each in ranked.results(runs, f"resumed_{end}", 2):
+        assert not each["new key"]
+        assert each["whole"]
+        assert all(torch.equal(value, wanted[name]) for name, value in each["weights"].items())
+    assert spent(runs / f"resumed_{end}-2") == 6
+    assert not (runs / f"resumed_{end}-2" / "run" / "private").exists()
+
+
+@pytest.mark.parametrize(("name", "ranks", "differs"), [("resumed_in_a_step", 3, "ranks"), ("plainly", 2, "shards")])
+def test_other_ranks_resume_a_sharded_run_with_a_new_key(name: str, ranks: int, differs: str, runs: Path) -> None:
+    """Also a model that is not sharded: from the same checkpoint and key it trains the same weights."""
+    every = ranked.results(runs, name, ranks)
+    for each in every:
+        assert all(torch.equal(value, every[0]["weights"][name]) for name, value in each["weights"].items())
+    assert differs in every[0]["new key"][0]
+    attempts = WriteAhead.read(runs / f"{name}-{ranks}" / "run" / "ledger.jsonl").attempts
+    assert [attempt.began for attempt in attempts] == [0, 2]
+    assert attempts[1].last < 6
+    near = ranked.results(runs, "plainly", 2)[0]["weights"]
+    assert farthest(every[0]["weights"], near) < 6 * 2.0**-20
+
+
+def test_a_full_disk_ends_a_sharded_run_on_all_ranks(runs: Path) -> None:
+    first, other = ranked.results(runs, "sharded_disk", 2)
+    assert first.startswith("OSError: [Errno 28]")
+    assert other.startswith("RanksError: rank 0 failed")
+    held = sorted(path.name.partition("-")[0] for path in (runs / "sharded_disk-2" / "run" / "private").iterdir())
+    assert held == ["README.txt", "checkpoint.pt", "values"]
+    assert spent(runs / "sharded_disk-2") >= 2
 
 
 def test_adapters_of_a_sharded_language_model_are_trained_as_in_one_process(tmp_path: Path) -> None:
@@ -158,7 +227,9 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path, folder: Path) -> None:
     """
     ranks, units = 2, 8
     for found in ranked.results(folder, "peaks", ranks):
-        assert max(found) < (1 + 2) / ranks + 8 / units
+        *steps, writing = found
+        assert max(steps) < (1 + 2) / ranks + 8 / units
+        assert writing < 6 / 64  # pieces of a 64th: as they are sent, received and written, and those before
     assert min(jobs.peaks(0, 1, tmp_path)) > 4
 
 

@@ -13,7 +13,7 @@ import ranked_jobs as jobs
 from dpgrad.training.step.graphed import Graphed
 
 RAN = [("loops", 2), ("loops", 3), ("captured", 2), ("empty_lots", 3), ("failing", 3), ("connected_later", 2)]
-RAN += [("silent", 2)]
+RAN += [("silent", 3), ("slow", 2)]
 TAKEN = [(name, 2) for name in jobs.LOOPS] + [(name, 3) for name in jobs.OF_THREE]
 
 
@@ -74,6 +74,8 @@ class TestSteps:
             ("in a step", "UnsupportedModelError|ZeroDivisionError", "RanksError: rank {last} failed"),
             ("other option", "OptionError: microbatch", "RanksError: rank {last} failed"),
             ("other data", "RanksError: ranks 0 and {last} do not have the same data", ""),
+            ("one value", "RanksError: ranks 0 and {last} do not have the same data", ""),
+            ("other buffer", "RanksError: ranks 0 and {last} do not have the same model", ""),
             ("other mechanism", "RanksError: ranks 0 and {last} do not have the same mechanism", ""),
             ("other clip", "RanksError: ranks 0 and {last} do not have the same mechanism", ""),
             ("other model", "RanksError: ranks 0 and {last} do not have the same model", ""),
@@ -96,11 +98,15 @@ class TestSteps:
             pattern = own if rank == 2 or not others else others
             assert re.match(pattern.format(last=2), words), (rank, words)
 
-    def test_a_rank_that_falls_silent_ends_the_others_when_the_group_has_waited(self, folder: Path) -> None:
+    def test_a_rank_that_falls_silent_ends_the_others(self, folder: Path) -> None:
         """A process that is stopped keeps its connections, as a machine without power or network does."""
-        first, stopped = ranked.results(folder, "silent", 2)
-        assert first.startswith("after 1 steps: another rank was not heard of for as long as the process group waits")
+        *others, stopped = ranked.results(folder, "silent", 3)
+        for found in others:
+            assert found.startswith(f"after 1 steps: rank 2 gave no sign of life for {jobs.SILENCE:g} s: "), found
         assert stopped is None
+
+    def test_a_rank_that_is_slow_is_waited_for(self, folder: Path) -> None:
+        assert ranked.results(folder, "slow", 2) == [2, 2]
 
     def test_a_full_disk_on_rank_0_stops_all(self, folder: Path) -> None:
         every = [found["at the charge"] for found in ranked.results(folder, "failing", 3)]

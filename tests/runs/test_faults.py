@@ -32,6 +32,7 @@ from dpgrad.randomness import noise
 from dpgrad.runs import checkpoint
 from dpgrad.runs.checkpoint import Run
 from dpgrad.runs.replay import Identity, data_digest
+from dpgrad.runs.values import Reader, Writer
 from faulty import CrashError, FaultyOs, moments
 
 HERE = Path(__file__).resolve().parents[1]
@@ -41,26 +42,37 @@ PLAN = Mechanism(sampling.FullBatch(), steps=4, noise_multiplier=3.0, batch_size
 def walk(
     folder: Path, mechanism: Mechanism, option: str = "", note: Any = lambda attempt, step: None
 ) -> dict[str, Any]:
-    """`soak.train` with a walk in place of training: each step adds the sum of the data and noise."""
+    """`soak.train` with a walk in place of training: each step adds the sum of the data and noise.
+
+    Half of the state lies in a file of values, as the shards of a model do.
+    """
     data, weights = torch.tensor([1.0, 2.0, 4.0]), torch.zeros(2)
 
     def identity_of(key: Key) -> Identity:
         return Identity(mechanism.to_dict(), data_digest(key, data), "code", "cpu", 1, None, {"option": option})
+
+    def save(step: int) -> None:
+        writer = Writer(run.private)
+        writer.write(weights[1:].numpy().tobytes())
+        run.save(step, {"weights": weights[:1], "digest": writer.finish(), "name": writer.name}, values=writer.name)
 
     with Run.open(
         folder, identity_of, mechanism, soak.DELTA, resume=folder.exists(), seed=1, accountant="exact", reserve=2,
         save_every=2,
     ) as run:  # fmt: skip
         if run.state is not None:
-            weights = run.state["weights"]
+            reader = Reader(run.private / run.state["name"], run.state["digest"])
+            half = torch.frombuffer(bytearray(reader.read(0, 8)), dtype=torch.float32)
+            reader.close()
+            weights = torch.cat([run.state["weights"], half])
         if not run.replayed:
-            run.save(run.start, {"weights": weights})
+            save(run.start)
         for step in range(run.start, run.last):
             run.charge(step)
             note(run.attempt, step)
             weights = weights / 3 + data.sum() + noise.gaussian(weights, 3.0, run.key, step, "weights")
             if step % 2:
-                run.save(step + 1, {"weights": weights})
+                save(step + 1)
         found = {
             "weights": weights.tolist(),
             "event": events.to_json(run.event()),
@@ -171,12 +183,14 @@ def test_a_crash_at_every_boundary_is_paid_for_where_the_run_differs(calls: list
     assert earlier > 10
 
 
-def test_training_that_crashes_is_replayed(calls: list[str], tmp_path: Path) -> None:
+def test_training_that_crashes_is_replayed(tmp_path: Path) -> None:
     """At a boundary within each write of a checkpoint and of the ledger, after the first checkpoint."""
-    plan = soak.plan(4)
-    whole = soak.train(tmp_path / "whole", plan)
+    plan, calls = soak.plan(4), FaultyOs(tmp_path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_files, "os", calls)
+        whole = soak.train(tmp_path / "whole", plan)
     assert events.from_json(whole["event"]) == events.from_json(whole["ledger"]) == plan.event()
-    later = [at for at, name in enumerate(calls) if name == "write"][4:]
+    later = [at for at, name in enumerate(calls.calls) if name == "write"][4:]
     assert len(later) >= 5
     for at in later:
         root = tmp_path / f"{at}"

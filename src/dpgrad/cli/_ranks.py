@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dpgrad._processes import RANK_TIMEOUT
 from dpgrad.errors import OptionError
 
 if TYPE_CHECKING:
@@ -14,11 +15,11 @@ _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @contextlib.contextmanager
-def connected(device: str | None) -> "Iterator[Ranks]":
+def connected(device: str | None, timeout: float | None = None) -> "Iterator[Ranks]":
     """Within the block the processes of torchrun, if there are several, are the ranks of one run.
 
     They exchange sums by NCCL on CUDA devices, one for each process of a machine, and otherwise by gloo. What fails on
-    one of them in the block is told to the others.
+    one of them in the block is told to the others; one that is silent for ``timeout`` seconds ends them.
     """
     import torch
     import torch.distributed as dist
@@ -40,7 +41,7 @@ def connected(device: str | None) -> "Iterator[Ranks]":
             torch.cuda.set_device(local)
         dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        ranks = Ranks.of()
+        ranks = Ranks.of(timeout=RANK_TIMEOUT if timeout is None else float(timeout))
         with ranks.together():
             yield ranks
     finally:

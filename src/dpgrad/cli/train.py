@@ -52,7 +52,7 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
     typed = argparse.Namespace(**vars(args))
     if args.config is not None:
         _config.overruled(args, parser, _RIVALS)
-    with _ranks.connected(args.device) as ranks:
+    with _ranks.connected(args.device, args.rank_timeout) as ranks:
         return _trained(args, typed, parser, ranks)
 
 
@@ -65,11 +65,8 @@ def _trained(args: argparse.Namespace, typed: argparse.Namespace, parser: "Parse
     with jobs.threads(training.job):
         training.check()
         if args.plan:
-            return (
-                ""
-                if not ranks.first
-                else _planned({method: training.plan(method) for method in training.methods}, bool(args.json))
-            )
+            plans = {method: training.plan(method) for method in training.methods}
+            return _planned(plans, bool(args.json)) if ranks.first else ""
         ranks.from_first(training.prepare)
         typed.out, typed.resume = str(training.out), True
         from dpgrad.training.fit import ResumeWarning  # torch and all: Ctrl-C meanwhile ends the process at once
@@ -162,7 +159,7 @@ class Training(CommandInputs):
         return Budget(**{**defaults, **budget}), whose, named.with_options(**own)
 
     def plan(self, method: str) -> "Plan":
-        """The plan of one method, with the time it is expected to take."""
+        """The plan of one method, with the time it is expected to take in one process."""
         from dpgrad.training.losses import loss_named
         from dpgrad.training.plan import planned
         from dpgrad.training.prepare import expected_seconds
@@ -170,6 +167,8 @@ class Training(CommandInputs):
         model, (budget, privacy, named) = self.model(), self.options(method)
         counted = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         plan = planned(named, budget, privacy, self.size, counted, self.rows.outputs)
+        if not self.ranks.alone:  # what one process takes for random rows says nothing of several
+            return plan
         loss, computing = loss_named(self.rows.loss), self.computing
         seconds = expected_seconds(
             model, self.rows.train, loss, plan, engine=computing.engine, microbatch=computing.microbatch

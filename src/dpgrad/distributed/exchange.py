@@ -3,7 +3,8 @@
 The sums lie in one flat buffer in float64, cut into as many *shards* as there are ranks. Every rank sends each shard to
 the rank of that number, which adds up what it receives in the order of the ranks, adds the noise of its shard and
 divides; then every rank is sent every shard. The noise of a shard is a slice of the noise of the whole, a function of
-(key, step, place), so it is what one process would add, whatever the number of ranks.
+(key, step, place), so it is what one process would add, whatever the number of ranks. It depends on no sum, so a rank
+on a CPU draws it while the sums travel.
 
 Bytes per step and rank, with V values and N ranks: 8 V (N-1)/N of sums and 4 V (N-1)/N of noisy means are sent, and as
 many received.
@@ -46,8 +47,11 @@ class Exchange:
         self._received = torch.empty(whole, dtype=torch.float64, device=where)
         self._taken = -1
 
-    def run(self, step: int, noisy: Noisy) -> Tensor:
-        """Exchange the ``sums`` of a step; the noisy means of all values, the same bits on every rank."""
+    def run(self, step: int, noisy: Noisy, meanwhile: Callable[[], object] | None = None) -> Tensor:
+        """Exchange the ``sums`` of a step; the noisy means of all values, the same bits on every rank.
+
+        ``meanwhile``, on a CPU, is called while the sums travel: what `noisy` needs and no sum is needed for.
+        """
         ranks = self._ranks
         if step <= self._taken:
             raise RunError(f"the sums of step {step} were exchanged: its noise on others would reveal the difference")
@@ -55,16 +59,17 @@ class Exchange:
             ranks.meet(Phase.SUMMED, step)
             self._taken = step
             with ranks.committed():
-                total = self._summed()
+                total = self._summed(meanwhile)
                 own = noisy(total, self.shard * ranks.rank).to(self.means.dtype)
                 self._gather(own)
         return self.means
 
-    def _summed(self) -> Tensor:
+    def _summed(self, meanwhile: Callable[[], object] | None) -> Tensor:
         """The sum of this rank's shard, added up in the order of the ranks."""
-        group = self._ranks.group if self.sums.is_cuda and self._direct else self._ranks.control
-        sent = self.sums if self._direct else self.sums.cpu()
-        dist.all_to_all_single(self._received, sent, group=group)
+        if self.sums.is_cuda and self._direct:
+            dist.all_to_all_single(self._received, self.sums, group=self._ranks.group)
+        else:
+            self._ranks.exchange(self._received, self.sums.cpu(), meanwhile=meanwhile)
         parts = self._received.view(self._ranks.size, self.shard)
         total = parts[0]
         for rank in range(1, self._ranks.size):
@@ -79,6 +84,6 @@ class Exchange:
         # gloo gathers many times slower than it sends from each to each.
         sent = own.cpu().repeat(self._ranks.size)
         found = self.means if self.means.device.type == "cpu" else torch.empty_like(sent)
-        dist.all_to_all_single(found, sent, group=self._ranks.control)
+        self._ranks.exchange(found, sent)
         if found is not self.means:
             self.means.copy_(found)

@@ -52,7 +52,9 @@ class Followed:
     def charge(self, step: int) -> None:
         """Rank 0 pays."""
 
-    def save(self, step: int, state: dict[str, Any], options: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], options: Mapping[str, Any] | None = None, values: str = ""
+    ) -> None:
         """Rank 0 writes; here it is known when the next checkpoint is due."""
         self.due = step + self._save_every
 

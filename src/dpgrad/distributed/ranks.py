@@ -11,42 +11,51 @@ Seams for what is built on this: `Ranks.meet` before any collective of your own,
 `dpgrad.distributed.exchange.Exchange` for sums and their noise.
 
 Meetings go over a gloo group of their own, on the CPU, whatever the backend of the user's group: nothing in them waits
-for a CUDA device.
+for a CUDA device. Who waits in one looks for signs of life of the others (`dpgrad.distributed.pulse`), so that a slow
+rank is waited for and a silent one is not.
 
 >>> ranks = Ranks.of()
 >>> ranks.alone, ranks.rank, ranks.size, ranks.from_first(lambda: "told")
 (True, 0, 1, 'told')
 """
 
+import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpgrad import _processes, _validate
+from dpgrad._processes import RANK_TIMEOUT
+from dpgrad.distributed.pulse import Pulse
 from dpgrad.errors import OptionError, RanksError, UnsupportedSystemError
 from dpgrad.grads.fsdp import is_shard
 
 __all__ = ["Phase", "Ranks", "weights_digest", "weights_sum"]
 
 T = TypeVar("T")
-_SILENT = (
+_WORDS = 7  # of a meeting
+_POLL = 1.0  # seconds between two looks at the signs of life
+_AGAIN = "Steps that were charged stay spent; start all ranks again, and a run with a folder resumes from it"
+_SLOW = (
     "another rank was not heard of for as long as the process group waits: its machine or network is gone, it was "
-    "stopped, or it is that slow. Steps that were charged stay spent; start all ranks again, and a run with a folder "
-    "resumes from it. A longer wait is given by init_process_group(timeout=...)"
+    f"stopped, or it is that slow. {_AGAIN}. A longer wait is given by init_process_group(timeout=...)"
 )
-_CONTROL: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the group of the meetings, by the user's group
-_GONE = (
-    "another rank is gone: its process ended or its connection broke, and its own output says why. Steps that were "
-    "charged stay spent; start all ranks again, and a run with a folder resumes from it"
+_SILENT = (
+    "{who} gave no sign of life for {limit:g} s: its machine or network is gone, or its process was stopped. "
+    f"{_AGAIN}. A longer wait is given by rank_timeout"
 )
+_GONE = f"another rank is gone: its process ended or its connection broke, and its own output says why. {_AGAIN}"
+_PLACES: WeakKeyDictionary[Any, "_Place"] = WeakKeyDictionary()  # where the ranks of the user's group meet
 
 
 class Phase(IntEnum):
@@ -73,42 +82,45 @@ class Ranks:
     """The processes of one run; ``rank`` is this one of ``size``, and ``alone`` says that there is nothing to exchange.
 
     ``stopping`` becomes true on all ranks at the same meeting, once ``asked`` was true on one of them or a meeting was
-    given ``stop``.
+    given ``stop``. ``timeout`` is for how many seconds a rank may give no sign of life while this one waits for it.
 
     Guarantee: a meeting returns on a rank only if every rank came to the same phase and step of the same run and none
     had failed until then.
     """
 
-    def __init__(self, group: Any, alone: bool) -> None:
-        self.group, self.alone = group, alone
+    def __init__(self, group: Any, alone: bool, timeout: float = RANK_TIMEOUT) -> None:
+        self.group, self.alone, self.timeout = group, alone, timeout
         self.rank, self.size = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
         self.asked: Callable[[], bool] = lambda: False
         self.stopping = False
         self._run = 0
         self._depth = 0  # of blocks of `together`
         self._over = False  # whether the others know that this rank fails
-        self.control = None if alone else _control(group)
+        self._place = None if alone else _Place.of(group)
+        self._sent, self._words = (torch.zeros(self.size, _WORDS, dtype=torch.int64) for _ in range(2))
+        self._lines = self._sent.numpy()  # the same memory, written at less cost
 
     @classmethod
-    def of(cls, group: Any = None) -> "Ranks":
+    def of(cls, group: Any = None, timeout: float = RANK_TIMEOUT) -> "Ranks":
         """Those of ``group``, of torch's default group where there is one, or this process alone.
 
         A default group of one rank is this process alone; a group that is given is used, whatever its size.
         """
         if isinstance(group, Ranks):
             return group
+        _validate.positive(rank_timeout=timeout)
         _processes.refuse_unconnected()
         if not (dist.is_available() and dist.is_initialized()):
             if group is not None:
                 raise OptionError("group must be a process group: call torch.distributed.init_process_group() first")
-            return cls(None, True)
+            return cls(None, True, timeout)
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise OptionError(f"group must be a torch.distributed process group, got {_validate.shown(group)}")
         if group is not None and dist.get_rank(group) < 0:
             raise OptionError("group must hold this rank: call this on the ranks of the group alone")
         given = group is not None
         group = group if given else dist.group.WORLD
-        return cls(group, not given and dist.get_world_size(group) == 1)
+        return cls(group, not given and dist.get_world_size(group) == 1, timeout)
 
     @property
     def first(self) -> bool:
@@ -151,17 +163,65 @@ class Ranks:
         except BaseException as error:
             self._over = True
             self.leave()
-            if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-                raise RanksError(_SILENT if "imed out" in str(error) else _GONE) from error
+            if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError | RanksError):
+                raise RanksError(_SLOW if "imed out" in str(error) else _GONE) from error
             raise
 
     def leave(self) -> None:
         """Close the connections of the meetings: the others' next one raises at once."""
-        control, self.control = self.control, None
-        if control is not None:
-            _CONTROL.pop(self.group, None)
-            with suppress(Exception):
-                dist.destroy_process_group(control)
+        place, self._place = self._place, None
+        if place is not None:
+            place.close()
+
+    @property
+    def control(self) -> Any:
+        """The gloo group of the meetings."""
+        if self._place is None:
+            raise RuntimeError("the connections are closed")
+        return self._place.control
+
+    def exchange(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        lengths: Sequence[int] | None = None,
+        given: Sequence[int] | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send every rank its part of ``sent``, on the CPU, and receive one of each, within `committed`.
+
+        The parts are even, or of ``given`` and ``lengths`` values. ``meanwhile`` is called while they travel.
+        """
+        received_in, sent_in = (None if each is None else list(each) for each in (lengths, given))
+        work = dist.all_to_all_single(received, sent, received_in, sent_in, group=self.control, async_op=True)
+        if meanwhile is not None:
+            meanwhile()
+        self._wait(work)
+
+    def _wait(self, work: Any) -> None:
+        """Wait until an exchange is complete; raise where a rank is gone, or gives no sign of life."""
+        assert self._place is not None
+        pulse, began, since = self._place.pulse, time.monotonic(), time.monotonic()
+        poll = min(_POLL, self.timeout / 4)
+        self._place.pending = True
+        while True:
+            try:
+                work.wait(timedelta(seconds=poll))
+                break
+            except RuntimeError:
+                if work.is_completed():  # it failed, or has come just now
+                    self._place.pending = False
+                    work.wait()
+                    break
+            now = time.monotonic()
+            if now - began > poll + _POLL:  # this process itself was stopped
+                since = now
+            began = now
+            if silent := pulse.silent(since, self.timeout):
+                who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
+                raise RanksError(_SILENT.format(who=who, limit=self.timeout))
+        self._place.pending = False
+        pulse.rest()
 
     def named(self, run: int) -> None:
         """From here on meetings are those of this run."""
@@ -177,38 +237,34 @@ class Ranks:
             return [wish]
         with self.together():
             words = self._gathered(phase, step, failed=False, stop=stop or self.asked(), weights=weights, wish=wish)
-            failed = words[:, 3].nonzero()[:, 0].tolist()
-            here = torch.tensor([self._run, phase, step])
+            failed = [rank for rank, each in enumerate(words) if each[3]]
             if failed:
                 self._over = True
                 raise RanksError(
                     f"rank {failed[0]} failed: all ranks stop, and its own output says why. Steps that were charged "
                     "stay spent"
                 )
-            if bool((words[:, :3] != here).any()):
+            if any(each[:3] != [self._run, phase, step] for each in words):
                 self._over = True
                 raise RanksError(f"ranks are not at the same place ({_places(words)}): every rank must take every step")
-            if bool((words[:, 5] != weights).any()):
+            if any(each[5] != weights for each in words):
                 self._over = True
                 raise RanksError(
                     "ranks do not have the same weights: give every rank the same optimizer, learning rate and changes "
                     "of the model"
                 )
-            self.stopping = self.stopping or bool(words[:, 4].any())
-            wishes: list[int] = words[:, 6].tolist()
-            return wishes
+            self.stopping = self.stopping or any(each[4] for each in words)
+            return [each[6] for each in words]
 
     def _gathered(
         self, phase: Phase, step: int, *, failed: bool, stop: bool, weights: int = 0, wish: int = 0
-    ) -> Tensor:
-        """The words of all ranks, (ranks, words)."""
-        mine = torch.tensor([self._run, phase, step, failed, stop, weights, wish]).repeat(self.size, 1)
-        words = torch.empty_like(mine)
+    ) -> list[list[int]]:
+        """The words of all ranks."""
+        self._lines[:] = [self._run, phase, step, failed, stop, weights, wish]
         with self.committed():
-            if self.control is None:
-                raise RuntimeError("the connections are closed")
             # Every rank hears from every other itself: none waits for one that waits for a third that is gone.
-            dist.all_to_all_single(words, mine, group=self.control)
+            self.exchange(self._words, self._sent)
+        words: list[list[int]] = self._words.tolist()
         return words
 
     def from_first(self, make: Callable[[], T], phase: Phase = Phase.TOLD) -> T:
@@ -216,23 +272,28 @@ class Ranks:
         if self.alone:
             return make()
         with self.together():
-            told: list[Any] = [make() if self.first else None]
-            self.meet(phase)
-            with self.committed():
-                dist.broadcast_object_list(told, group=self.control, group_src=0)
-        found: T = told[0]
-        return found
+            value = make() if self.first else None
+            told = _pickled(value) if self.first else b""
+            lengths = self.meet(phase, wish=len(told))
+            found: list[T] = [pickle.loads(each) for each in self._objects(told, lengths) if each]
+        return value if self.first else found[0]  # type: ignore[return-value]
 
     def every(self, value: T, phase: Phase = Phase.TOLD, step: int = 0) -> list[T]:
         """The values of all ranks, in their order."""
         if self.alone:
             return [value]
-        found: list[Any] = [None] * self.size
         with self.together():
-            self.meet(phase, step)
-            with self.committed():
-                dist.all_gather_object(found, value, group=self.control)
-        return found
+            told = _pickled(value)
+            lengths = self.meet(phase, step, wish=len(told))
+            return [pickle.loads(each) for each in self._objects(told, lengths)]
+
+    def _objects(self, told: bytes, lengths: Sequence[int]) -> list[bytes]:
+        """What each rank tells all, of these lengths in bytes."""
+        sent = torch.frombuffer(bytearray(told), dtype=torch.uint8) if told else torch.empty(0, dtype=torch.uint8)
+        received = torch.empty(sum(lengths), dtype=torch.uint8)
+        with self.committed():
+            self.exchange(received, sent.repeat(self.size), lengths, [len(told)] * self.size)
+        return [each.numpy().tobytes() for each in torch.split(received, list(lengths))]
 
     def total(self, counts: Tensor, step: int) -> Tensor:
         """The sum over all ranks of a few numbers of a step, the same bits on every rank."""
@@ -280,22 +341,45 @@ class Ranks:
             for tensor in (each for each in tensors.values() if not is_shard(each)):
                 sent = _bytes(tensor).clone()
                 if sent.numel():
-                    dist.broadcast(sent, group=self.control, group_src=0)
+                    self._wait(dist.broadcast(sent, group=self.control, group_src=0, async_op=True))
                     if not self.first:
                         tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
 
 
-def _control(group: Any) -> Any:
-    """A gloo group for the meetings of the ranks of ``group``, made once."""
-    if group not in _CONTROL:
+class _Place:
+    """Where the ranks of a group meet: a gloo group, and their signs of life; made once for a group of the user's."""
+
+    def __init__(self, group: Any) -> None:
         if not dist.is_gloo_available():
             raise UnsupportedSystemError(
                 "several ranks need the gloo backend besides their own, and this build of torch has none: install one "
                 "that has, or run in one process"
             )
+        self._group = ref(group)
+        self.pulse = Pulse(group)
         ranks = dist.get_process_group_ranks(group)
-        _CONTROL[group] = dist.new_group(ranks, _patience(group), "gloo", use_local_synchronization=True)
-    return _CONTROL[group]
+        self.control: Any = dist.new_group(ranks, _patience(group), "gloo", use_local_synchronization=True)
+        self.pending = False  # whether an exchange was begun and not ended
+
+    @classmethod
+    def of(cls, group: Any) -> "_Place":
+        """That of a group."""
+        if group not in _PLACES:
+            _PLACES[group] = cls(group)
+        return _PLACES[group]
+
+    def close(self) -> None:
+        """Close the connections; nothing is told to the other ranks."""
+        group, control = self._group(), self.control
+        if group is not None and _PLACES.get(group) is self:
+            del _PLACES[group]
+        self.pulse.stop()
+        if self.pending:
+            # gloo ends an exchange only with its process or after its own time, and would wait for it when the group
+            # goes: so it never goes.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(control))
+        with suppress(Exception):
+            dist.destroy_process_group(control)
 
 
 def _patience(group: Any) -> timedelta:
@@ -305,9 +389,12 @@ def _patience(group: Any) -> timedelta:
     return found
 
 
-def _places(words: Tensor) -> str:
+def _pickled(value: object) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def _places(lines: Sequence[Sequence[int]]) -> str:
     """Where each rank is, in words."""
-    lines = words.tolist()
     runs = sorted({line[0] for line in lines})
     of_run = [f" of run {1 + runs.index(line[0])}" if len(runs) > 1 else "" for line in lines]
     return ", ".join(
@@ -326,8 +413,8 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def weights_digest(model: nn.Module) -> str:
-    """A digest of all parameters and buffers of a model, by which replicas are compared; shards are left out.
+def weights_digest(model: nn.Module, shards: bool = False) -> str:
+    """A digest of all parameters and buffers of a model, by which replicas are compared; ``shards`` of this rank too.
 
     >>> weights_digest(nn.Linear(1, 1)) == weights_digest(nn.Linear(1, 1))
     False
@@ -335,7 +422,9 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in _tensors(model).items():
         if is_shard(tensor):
-            continue
+            if not shards:
+                continue
+            tensor = tensor.to_local()  # type: ignore[attr-defined]
         digest.update(name.encode())
         digest.update(_bytes(tensor).numpy().tobytes())
     return digest.hexdigest()

@@ -257,10 +257,12 @@ class Rounds:
         """Send bytes to every rank; those that are received from each."""
         ranks = self._ranks
         where = self.device if self._direct else torch.device("cpu")
-        group = ranks.group if self.device.type == "cuda" and self._direct else ranks.control
         received = torch.empty(sum(lengths), dtype=torch.uint8, device=where)
-        flat = torch.cat(list(sent)).to(where)
-        dist.all_to_all_single(received, flat, list(lengths), [len(each) for each in sent], group=group)
+        flat, given = torch.cat(list(sent)).to(where), [len(each) for each in sent]
+        if self.device.type == "cuda" and self._direct:
+            dist.all_to_all_single(received, flat, list(lengths), given, group=ranks.group)
+        else:
+            ranks.exchange(received, flat, lengths, given)
         return torch.split(received.to(self.device), list(lengths))
 
 

@@ -27,7 +27,7 @@ from dpgrad.distributed.rounds import Held, Rounds, Slices, Spread, Totals
 from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads import fsdp
 
-__all__ = ["as_shard", "full", "refuse_layout", "spread_of", "totals_of", "whole"]
+__all__ = ["as_shard", "full", "local", "plain", "refuse_layout", "spread_of", "totals_of", "whole"]
 
 _READING = {Tensor.numpy, Tensor.tolist, Tensor.data_ptr, Tensor.__array__, Tensor.__dlpack__}
 # What needs no memory of the tensor it is given.
@@ -55,7 +55,7 @@ def refuse_layout(model: nn.Module, ranks: Ranks) -> None:
             )
         _refuse_mesh(name, parameter, members)
         slices, own = Slices.of(parameter.shape, spread.shards), spread.shard(ranks.rank)
-        if _local(parameter).numel() != slices.length(own):
+        if local(parameter).numel() != slices.length(own):
             raise UnsupportedModelError(f"the shard of parameter {name} is not the one that fully_shard makes")
 
 
@@ -94,10 +94,14 @@ def totals_of(model: nn.Module, ranks: Ranks) -> Totals:
     return Totals(ranks, units, spread_of(model, ranks), next(model.parameters()).device)
 
 
-def _local(tensor: Any) -> Tensor:
-    """The shard that this rank holds."""
-    found: Tensor = tensor.detach().to_local()
-    return found
+def local(tensor: Any) -> Tensor:
+    """The shard that this rank holds, or the tensor itself.
+
+    >>> local(torch.ones(2))
+    tensor([1., 1.])
+    """
+    found: Tensor = tensor.detach()
+    return found.to_local() if fsdp.is_shard(found) else found  # type: ignore[attr-defined]
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -113,14 +117,51 @@ def full(tensor: Tensor) -> Tensor:
     return found
 
 
-def as_shard(local: Tensor, like: Any) -> Tensor:
-    """The values of a shard as a tensor in the layout of ``like``."""
+def as_shard(values: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor:
+    """The values of a shard as a tensor in the layout of ``like``; ``shape`` is that of the whole, if another one."""
     from torch.distributed.tensor import DTensor
 
+    shape = like.shape if shape is None else shape
+    stride = torch.empty(shape, device="meta").stride()
     found: Tensor = DTensor.from_local(  # type: ignore[no-untyped-call, unused-ignore]
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        values, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
     )
     return found
+
+
+@contextmanager
+def plain(model: nn.Module) -> Iterator[list[str]]:
+    """Within the block a sharded model shows its modules, with parameters that hold no values and no hooks of FSDP.
+
+    It is compared, not used, in the block. Gives what ``fully_shard`` made of it, in words; none for other models.
+    """
+    if not fsdp.is_sharded(model):
+        yield []
+        return
+    words = fsdp.words(model)
+    places = _places(model)
+    stands = {
+        id(each): nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device="meta"), each.requires_grad)
+        for _, _, each in places
+    }
+    try:
+        with fsdp.undressed(model):
+            for module, slot, parameter in places:
+                _put(module, slot, stands[id(parameter)])
+            yield words
+    finally:
+        for module, slot, parameter in places:
+            _put(module, slot, parameter)
+
+
+def _places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Where parameters lie: a module, the name there, and the parameter."""
+    return [
+        (module, slot, parameter)
+        for module in model.modules()
+        for slot, parameter in module._parameters.items()
+        if parameter is not None
+    ]
 
 
 @contextmanager
@@ -137,12 +178,7 @@ def whole(model: nn.Module, ranks: Ranks, step: int, totals: Totals | None = Non
         totals.begin(step)
     spread = spread_of(model, ranks)
     units, wholes = _units(model, spread)
-    places = [
-        (module, slot, parameter)
-        for module in model.modules()
-        for slot, parameter in module._parameters.items()
-        if parameter is not None
-    ]
+    places = _places(model)
     rounds = Rounds(ranks, step, units, spread, totals)
     ranks.meet(Phase.GATHERED, step)
     used = _Used(rounds, units)
@@ -168,7 +204,7 @@ def _units(model: nn.Module, spread: Spread) -> tuple[list[list[Held]], dict[int
         for each in parameters:
             empty = torch.empty(each.shape, dtype=dtype or each.dtype, device=each.device)
             whole = wholes[id(each)] = nn.Parameter(empty, each.requires_grad)
-            found[-1].append(Held(_local(each).reshape(-1), whole, Slices.of(each.shape, spread.shards)))
+            found[-1].append(Held(local(each).reshape(-1), whole, Slices.of(each.shape, spread.shards)))
             found[-1][-1].drop()
     return found, wholes
 

@@ -26,12 +26,15 @@ __all__ = [
     "refuse_policies",
     "refuse_version",
     "resharded",
+    "undressed",
     "units",
     "without_hooks",
+    "words",
 ]
 
 VERIFIED = ("2.13",)  # versions of torch that the tests have run on
 _FSDP = "torch.distributed.fsdp"
+_OWN = ("__composable_api_", "_is_fsdp_managed_module", "_fsdp_use_orig_params")  # attributes that it sets
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -178,6 +181,32 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
             added = {number: hook for number, hook in hooks.items() if number not in were}
             hooks.clear()
             hooks.update({**were, **added})
+
+
+@contextmanager
+def undressed(model: nn.Module) -> Iterator[None]:
+    """Within the block the modules have neither hooks nor attributes that ``fully_shard`` gave them."""
+    held = [vars(module) for module in model.modules()]
+    held += [value for own in held for name, value in own.items() if name.endswith("_hooks")]
+    before = [dict(each) for each in held]
+    try:
+        for each in held:
+            for name in [name for name, value in each.items() if str(name).startswith(_OWN) or _of_fsdp(value)]:
+                del each[name]
+        yield
+    finally:
+        for each, were in zip(held, before, strict=True):
+            each.clear()  # hooks are called in their order
+            each.update(were)
+
+
+def words(model: nn.Module) -> list[str]:
+    """What ``fully_shard`` made of a model, on which the order of sums and the rounding of a pass depend."""
+    names = {id(each): name for name, each in model.named_parameters()}
+    found = [f"{dtype}: {', '.join(names[id(each)] for each in parameters)}" for parameters, dtype in units(model)]
+    found += [str(_policy(module)) for module in _modules(model)]
+    first: Any = next(each for each in model.parameters() if is_shard(each))
+    return [*found, f"{tuple(first.device_mesh.shape)} {first.placements}"]
 
 
 def _of_fsdp(hook: Any) -> bool:

@@ -36,6 +36,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.runs.replay import Identity
 from dpgrad.runs.snapshot import REMEDY, Snapshot, refuse_unreadable
+from dpgrad.runs.values import PREFIX, discard_others
 from dpgrad.runs.writeahead import WriteAhead
 
 __all__ = ["Interruption", "Run", "finished", "interruptible"]
@@ -239,11 +240,14 @@ class Run:
         self._ledger.reserve(step)
         self._next = step + 1
 
-    def save(self, step: int, state: dict[str, Any], options: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], options: Mapping[str, Any] | None = None, values: str = ""
+    ) -> None:
         """Replace the checkpoint by ``state``, as it is after ``step`` steps: tensors and plain values.
 
         ``options`` are those of the identity, as they are by now: what moves during a run and is not in ``state`` is
-        compared with this when the run goes on. After a crash there is the old checkpoint or the new one.
+        compared with this when the run goes on. ``values`` is the name of a file of `dpgrad.runs.values` in the private
+        folder that belongs to ``state``. After a crash there is the old checkpoint or the new one, with its file.
         """
         self._refuse_closed()
         if step != self._next:
@@ -258,6 +262,7 @@ class Run:
         if self._unbegun:
             self._ledger.rename(self.folder / _LEDGER)
             self._unbegun = False
+        discard_others(self.private, values)
         self.due = due
 
     def event(self) -> Event:
@@ -381,7 +386,8 @@ def _remove_secrets(private: Path) -> None:
     if not private.is_dir():
         return
     with _files.told(private, "removed"):
-        for path in (*private.glob(f"*{_files.PARTIAL}"), private / "checkpoint.pt", private / "README.txt"):
+        held = (*private.glob(f"*{_files.PARTIAL}"), *private.glob(f"{PREFIX}*"))
+        for path in (*held, private / "checkpoint.pt", private / "README.txt"):
             _files.unlink(path)
         if any(private.iterdir()):
             _files.sync_folder(private)

@@ -1,7 +1,9 @@
 """What a run writes of a model to be shared: its parameters and buffers, and nothing that was read from the rows."""
 
-import io
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +11,11 @@ from torch.nn.utils import parametrizations
 
 from dpgrad import _files
 from dpgrad.errors import UnsupportedModelError
-from dpgrad.grads.fsdp import is_sharded
+from dpgrad.grads.fsdp import is_shard
 
 __all__ = ["Weights"]
+
+_FEW = 1 << 22  # values
 
 
 class Weights:
@@ -32,17 +36,11 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if is_sharded(model):
-            raise UnsupportedModelError(
-                "the model is sharded by fully_shard, and dpgrad writes no shards: leave out folder, and after the run "
-                "save get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
-                "torch.distributed.checkpoint.state_dict"
-            )
         self._model = model
         state = self._state()
         trained = {name for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
         may_change = trained | _functions_of_weights(model)
-        self._fixed = {name: value.clone() for name, value in state.items() if name not in may_change}
+        self._fixed = {name: _remembered(value) for name, value in state.items() if name not in may_change}
         self._settled: dict[str, int] | None = None
 
     def settle(self) -> None:
@@ -53,20 +51,27 @@ class Weights:
         return {name: value._version for name, value in self._model.named_parameters(remove_duplicate=False)}
 
     def state(self) -> dict[str, Tensor]:
-        """The state to write: each value a copy of its own, so no memory beside it is written with it."""
+        """The state to write: each value a copy of its own, so no memory beside it is written with it.
+
+        Of a model in shards those of this rank, as they lie there.
+        """
         self.refuse_changed()
         if self._settled is not None and self._settled != self._versions():
             raise UnsupportedModelError(
                 "the model changed after the run, which the guarantee does not cover: save it before it is changed"
             )
-        return {name: value.cpu().clone() for name, value in self._state().items()}
+        return {name: value if is_shard(value) else value.cpu().clone() for name, value in self._state().items()}
 
-    def write(self, path: Path) -> None:
-        """Write the state, as torch.load reads it."""
-        held = io.BytesIO()
-        torch.save(self.state(), held)  # to memory first: on a full disk torch does not say why it failed
-        with _files.told(path):
-            path.write_bytes(held.getbuffer())
+    def write(self, path: Path, whole: Mapping[str, Tensor] | None = None) -> None:
+        """Write the state, as torch.load reads it; of a model in shards ``whole``, which its ranks made up of them."""
+        with _files.told(path), path.open("wb") as file:
+            held: Any = _Told(file)
+            try:
+                torch.save(self.state() if whole is None else dict(whole), held)
+            except Exception:
+                if held.error is not None:  # torch does not say why it failed
+                    raise held.error from None
+                raise
 
     def refuse_changed(self) -> None:
         """Refuse a model of which something changed that is not trained."""
@@ -93,6 +98,24 @@ class Weights:
         return {name: value.detach() for name, value in state.items()}
 
 
+class _Told:
+    """A file that keeps the error of the system which ended writing it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, piece: bytes) -> int:
+        try:
+            return self._file.write(piece)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 def _functions_of_weights(model: nn.Module) -> set[str]:
     """The buffers that the power iterations of spectral normalization write."""
     return {
@@ -103,7 +126,19 @@ def _functions_of_weights(model: nn.Module) -> set[str]:
     }
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _remembered(value: Tensor) -> "Tensor | str":
+    """A copy; of a shard, which may be most of what a device holds, a digest."""
+    if not is_shard(value):
+        return value.clone()
+    digest, flat = hashlib.blake2b(), value.to_local().reshape(-1)  # type: ignore[attr-defined]
+    for few in torch.split(flat, _FEW):
+        digest.update(few.cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _same(one: Tensor, other: "Tensor | str") -> bool:
+    if isinstance(other, str):
+        return _remembered(one) == other
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return bool(((one == other) | (one != one) & (other != other)).all())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dpgrad import _validate
 from dpgrad.errors import OptionError
+from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.swap import refuse_modules
 from dpgrad.training import models
 from dpgrad.training.curves import judging
@@ -93,7 +94,8 @@ def built(source: Blueprint, shape: Sequence[int], outputs: int, dtype: torch.dt
     """
     model = source.build(shape, outputs)
     try:
-        model = model.to(device)
+        if not is_sharded(model):  # shards stay where fully_shard put them
+            model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # a device that is not there
         why = str(error).splitlines()[0]
         raise OptionError(f"--device {device} cannot be used: {why}; choose cpu, or leave it out") from None

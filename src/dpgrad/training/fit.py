@@ -36,6 +36,7 @@ from dpgrad.data import Dataset
 from dpgrad.distributed import followed
 from dpgrad.distributed.followed import Followed
 from dpgrad.distributed.ranks import Ranks
+from dpgrad.distributed.shards import whole
 from dpgrad.errors import RunError, UnsupportedModelError
 from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import Loss, trainable
@@ -136,8 +137,14 @@ class Fitted:
         Guarantee: it holds the trained parameters, which the guarantee covers, buffers that do not depend on the data,
         and the report. A model of which anything else would be written is refused.
         """
+        if is_sharded(core := unwrapped(self.model, sharded=True)):
+            raise UnsupportedModelError(
+                "the model is sharded by fully_shard: give fit a folder, in which the whole weights are released, or "
+                "save get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+                "torch.distributed.checkpoint.state_dict, called on every rank"
+            )
         if self.weights is None:
-            Weights(unwrapped(self.model, sharded=True))  # says why
+            Weights(core)  # says why
             raise UnsupportedModelError("the model could not be released when the run began: train it again")
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -205,7 +212,8 @@ def fit(
     """
     began = time.perf_counter()
     settings: object = computing  # a caller may ignore types
-    ranks = Ranks.of(settings.group if isinstance(settings, Computing) else None)
+    known = settings if isinstance(settings, Computing) else Computing()
+    ranks = Ranks.of(known.group, known.rank_timeout)
     with ranks.together():
         budget = Budget(epsilon, delta, epochs, steps, batch_size)
         run_folder = _folder_of(ranks, folder)
@@ -246,7 +254,8 @@ def _trained(
         fitted = _fitted(task, session, last, began, temperature)
         if run is not None and folder is not None:
             if session.weights is not None and session.private.steps_taken == last:
-                ranks.from_first(partial(_finish, run, fitted, folder, session.weights))
+                released = session.collected()
+                ranks.from_first(partial(_finish, run, fitted, folder, session.weights, released))
             if session.recorder is not None:
                 session.recorder.write(Path(folder.path))  # after the run's secrets are gone: they need not stay
     return fitted
@@ -310,8 +319,9 @@ def _session(task: Task, plan: Plan, run: Run | Followed | None, folder: RunFold
         session.watch.clip_after = private.clip_after
     session.resume()
     session.begin(computing.capture)
-    with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
-        session.weights = Weights(private.model)
+    if run is not None or not is_sharded(private.model):
+        with nullcontext() if run is not None else suppress(UnsupportedModelError):  # only a release needs it
+            session.weights = Weights(private.model)
     if run is not None and run.reason and task.ranks.first:
         _warn_of_new_key(run, plan)
     return session
@@ -382,11 +392,14 @@ _DIVIDED = (
 def _described(task: Task) -> dict[str, Any] | None:
     """The shape and type of a row and the number of outputs, where a loss by name calls the model; all are public.
 
-    None for a Dataset other than of tensors: the shape of one of its examples may depend on that example. None for a
-    model in shards, which is not written.
+    None for a Dataset other than of tensors: the shape of one of its examples may depend on that example. All ranks
+    that hold shards call this.
     """
-    if is_sharded(task.core):
-        return None
+    with whole(task.core, task.ranks, 0):
+        return _of_rows(task)
+
+
+def _of_rows(task: Task) -> dict[str, Any] | None:
     held = task.rows.tensors if type(task.rows) is TensorDataset else task.rows
     if not isinstance(task.loss, NamedLoss) or task.privacy.several_rows or not isinstance(held, tuple | list):
         return None
@@ -427,10 +440,12 @@ def _reserve(ledger: Ledger | None, plan: Plan, run: Run | Followed | None, last
         ledger.add(reserved, plan.mechanism.relation, plan.recipe.name, name, plan.unit)
 
 
-def _finish(run: Run | Followed, fitted: Fitted, folder: RunFolder, weights: Weights) -> None:
+def _finish(
+    run: Run | Followed, fitted: Fitted, folder: RunFolder, weights: Weights, whole: dict[str, Tensor] | None
+) -> None:
     """Write the release folder, on rank 0."""
     if isinstance(run, Run):
-        run.finish(partial(_write, fitted, folder.release, weights))
+        run.finish(partial(_write, fitted, folder.release, weights, whole=whole))
 
 
 def _reserved(plan: Plan, run: Run | Followed | None, last: int) -> Event:
@@ -447,9 +462,15 @@ def _cost(plan: Plan, event: Event) -> Guarantee:
     return replace(found, unit=plan.unit)
 
 
-def _write(fitted: Fitted, release: Callable[[Path, Fitted], None] | None, weights: Weights, folder: Path) -> None:
-    """Write the release folder."""
-    weights.write(folder / WEIGHTS)
+def _write(
+    fitted: Fitted,
+    release: Callable[[Path, Fitted], None] | None,
+    weights: Weights,
+    folder: Path,
+    whole: dict[str, Tensor] | None = None,
+) -> None:
+    """Write the release folder; of a model in shards its ``whole`` weights."""
+    weights.write(folder / WEIGHTS, whole)
     if release is not None:
         release(folder, fitted)
         return

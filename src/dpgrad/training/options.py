@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, runtime_checkable
 
 from dpgrad import _validate
+from dpgrad._processes import RANK_TIMEOUT
 from dpgrad.accounting import ACCOUNTANTS
 from dpgrad.accounting.events import NOTHING, Event, Relation
 from dpgrad.accounting.guarantee import ORDINARY, SECURE, SOURCES, UNIT
@@ -325,6 +326,7 @@ class Computing:
 
     On several ranks of torch.distributed (docs/several_processes.md) ``group`` is another process group than the
     default one. ``rows_on_rank``: "all" gives every rank all rows, "part" gives each its own; no row may be on two.
+    A rank that gives no sign of life for ``rank_timeout`` seconds, while another waits for it, ends the run on all.
 
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
@@ -342,6 +344,11 @@ class Computing:
     workers: int = 0
     group: Any = dataclasses.field(default=None, compare=False, repr=False)
     rows_on_rank: str = "all"
+    rank_timeout: float = option(
+        RANK_TIMEOUT, "On several ranks, the seconds without a sign of life after which a rank is taken for gone; a "
+        "rank that is slow gives signs.",
+        kind="positive", metavar="SECONDS",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)

@@ -112,7 +112,8 @@ class PrivateGradient:
     After ``torch.distributed.init_process_group()`` all ranks make one of these and take every step together
     (docs/several_processes.md): each works on its part of the batch, and every rank gets the same ``.grad``. ``group``
     is another process group than the default one. With ``rows_on_rank="part"`` each rank is given rows of its own, and
-    batches are drawn over all of them. Key, initial weights and charge are those of rank 0.
+    batches are drawn over all of them. A rank that gives no sign of life for ``rank_timeout`` seconds, while another
+    waits for it, ends the run on all. Key, initial weights and charge are those of rank 0.
 
     Guarantee: after all steps, everything written to ``.grad`` has the privacy profile of ``mechanism.event()`` under
     ``mechanism.relation``, where one example is one row of the data. A step is charged before its gradients are
@@ -152,8 +153,9 @@ class PrivateGradient:
         charge: Callable[[int], None] | None = None,
         group: Any = None,
         rows_on_rank: str = "all",
+        rank_timeout: float = _processes.RANK_TIMEOUT,
     ) -> None:
-        self.ranks = Ranks.of(group)
+        self.ranks = Ranks.of(group, rank_timeout)
         rule = Hard() if rule is None else rule
         with self.ranks.together():
             refuse_kinds(loss, mechanism, rule, inner_momentum, key)
@@ -270,8 +272,7 @@ class PrivateGradient:
         whose batches are not used (docs/data.md). The batch is moved to the model's device. An empty batch gives pure
         noise.
         """
-        step = self.charged(data)
-        self.compute(data, step)
+        self.compute(data, self.charged(data))
 
     def charged(self, data: Any) -> int:
         """Charge the next step and return its number; the caller must then `compute` that step, once.

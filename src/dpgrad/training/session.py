@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpgrad.distributed import stored
 from dpgrad.distributed.followed import Followed, options_of_all
 from dpgrad.distributed.ranks import Phase, weights_digest
-from dpgrad.distributed.shards import whole
+from dpgrad.distributed.shards import local, plain, whole
 from dpgrad.errors import ResumeError, RunError
+from dpgrad.grads.fsdp import is_shard, is_sharded
 from dpgrad.grads.ways import Way
 from dpgrad.mechanism.keys import Key
 from dpgrad.runs import replay
@@ -86,17 +89,20 @@ class Session:
                 self.save(self.run)  # steps are never replayed across what a callback did to the weights
             return enough
         if self.watched:
-            ranks.meet(Phase.SHOWN, step, stop=enough)
+            changed = ranks.meet(Phase.SHOWN, step, stop=enough, wish=self._versions() != self._known)
+            if any(changed) and self.run is not None:
+                self.save(self.run)  # as above; replicas that differ by now are refused here
         return ranks.stopping
 
     def _versions(self) -> list[int]:
-        return [parameter._version for parameter in self.private.model.parameters()]
+        parameters = list(self.private.model.parameters())
+        return [each._version for each in (*parameters, *map(local, filter(is_shard, parameters)))]
 
     def start(self, at_start: Callable[[Progress], None]) -> None:
         """Call ``at_start`` of a resumed run; refuse it where it changes the weights that steps are replayed from."""
-        before = weights_digest(self.private.model)
+        before = weights_digest(self.private.model, shards=True)
         at_start(self.seen())
-        if weights_digest(self.private.model) != before:
+        if weights_digest(self.private.model, shards=True) != before:
             raise RunError(
                 "at_start of a callback changed the weights of a run that is resumed: change them only where "
                 "progress.resumed is False"
@@ -109,12 +115,15 @@ class Session:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Where a callback raises in the block, store the step that was taken: the run can be resumed after it."""
+        """Where a callback raises in the block, store the step that was taken: the run can be resumed after it.
+
+        Shards are stored by all ranks together, and this one has failed: such a run resumes at its last checkpoint.
+        """
         try:
             yield
         except Exception:
             self.unseen = True
-            if self.run is not None:
+            if self.run is not None and not is_sharded(self.private.model):
                 self.run.save(self.private.steps_taken, self.state(), self.options())
             raise
 
@@ -148,7 +157,35 @@ class Session:
             ranks.refuse_different({"weights": weights_digest(self.private.model)}, Phase.SAVED)
             options = options_of_all(ranks.every(options))
         self._forms = self._found_forms()
-        run.save(self.private.steps_taken, self.state() if ranks.first else {}, options)
+        step, values = self.private.steps_taken, ""
+        if is_sharded(self.private.model):
+            with ranks.together():
+                state, values = stored.written(self.state(), self.private.model, ranks, step, self._folder())
+        else:
+            state = self.state() if ranks.first else {}
+        run.save(step, state, options, values)
+
+    def _folder(self) -> Path:
+        """Where rank 0 keeps what is private."""
+        assert self.run is not None
+        return self.run.folder / "private"
+
+    def collected(self) -> dict[str, Tensor] | None:
+        """The whole weights of a model in shards, for rank 0 to release, in a file that goes with them.
+
+        None for other models. All ranks call this.
+        """
+        private, ranks = self.private, self.private.ranks
+        if self.weights is None or not is_sharded(private.model):
+            return None
+        with ranks.together():
+            shards = {"model": self.weights.state()}
+        state, name = stored.written(shards, private.model, ranks, private.steps_taken, self._folder())
+        if not ranks.first:
+            return {}
+        found: dict[str, Tensor] = stored.mapped(state, self._folder())["model"]
+        (self._folder() / name).unlink()
+        return found
 
     def _found_forms(self) -> str:
         """How steps are run, on each rank."""
@@ -176,6 +213,7 @@ class Session:
         """Go on where the run was."""
         state = None if self.run is None else self.run.state
         if state is not None:
+            state = stored.read(state, self.private.model, self.private.ranks, self._folder())
             self._load_model(state["model"])
         if self.averaging is not None:  # from the weights that were loaded, where this averaging is new
             self.average = Averaged(self.private.model, self.averaging)
@@ -250,4 +288,6 @@ def identity(
 
 def behaviours(settings: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
     """What the settings do at this moment; the state of ``model`` is the checkpoint's."""
-    return {name: replay.behaviour(value, trained=model) for name, value in settings.items()}
+    with plain(model) as sharded:
+        found = {name: replay.behaviour(value, trained=model) for name, value in settings.items()}
+    return {**found, "shards": repr(sharded)} if sharded else found

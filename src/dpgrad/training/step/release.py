@@ -209,6 +209,7 @@ class Exchanged:
         self._values = [1.0] * figures.count
         self._stds = torch.ones(figures.count, dtype=torch.float64, device=device)
         self._grids = _Grids(parameters, figures) if key.secure else None
+        self._drawn: list[Tensor] = []  # the noise of this rank's shard at the present step
 
     def _place(self, flat: Tensor, part: device_noise.Segment) -> Tensor:
         """Where a part lies in a flat buffer."""
@@ -232,19 +233,24 @@ class Exchanged:
         """Noise is added when all ranks have come so far."""
 
     def show(self) -> Mapping[str, Tensor]:
-        self._exchange.run(self._step, self._on_host if self._stream is None else self._on_device)
+        noisy = self._on_host if self._stream is None else self._on_device
+        ahead = self._draw if self._stream is None and self._grids is None else None
+        self._exchange.run(self._step, noisy, ahead)
         for name, parameter in self._parameters.items():
             parameter.grad = _shown(self._means[name], parameter)
         return self._means
+
+    def _draw(self) -> None:
+        """Draw the noise of this rank's shard."""
+        values = self._figures.stds(self._step)
+        stds = {name: values[self._figures.place(name)] for name in self._parameters}
+        self._drawn = noise.gaussian_parts(self._parameters, self._own, stds, self._key, self._step)
 
     def _on_host(self, total: Tensor, first: int) -> Tensor:
         """The noisy means of a shard that begins at ``first``."""
         if self._grids is not None:
             return self._grids.added(total, self._own, self._key, self._step, float(self._divisor))
-        values = self._figures.stds(self._step)
-        stds = {name: values[self._figures.place(name)] for name in self._parameters}
-        drawn = noise.gaussian_parts(self._parameters, self._own, stds, self._key, self._step)
-        at = 0
+        drawn, self._drawn, at = self._drawn, [], 0
         for few in drawn:  # one after another, from the beginning of the shard on
             total[at : at + len(few)] += few
             at += len(few)
