@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import flop_registry
 
 from dpgrad.grads.axes import Layout, even, reshaped, same_for_rows
 from dpgrad.grads.calls import MixedError
@@ -305,6 +306,17 @@ def test_functions_of_the_model_s_own_are_found() -> None:
     x = torch.ones(3, 2, requires_grad=True)
     assert own_functions(Own.apply(x.sin()).sum(1)) == ["Own"]
     assert own_functions(nn.Linear(2, 1)(x).sum(1)) == []
+
+
+def test_a_formula_that_does_not_fit_refuses_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def assert_shapes(*_: object, **__: object) -> int:
+        raise AssertionError("incompatible shapes")
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.mm, assert_shapes)
+    x = torch.ones(ROWS, 2, 6)
+    with torch.no_grad(), Following(ROWS).of(x) as following:
+        torch.bmm(x, x.mT) + (x[:, 0] @ weights(6, 2))[:, None]
+    assert following.density > 0  # of the product whose formula fits
 
 
 class TestAxes:
