@@ -15,6 +15,7 @@ from dpgrad import _triton
 from dpgrad.mechanism import chacha, secure
 from dpgrad.mechanism.keys import Key
 from dpgrad.randomness import secure_noise
+from dpgrad.randomness.device_noise import Segment
 
 interpreted = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(
@@ -72,3 +73,25 @@ def test_a_long_stream() -> None:
     secure_kernels.noisy(out, keys, starts, count, secure_kernels.tables(DEVICE))
     words = chacha.words(bytes(range(32)), 0, -(-count // 2)).reshape(-1, 4)[:count]
     assert torch.equal(out.cpu(), torch.from_numpy(secure.numbers(words)).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_stream_by_kernels_and_on_the_cpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two segments, at any step, as often as it is asked for."""
+    likes = {name: torch.zeros(size) for name, size in SIZES.items()}
+    segments = [Segment(("bias", "other"), 261, 0), Segment(("weight",), 700, 0)]
+    plain = secure_noise.Stream(likes, segments, KEY, "cpu")
+    monkeypatch.setattr(_triton, "runs_on", lambda *_: True)
+    stream = secure_noise.Stream(likes, segments, KEY, DEVICE)
+    divisor = torch.tensor(50.0, dtype=torch.float64)
+    for step in (3, 10**6, 3):
+        plain.at(step)
+        stream.at(step)
+        for segment in segments:
+            total = torch.randn(segment.values).float()
+            for unit in (torch.tensor(2.0**-28).double(), torch.full((segment.values,), 2.0**-27).double()):
+                expected, out = torch.empty(segment.values, dtype=dtype), torch.empty(segment.values, dtype=dtype)
+                plain.write(segment, expected, unit, total, divisor)
+                placed = out.to(DEVICE)
+                stream.write(segment, placed, unit.to(DEVICE), total.to(DEVICE), divisor.to(DEVICE))
+                assert torch.equal(placed.cpu(), expected)

@@ -1,6 +1,7 @@
 """Noise of the secure source on tensors: sums are rounded to a grid, and whole numbers of (key, step, name) are added.
 
-The numbers are drawn on the CPU, by the table of `dpgrad.mechanism.secure`, and copied to where the sums are.
+The numbers are drawn by the table of `dpgrad.mechanism.secure`: on a CUDA device with Triton by a kernel, elsewhere on
+the CPU, from where they are copied to the sums. Both give the same bits.
 
 >>> totals = {"bias": torch.ones(3)}
 >>> noisy = noisy_means(totals, {"bias": 2.0**-28}, Key.from_seed(7).secured(), step=0, divisor=4)
@@ -13,12 +14,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dpgrad import _validate
+from dpgrad import _triton, _validate
 from dpgrad.mechanism import secure
 from dpgrad.mechanism.keys import Key
+from dpgrad.randomness.device_noise import Segment
 from dpgrad.randomness.noise import Part
 
-__all__ = ["added", "drawn", "fill_parts", "noisy_means"]
+__all__ = ["Stream", "added", "drawn", "fill_parts", "noisy_means"]
 
 
 def drawn(key: Key, step: int, name: str, count: int, start: int = 0) -> Tensor:
@@ -76,6 +78,76 @@ def fill_parts(
         for mean, total, part in zip(means, totals, parts, strict=True)
     ]  # fmt: skip
     secure.fill(key, wanted, threads=torch.get_num_threads())
+
+
+class Stream:
+    """The noise of a run on one device, whose step is set before it is written; ``likes`` are the parameters by name.
+
+    Guarantee: that of `drawn`. What a step needs is copied to memory that stays, so a captured graph draws the noise of
+    any step. The host does not wait for the device.
+
+    >>> likes = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}
+    >>> segment = Segment(("weight", "bias"), 9, 0)
+    >>> stream = Stream(likes, [segment], Key.from_seed(7).secured(), "cpu")
+    >>> stream.at(3)
+    >>> out, one = torch.empty(9), torch.ones((), dtype=torch.float64)
+    >>> stream.write(segment, out, one * 2.0**-28, torch.zeros(9), one)
+    >>> bool(out.isfinite().all())
+    True
+    """
+
+    def __init__(
+        self, likes: Mapping[str, Tensor], segments: Sequence[Segment], key: Key, device: torch.device | str
+    ) -> None:
+        self._key, self._sizes = key, {name: like.numel() for name, like in likes.items()}
+        self._by_kernel = _triton.runs_on(torch.empty(0, device=device))
+        if not self._by_kernel:
+            self._drawn = {
+                segment: torch.zeros(segment.values, dtype=torch.float64, device=device) for segment in segments
+            }
+            return
+        from dpgrad.randomness import secure_kernels
+
+        self._names = [name for segment in segments for name in segment.names]
+        self._table = secure_kernels.tables(device)
+        self._keys = torch.zeros(len(self._names), 8, dtype=torch.int32, device=device)
+        lines = torch.split(self._keys, [len(segment.names) for segment in segments])
+        self._lines = dict(zip(segments, lines, strict=True))
+        self._starts = {
+            segment: torch.tensor([0, *(self._sizes[name] for name in segment.names)], device=device).cumsum(0)
+            for segment in segments
+        }
+
+    def at(self, step: int) -> None:
+        """The step whose noise is written from now on."""
+        _validate.whole(most=_validate.MOST_STEPS, step=step)
+        if not self._by_kernel:
+            for segment, held in self._drawn.items():
+                found = [drawn(self._key, step, name, self._sizes[name]) for name in segment.names]
+                held.copy_(torch.cat(found))
+            return
+        from dpgrad.randomness import secure_kernels
+
+        keys = secure_kernels.keys([secure.stream(self._key, *_names(name, step)) for name in self._names])
+        self._keys.copy_(keys.pin_memory() if self._keys.is_cuda else keys, non_blocking=True)
+
+    def write(self, segment: Segment, out: Tensor, unit: Tensor, total: Tensor, divisor: Tensor) -> None:
+        """Write (rounded total + noise)·unit / divisor of a segment into ``out``, flat.
+
+        ``unit``, one number or one for each value, and ``divisor`` are on the device in float64.
+        """
+        if not self._by_kernel:
+            out.copy_(added(total, self._drawn[segment], unit).div_(divisor))
+            return
+        from dpgrad.randomness import secure_kernels
+
+        most = max(self._sizes[name] for name in segment.names)
+        exact = out.dtype in (torch.float32, torch.float64)  # other types are rounded by torch, as on a CPU
+        mean = out if exact else torch.empty_like(out, dtype=torch.float32)
+        lines, starts = self._lines[segment], self._starts[segment]
+        secure_kernels.noisy(mean, lines, starts, most, self._table, total, unit, divisor)
+        if not exact:
+            out.copy_(mean)
 
 
 def _names(name: str, step: int) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ class PrivateGradient:
                 self.ranks, model, own, mechanism, start, before, rule=rule, engine=engine, augment=augment,
                 inner_momentum=inner_momentum, several_rows=several_rows, rows_on_rank=rows_on_rank,
             )  # fmt: skip
-            key = of_source(key, model, mechanism, self.ranks)
+            key = of_source(key, model, mechanism)
             self.work = Work(
                 model, loss, mechanism, key, rule, inner_momentum, average, several_rows or augment is not None,
                 augment, collate, start, microbatch, observe, charge is not None, self.ranks,

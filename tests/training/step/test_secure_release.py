@@ -73,6 +73,21 @@ class TestStep:
                     expected = (secure.rounded(total, unit) + noise.reshape(total.shape)) * unit / 8
                     assert np.array_equal(observed.noisy[name].numpy(), expected)
 
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("capture", [True, False])
+    def test_on_a_cuda_device(self, capture: bool) -> None:
+        """The same of a captured step, for several batches."""
+        model, seen = network().cuda(), []
+        step = private(model, observe=seen.append, capture=capture)
+        for _ in range(4):
+            step.step(rows().cuda())
+            written = {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+            unit = secure.grid(0.7 * 0.3, 0.3, 43)
+            for name, total in seen[-1].clipped_sum.items():
+                noise = secure.draw(step.key, 0, total.numel(), "noise", name, str(seen[-1].step))
+                expected = (secure.rounded(total.cpu().numpy(), unit) + noise.reshape(total.shape)) * unit / 8
+                assert np.array_equal(written[name].numpy(), expected)
+
     def test_what_rounding_hides_leaves_no_trace(self) -> None:
         """Sums that round to the same numbers give the same gradients; with ordinary noise they do not."""
         unit, noise = 1e-9, secure_noise.drawn(Key.from_seed(7), 0, "a", 1000)

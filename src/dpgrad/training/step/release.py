@@ -181,7 +181,8 @@ class Exchanged:
         self._parameters, self._figures, self._key = parameters, figures, key
         device = next(iter(parameters.values())).device
         self._step, self._divisor = 0, torch.full((), divisor, dtype=torch.float64, device=device)
-        self._stream = device_noise.Stream(parameters, key, device) if device.type == "cuda" else None
+        on_device = device.type == "cuda" and not key.secure  # secure noise of a shard is drawn on the CPU
+        self._stream = device_noise.Stream(parameters, key, device) if on_device else None
         self.parts = self._stream.segments if self._stream is not None else _singly(parameters)
         if self._stream is not None:  # the counters of the noise say where a value lies
             self._starts = {part: ALIGNED * part.first for part in self.parts}
@@ -359,25 +360,22 @@ class SecureOnHost(OnHost):
 
 @dataclass
 class SecureOnDevice(OnDevice):
-    """`OnDevice` with noise of the secure source: drawn on the host before the step, and copied to where it is added.
-
-    The memories that hold standard deviations hold the grid.
-    """
+    """`OnDevice` with noise of the secure source. The memories that hold standard deviations hold the grid."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._grids = _Grids(self.parameters, self.figures)
-        self._drawn = {part: torch.zeros(part.values, dtype=torch.float64, device=self.device) for part in self.parts}
+        self._secure = secure_noise.Stream(self.parameters, self.parts, self.key, self.device)
 
     def at(self, step: int) -> None:
         for place, unit in enumerate(self._grids.at(step)):
-            self._stds[place].fill_(unit)
-        for part, held in self._drawn.items():
-            found = [secure_noise.drawn(self.key, step, name, self.parameters[name].numel()) for name in part.names]
-            held.copy_(torch.cat(found))
+            if unit != self._values[place]:
+                self._stds[place].fill_(unit)
+                self._values[place] = unit
+        self._secure.at(step)
 
     def _write(self, part: device_noise.Segment, total: Tensor, std: Tensor) -> None:
-        self._written[part].copy_(secure_noise.added(total, self._drawn[part], std).div_(self._divisor))
+        self._secure.write(part, self._written[part], std, total, self._divisor)
 
 
 class _Grids:
@@ -398,9 +396,10 @@ class _Grids:
         grids = self.at(step)
         units = {part.name: grids[self._figures.place(part.name)] for part in parts}
         sizes = [part.stop - part.start for part in parts]
-        own = torch.split(total[: sum(sizes)], sizes)
+        held = total.cpu()
+        own = torch.split(held[: sum(sizes)], sizes)
         secure_noise.fill_parts(own, own, parts, units, key, step, divisor)
-        return total
+        return held.to(total.device)
 
 
 class Figures:
@@ -465,16 +464,11 @@ def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, 
     return (SecureOnHost if key.secure else OnHost)(parameters, figures, key, mechanism.divisor)
 
 
-def of_source(key: Key, model: nn.Module, mechanism: Mechanism, ranks: Ranks) -> Key:
+def of_source(key: Key, model: nn.Module, mechanism: Mechanism) -> Key:
     """The key for the source of noise that the mechanism accounts for."""
     if mechanism.secure_values:
         chacha.refuse_missing()
         refuse_values(trainable(model), mechanism)
-        if not ranks.alone and any(parameter.is_cuda for parameter in model.parameters()):
-            raise OptionError(
-                "noise secure of several ranks is drawn for models on the CPU so far: train on one CUDA device, on "
-                "CPUs, or leave out secure_values (noise secure)"
-            )
     return dataclasses.replace(key, secure=bool(mechanism.secure_values))
 
 
