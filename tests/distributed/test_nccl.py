@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from dpgrad import Mechanism, sampling
 from dpgrad.mechanism.mechanism import Group
@@ -39,6 +40,11 @@ def trained(group: Any, steps: int = 6, **options: Any) -> tuple[Tensor, Private
     """The weights after some steps, with noise too small to hide another sum."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 300), nn.Tanh(), nn.Linear(300, 3)).to(DEVICE)
+    sharded = options.pop("sharded", False)
+    if sharded:
+        mesh = dist.init_device_mesh(DEVICE, (1,))
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh)
     rows = torch.randn(400, 33, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     values = sum(parameter.numel() for parameter in model.parameters())
     secure = values if options.pop("secure", False) else 0
@@ -48,7 +54,8 @@ def trained(group: Any, steps: int = 6, **options: Any) -> tuple[Tensor, Private
     for _ in range(steps):
         private.step(rows)
         optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu(), private
+    whole = [p.full_tensor() if sharded else p for p in model.parameters()]
+    return torch.cat([parameter.detach().flatten() for parameter in whole]).cpu(), private
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -59,3 +66,12 @@ def test_one_rank_is_one_process(group: Any, secure: bool, groups: tuple[Group, 
     torch.testing.assert_close(with_itself, alone, rtol=0, atol=1e-5)
     assert ranked.ledger == single.ledger
     assert not ranked.ranks.alone
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_sharded_model_is_one_process(group: Any, secure: bool) -> None:
+    """In shards of FSDP2, of which the one rank holds all."""
+    alone, single = trained(None, secure=secure)
+    sharded, ranked = trained(group, secure=secure, sharded=True)
+    torch.testing.assert_close(sharded, alone, rtol=0, atol=1e-5)
+    assert ranked.ledger == single.ledger
