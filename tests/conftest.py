@@ -48,9 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked exhaustive, or all others."""
-    wanted = config.getoption("--exhaustive")
+    """Leave out the tests marked exhaustive, or all others; while coverage is measured, those marked unmeasured too."""
+    wanted, measured = config.getoption("--exhaustive"), "DPGRAD_MEASURED" in os.environ
     left_out = {item for item in items if (item.get_closest_marker("exhaustive") is not None) != wanted}
+    if measured:
+        left_out |= {item for item in items if item.get_closest_marker("unmeasured") is not None}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -1,7 +1,8 @@
 """Branch coverage of src by the tests: ``python tests/covered.py [--files] [--last] [--write] [pytest arguments]``.
 
-Runs pytest with tests/measuring.py and prints per cent of lines and branches that ran, by room; --files prints them by
-file as well, with the lines that did not run. --last runs nothing and reads what the last run left in build/measured.
+Runs pytest with tests/measuring.py, then the tests marked unmeasured without it, and prints per cent of lines and
+branches that ran, by room; --files prints them by file as well, with the lines that did not run. --last runs nothing
+and reads what the last run left in build/measured.
 The exit status is 1 if a test fails, or if src or a room is below its figure in tests/covered.toml.
 
 --write writes those figures: what was measured, less a quarter of a per cent for lines that depend on the order of
@@ -21,6 +22,7 @@ from itertools import groupby
 from math import floor
 from pathlib import Path
 
+import pytest
 from slipcover import Slipcover
 from slipcover.slipcover import format_missing
 
@@ -75,13 +77,17 @@ def room(file: str) -> str:
 
 
 def run(arguments: list[str], **environment: str) -> int:
-    """Run pytest, which leaves what ran in the folder of measurements; its exit status."""
+    """Run pytest, which leaves what ran in the folder of measurements; the exit status of what fails first."""
     shutil.rmtree(MEASURED, ignore_errors=True)
     MEASURED.mkdir(parents=True)
-    command = [sys.executable, "-m", "pytest", "-p", "measuring", *arguments]
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    own = {measuring.FOLDER: str(MEASURED), "PYTHONPATH": paths, **environment}
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **own}).returncode
+    measured = {measuring.FOLDER: str(MEASURED), "PYTHONPATH": paths}
+    for chosen, own in ((["-p", "measuring"], measured), (["-m", "unmeasured"], {})):
+        command = [sys.executable, "-m", "pytest", *chosen, *arguments]
+        status = subprocess.run(command, cwd=ROOT, env={**os.environ, **own, **environment}).returncode
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return status
+    return 0
 
 
 def main() -> int:

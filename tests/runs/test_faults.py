@@ -315,14 +315,18 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_a_second_crash_while_resuming(calls: list[str], undisturbed: Any, tmp_path: Path) -> None:
     """The first crash tears a line of the ledger; the second is at every boundary of the process that finds it."""
-    tearing = [at for at, name in enumerate(calls) if name == "write"][
-        4
-    ]  # after README, ledger, and two of a checkpoint
+
+    def torn(root: Path, write: int) -> tuple[Begun, bool]:
+        root.mkdir()
+        begun, ledger = attempt(root, FaultyOs(root, write, "during")), root / "run" / "ledger.jsonl"
+        held = ledger.read_bytes() if ledger.exists() else b""
+        return begun, b"\n" in held and not held.endswith(b"\n")
+
+    writes = (at for at, name in enumerate(calls) if name == "write")
+    tearing = next(at for at in writes if torn(tmp_path / f"write {at}", at)[1])
     for at in count():
         root = tmp_path / f"{at}"
-        root.mkdir()
-        begun = attempt(root, FaultyOs(root, tearing, "during"))
-        assert not (root / "run" / "ledger.jsonl").read_bytes().endswith(b"\n")
+        begun, _ = torn(root, tearing)
         second = FaultyOs(root, at, "during")
         begun += attempt(root, second)
         resume_the_same(root, begun, undisturbed)

@@ -205,6 +205,7 @@ def test_the_plan_and_the_report_say_what_was_chosen_and_why() -> None:
     assert stopped(rows(), method="dpsgd", steps=2, batch_size=10).plan.chosen_by_rule is None
 
 
+@pytest.mark.unmeasured
 def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     data, short = rows(), {"steps": 8, **BUDGET}
     whole = dpgrad.fit(network(), data, seed=1, folder=tmp_path / "whole", **short)

@@ -151,6 +151,7 @@ class TestRuns:
             fitted(0.01, overlapping(100), steps=2, **options)
         assert [(work.microbatch, work.replayed) for work in found] == [(512, False), (512, True), (7, False)]
 
+    @pytest.mark.unmeasured
     def test_a_resumed_run_finds_the_same(self, tmp_path, monkeypatch):
         whole = fitted(0.01, overlapping(400), steps=10, folder=tmp_path / "one")
 

@@ -117,9 +117,9 @@ def _refuse_output(args: argparse.Namespace) -> None:
     if out.suffix.lower() not in _WRITTEN:
         raise OptionError(f"--out must end in {', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}, got {args.output!r:.80}")
     if out.exists() and Path(args.input).exists() and out.samefile(args.input):
-        raise OptionError(f"--out {args.output!r:.80} is the file of --input, whose rows would be lost: name another")
+        raise OptionError(f"--out {args.output!r} is the file of --input, whose rows would be lost: name another")
     if out.exists() and not args.overwrite:
-        raise OptionError(f"--out {args.output!r:.80} exists: name another file, or replace it with --overwrite")
+        raise OptionError(f"--out {args.output!r} exists: name another file, or replace it with --overwrite")
 
 
 def _classes(report: "Report") -> list[str] | None:

@@ -340,6 +340,7 @@ def cluster() -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.unmeasured
 class TestCluster:
     """Dask's own cluster of two processes."""
 
