@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpgrad import HeldOut, Ledger, Mechanism, Privacy, PrivateGradient, RunFolder, fit, recipes, sampling
 from dpgrad.distributed import stored
+from dpgrad.distributed.ranks import Ranks
 from dpgrad.grads import probe
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.adaptive import AdaptiveClip
@@ -263,8 +264,6 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _columns(network: nn.Module) -> nn.Module:
-    from torch.distributed.tensor import Shard
-
     return sharded(nn.Linear(6, 6, bias=False), shard_placement_fn=lambda parameter: Shard(1))
 
 
@@ -329,15 +328,20 @@ class Classifier(nn.Sequential):
         super().__init__(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4))
 
 
-def fitted(network: nn.Module, optimizer: str = "sgd", **given: Any) -> dict[str, Any]:
+def fitted(network: nn.Module, optimizer: str = "sgd", last: int | None = None, **given: Any) -> dict[str, Any]:
     random = torch.Generator().manual_seed(2)
     inputs, labels = torch.randn(200, 7, generator=random), torch.randint(4, (200,), generator=random)
     method = recipes.psasc(averaging="tail:0.5", optimizer=optimizer)
     held_out = HeldOut((inputs[:50], labels[:50]), evaluate_every=3)
     seen: list[int] = []
+
+    def stopped(now: Any) -> bool:
+        seen.append(now.step)
+        return bool(now.step == last)
+
     found = fit(
         sharded(network), (inputs[50:], labels[50:]), steps=6, batch_size=30, delta=1e-4, method=method, seed=7,
-        privacy=Privacy(noise_multiplier=1.0), held_out=held_out, callbacks=lambda now: seen.append(now.step), **given,
+        privacy=Privacy(noise_multiplier=1.0), held_out=held_out, callbacks=stopped, **given,
     )  # fmt: skip
     weights = {name: whole(each) for name, each in network.named_parameters()}
     scores = [(point.step, point.held_out) for point in found.curves]
@@ -354,14 +358,17 @@ class Unlike(nn.Sequential):
         self.register_buffer("scale", torch.full((3,), 2.0))
 
 
-def kept(rank: int, folder: Path, resume: bool = False, network: nn.Module | None = None, **given: Any) -> Any:
+def kept(
+    rank: int, folder: Path, resume: bool = False, network: nn.Module | None = None, optimizer: str = "adam",
+    **given: Any,
+) -> Any:  # fmt: skip
     """A run of a sharded model in a folder, with a checkpoint after every second step."""
     network = Unlike() if network is None else network
     run = RunFolder(folder / "run", resume=resume, checkpoint_every=2, release=lambda place, found: None)
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
         patch.setattr(stored, "_PIECE", 200)  # many pieces, which end within shards
-        found = fitted(network, "adam", folder=run, ledger=Ledger(folder / "spent.jsonl"), **given)
+        found = fitted(network, optimizer, folder=run, ledger=Ledger(folder / "spent.jsonl"), **given)
     found["new key"] = [str(each.message) for each in caught if "new key" in str(each.message)]
     return found
 
@@ -432,6 +439,47 @@ def sharded_disk(rank: int, ranks: int, folder: Path) -> Any:
     return kept(rank, folder)
 
 
+def sharded_scaled(rank: int, ranks: int, folder: Path) -> list[Any]:
+    """A run that is stopped and resumed beside one that is not, with an optimizer whose state holds a scalar."""
+    own = [folder / name for name in ("whole", "stopped")]
+    if not rank:
+        for each in own:
+            each.mkdir()
+    given: dict[str, Any] = {"optimizer": "self-scaled"}
+    kept(rank, own[1], last=3, **given)
+    return [kept(rank, own[0], **given), kept(rank, own[1], resume=True, **given)]
+
+
+def sharded_states(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """States that are stored and read, or refused, in a folder that holds nothing else."""
+    network, held = sharded(Classifier()), Ranks.of()
+    like: Any = next(network.parameters())
+
+    def placed(values: Tensor, placement: Any) -> Tensor:
+        found: Tensor = DTensor.from_local(values, like.device_mesh, [placement], run_check=False)
+        return found
+
+    alike = placed(torch.tensor(2.5), Replicate())
+    states: dict[str, Any] = {
+        "alike": [alike, like],
+        "partial": [placed(torch.ones(3), Partial()), like],
+        "columns": [like.redistribute(placements=[Shard(1)])],
+        "unlike": [like] * (1 + (rank == 1)),
+        "own": [torch.full((3,), float(rank)), like],
+    }
+    found: dict[str, Any] = {}
+    for name, state in states.items():
+        try:
+            marked, _ = stored.written({"state": state}, network, held, 3, folder)
+            one, other = stored.read(held.from_first(partial(dict, marked)), network, held, folder)["state"]
+            found[name] = one.placements == alike.placements and torch.equal(whole(one), whole(alike))
+            found[name] &= other.placements == like.placements and torch.equal(whole(other), whole(like))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    found["left"] = sorted(path.suffix for path in folder.glob("values*"))
+    return found
+
+
 def sharded_fits(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -469,7 +517,7 @@ def sharded_adapters(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
 JOBS: dict[str, Any] = {each.__name__: each for each in (
     sharded_loops, sharded_failing, sharded_fits, sharded_adapters, sharded_hybrid, low_precision, peaks, sharded_runs,
-    sharded_disk, plainly,
+    sharded_disk, plainly, sharded_scaled, sharded_states,
 )}  # fmt: skip
 for end in ENDS:
     JOBS[f"ended_{end}"] = partial(ended, end=end)

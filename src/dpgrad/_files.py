@@ -108,10 +108,9 @@ def append(file: int, path: Path, content: bytes | memoryview) -> None:
 
 
 def completed(file: int, path: Path) -> None:
-    """Give a file that was `begun` its name, once it is on the disk."""
+    """Give a file that was `begun` its name, once it is on the disk; it stays open."""
     with told(path):
         os.fsync(file)
-        os.close(file)
         os.rename(path.with_name(path.name + PARTIAL), path)
         sync_folder(path.parent)
 

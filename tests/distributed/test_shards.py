@@ -28,7 +28,7 @@ COUNTS = (2, 3)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ranks")
     wanted = [("sharded_loops", 2), ("sharded_loops", 3), ("sharded_failing", 3), ("sharded_fits", 2)]
-    ranked.run_all(found, [*wanted, ("sharded_hybrid", 4), ("low_precision", 2), ("peaks", 2)])
+    ranked.run_all(found, [*wanted, ("sharded_states", 3), ("sharded_hybrid", 4), ("low_precision", 2), ("peaks", 2)])
     return found
 
 
@@ -127,7 +127,7 @@ def test_a_fit_is_that_of_one_process(folder: Path) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("runs")
     ends = [(f"{kind}_{end}", 2) for kind in ("ended", "resumed") for end in jobs.ENDS]
-    more = [("resumed_in_a_step", 3), ("plainly", 2), ("sharded_disk", 2)]
+    more = [("resumed_in_a_step", 3), ("plainly", 2), ("sharded_disk", 2), ("sharded_scaled", 2)]
     ranked.run_all(found, [("sharded_runs", 2), ("sharded_runs", 3), *ends, *more])
     return found
 
@@ -189,6 +189,30 @@ def test_a_full_disk_ends_a_sharded_run_on_all_ranks(runs: Path) -> None:
     held = sorted(path.name.partition("-")[0] for path in (runs / "sharded_disk-2" / "run" / "private").iterdir())
     assert held == ["README.txt", "checkpoint.pt", "values"]
     assert spent(runs / "sharded_disk-2") >= 2
+
+
+def test_a_state_that_holds_a_scalar_is_stored_and_resumed_to_the_bit(runs: Path) -> None:
+    """Every rank holds all of it: the scale of SelfScaled, which is made of the gradients of all parameters."""
+    for rank, (one, again) in enumerate(ranked.results(runs, "sharded_scaled", 2)):
+        assert again["seen"] == ([] if rank else [4, 5, 6])
+        assert not again["new key"]
+        assert again["whole"]
+        assert all(torch.equal(value, one["weights"][name]) for name, value in again["weights"].items())
+
+
+def test_states_are_read_as_they_were_written_or_refused_on_all_ranks(folder: Path) -> None:
+    """Sums that are not formed yet, columns, and other tensors on one rank; nothing of them stays on the disk.
+
+    What every rank keeps for itself, of which rank 0's alone would be stored, as well.
+    """
+    every = ranked.results(folder, "sharded_states", 3)
+    for found in every:
+        assert found["alike"] is True
+        assert re.match(r"UnsupportedModelError: the state holds a tensor of shape \(3,\) placed by", found["partial"])
+        assert re.match(r"UnsupportedModelError: the state holds a tensor of shape \(9, 7\)", found["columns"])
+        assert re.match("RanksError: ranks 0 and 1 do not have the same shards to store", found["unlike"])
+        assert re.match("RanksError: ranks 0 and 1 do not have the same tensors to store", found["own"])
+    assert every[0]["left"] == [""]
 
 
 def test_adapters_of_a_sharded_language_model_are_trained_as_in_one_process(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def test_all_ranks_hold_every_byte_of_every_tensor_once(shards: int, piece: int)
 
 
 def test_a_file_of_values_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
-    for piece in (b"some", b"", b"values"):
-        writer.write(piece)
-    digest = writer.finish()
+    with Writer(tmp_path) as writer:
+        for piece in (b"some", b"", b"values"):
+            writer.write(piece)
+        digest = writer.finish()
     path = tmp_path / writer.name
     reader = Reader(path, digest)
     assert reader.read(2, 5) == b"meval"
@@ -49,6 +49,8 @@ def test_a_file_of_values_is_read_as_it_was_written_or_not_at_all(tmp_path: Path
     path.write_bytes(b"somevalueS")
     with pytest.raises(ResumeError, match="checksum"):
         Reader(path, digest)
+    with Writer(tmp_path) as unfinished:
+        unfinished.write(b"some")
     discard_others(tmp_path, writer.name)
     assert [each.name for each in tmp_path.iterdir()] == [writer.name]
     discard_others(tmp_path, "")

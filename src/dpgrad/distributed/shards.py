@@ -27,7 +27,7 @@ from dpgrad.distributed.rounds import Held, Rounds, Slices, Spread, Totals
 from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads import fsdp
 
-__all__ = ["as_shard", "full", "local", "plain", "refuse_layout", "spread_of", "totals_of", "whole"]
+__all__ = ["as_replica", "as_shard", "full", "local", "plain", "refuse_layout", "spread_of", "totals_of", "whole"]
 
 _READING = {Tensor.numpy, Tensor.tolist, Tensor.data_ptr, Tensor.__array__, Tensor.__dlpack__}
 # What needs no memory of the tensor it is given.
@@ -125,6 +125,16 @@ def as_shard(values: Tensor, like: Any, shape: torch.Size | None = None) -> Tens
     stride = torch.empty(shape, device="meta").stride()
     found: Tensor = DTensor.from_local(  # type: ignore[no-untyped-call, unused-ignore]
         values, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
+    )
+    return found
+
+
+def as_replica(values: Tensor, like: Any) -> Tensor:
+    """The values of a tensor that all ranks hold whole, on the mesh of ``like``."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    found: Tensor = DTensor.from_local(  # type: ignore[no-untyped-call, unused-ignore]
+        values, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
     )
     return found
 

@@ -1,15 +1,18 @@
 """The state of a model in shards on the disk of rank 0: sent and read a piece at a time, and never whole in memory.
 
 All tensors of which ranks hold shards go to one file, one whole tensor after another (`dpgrad.runs.values`). The rest
-of the state stays as it is, with a mark where each such tensor was. Rank 0 alone writes and reads. So the file fits any
-number of ranks, and a model that is not sharded: every rank is sent what it holds now.
+of the state stays as it is, with a mark where each such tensor was, and where one was that all ranks hold alike. Rank 0
+alone writes and reads. So the file fits any number of ranks, and a model that is not sharded: every rank is sent what
+it holds now.
 
 Guarantee: what is read is what was written, value by value, or all ranks raise.
 """
 
+import hashlib
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +24,8 @@ from torch.utils import _pytree as pytree
 
 from dpgrad.distributed.ranks import Phase, Ranks
 from dpgrad.distributed.rounds import Slices, Spread
-from dpgrad.distributed.shards import as_shard, local, spread_of
-from dpgrad.errors import ResumeError
+from dpgrad.distributed.shards import as_replica, as_shard, local, spread_of
+from dpgrad.errors import ResumeError, UnsupportedModelError
 from dpgrad.grads import fsdp
 from dpgrad.runs.values import Reader, Writer
 
@@ -30,11 +33,9 @@ __all__ = ["Filed", "mapped", "read", "starts_of", "written"]
 
 _PIECE = 1 << 24  # bytes of a file that travel together
 _ALIGNED = 64  # bytes: a tensor begins at a multiple of it
-_MARK, _FILE = "dpgrad values", "values"
+_MARK, _ALIKE, _FILE = "dpgrad values", "dpgrad replica", "values"
 
-Held = list[
-    tuple[int, int]
-]  # the bytes of a file that a rank holds, of each tensor: rising, and empty where it has none
+Held = list[tuple[int, int]]  # the bytes of a file that a rank holds of each tensor: rising, empty where it has none
 
 
 class Filed(NamedTuple):
@@ -65,27 +66,27 @@ def written(state: Any, model: nn.Module, ranks: Ranks, step: int, folder: Path)
 
     Returns, on rank 0, the state with marks in their place, and the name of the file.
     """
-    leaves, form = pytree.tree_flatten(state, is_leaf=_is_shard)
-    shards = [leaf for leaf in leaves if _is_shard(leaf)]
-    kinds = [Filed(each.shape, each.dtype) for each in shards]
-    starts, spread = starts_of(kinds), spread_of(model, ranks)
-    # Replicas of shards hold the same: those of the first row are sent.
-    held = [_held(kinds, starts, spread, rank) if rank < spread.shards else [] for rank in range(ranks.size)]
     with ranks.together():
-        writer = Writer(folder) if ranks.first else None
-        ranks.meet(Phase.SAVED, step)
+        leaves, form = pytree.tree_flatten(state)
+        like, spread = next(model.parameters()), spread_of(model, ranks)
+        shards = [leaf for leaf in leaves if _is_shard(leaf, like)]
         own = [local(each).reshape(-1).view(torch.uint8) for each in shards]
-        try:
+        kinds = [Filed(each.shape, each.dtype) for each in shards]
+        starts = starts_of(kinds)
+        # Replicas of shards hold the same: those of the first row are sent.
+        held = [_held(kinds, starts, spread, rank) if rank < spread.shards else [] for rank in range(ranks.size)]
+        with Writer(folder) if ranks.first else nullcontext() as writer:
+            told = {"shards to store": repr(kinds), "tensors to store": _digest(leaves, like)}
+            ranks.refuse_different({"step": str(step), **told}, Phase.SAVED)
             _send(ranks, held, starts[-1], own, writer)
-        except BaseException:
-            if writer is not None:
-                writer.abandon()
-            raise
-        if writer is None:
-            return {}, ""
-        described = {"file": writer.name, "digest": writer.finish(), "kinds": [_plain(kind) for kind in kinds]}
+            if writer is None:
+                return {}, ""
+            described = {"file": writer.name, "digest": writer.finish(), "kinds": [_plain(kind) for kind in kinds]}
     places = iter(range(len(shards)))
-    marked = [{_MARK: next(places)} if _is_shard(leaf) else leaf for leaf in leaves]
+    marked = [
+        leaf if not _is_distributed(leaf) else {_MARK: next(places)} if _is_shard(leaf, like) else {_ALIKE: local(leaf)}
+        for leaf in leaves
+    ]
     return {**pytree.tree_unflatten(marked, form), _FILE: described}, writer.name
 
 
@@ -133,23 +134,22 @@ def read(state: dict[str, Any], model: nn.Module, ranks: Ranks, folder: Path) ->
     kinds = [_kind(*each) for each in described["kinds"]]
     starts, spread = starts_of(kinds), spread_of(model, ranks) if sharded else None
     held = [_held(kinds, starts, spread, rank) for rank in range(ranks.size)]
+    found = [torch.empty(b - a, dtype=torch.uint8) for a, b in held[ranks.rank]]
     opened: list[Reader] = []
     ranks.from_first(lambda: opened.append(Reader(folder / described["file"], described["digest"])))
     try:
-        found = _received(ranks, held, starts[-1], opened[0] if opened else None)
+        _receive(ranks, held, starts[-1], found, opened[0] if opened else None)
     finally:
         for reader in opened:
             reader.close()
     like = next(model.parameters())
     tensors = [_tensor(each, kind, like, sharded) for each, kind in zip(found, kinds, strict=True)]
-    rest = {name: value for name, value in state.items() if name != _FILE}
-    return _unmarked(rest, tensors)
+    return _unmarked(state, tensors, lambda values: as_replica(values.to(like.device), like) if sharded else values)
 
 
-def _received(ranks: Ranks, held: Sequence[Held], end: int, reader: Reader | None) -> list[Tensor]:
-    """The bytes that this rank holds of each tensor, which rank 0 reads and sends."""
+def _receive(ranks: Ranks, held: Sequence[Held], end: int, found: Sequence[Tensor], reader: Reader | None) -> None:
+    """Fill ``found`` with the bytes that this rank holds of each tensor, which rank 0 reads and sends."""
     mine = held[ranks.rank]
-    found = [torch.empty(b - a, dtype=torch.uint8) for a, b in mine]
     with ranks.together(), ranks.committed():
         for start in range(0, end, _PIECE):
             stop = min(start + _PIECE, end)
@@ -167,7 +167,6 @@ def _received(ranks: Ranks, held: Sequence[Held], end: int, reader: Reader | Non
                 ranks.exchange(received, sent, [len(received), *[0] * (ranks.size - 1)], given)
             for (place, a, b), part in zip(own, torch.split(received, [b - a for _, a, b in own]), strict=True):
                 found[place][a - mine[place][0] : b - mine[place][0]] = part
-    return found
 
 
 def mapped(state: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -181,28 +180,55 @@ def mapped(state: dict[str, Any], folder: Path) -> dict[str, Any]:
         make(dtype=kind.dtype, count=kind.shape.numel(), offset=start).view(kind.shape)
         for kind, (start, _) in zip(kinds, pairwise(starts_of(kinds)), strict=True)
     ]
-    rest = {name: value for name, value in state.items() if name != _FILE}
-    return _unmarked(rest, tensors)
+    return _unmarked(state, tensors, lambda values: values)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if parts else torch.empty(0, dtype=torch.uint8)
 
 
-def _unmarked(state: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """The state with tensors in place of its marks."""
-    found: dict[str, Any] = pytree.tree_map(
-        lambda leaf: tensors[leaf[_MARK]] if _marked(leaf) else leaf, state, is_leaf=_marked
-    )
-    return found
+def _unmarked(state: dict[str, Any], tensors: Sequence[Tensor], alike: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """The state with tensors in place of its marks; ``alike`` makes those that all ranks hold."""
+
+    def found(leaf: Any) -> Any:
+        return leaf if not _marked(leaf) else tensors[leaf[_MARK]] if _MARK in leaf else alike(leaf[_ALIKE])
+
+    rest = {name: value for name, value in state.items() if name != _FILE}
+    made: dict[str, Any] = pytree.tree_map(found, rest, is_leaf=_marked)
+    return made
 
 
-def _is_shard(leaf: object) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and fsdp.is_shard(leaf)
 
 
+def _is_shard(leaf: Any, like: Any) -> bool:
+    """Whether ranks hold shards of a leaf as of ``like``, and not all of it; what they hold otherwise is refused."""
+    if not _is_distributed(leaf):
+        return False
+    if leaf.placements == like.placements and leaf.device_mesh == like.device_mesh:
+        return True
+    if not all(each.is_replicate() for each in leaf.placements):
+        raise UnsupportedModelError(
+            f"the state holds a tensor of shape {tuple(leaf.shape)} placed by {leaf.placements}, which a run folder "
+            f"does not store: let the optimizer keep tensors placed as the parameters, by {like.placements}, or whole "
+            "on every rank, or train without folder"
+        )
+    return False
+
+
+def _digest(leaves: Sequence[Any], like: Tensor) -> str:
+    """A digest of the tensors of which rank 0's are stored: all ranks must hold the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and not _is_shard(leaf, like):
+            digest.update(repr((leaf.dtype, leaf.shape)).encode())
+            digest.update(local(leaf).cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def _marked(leaf: object) -> bool:
-    return isinstance(leaf, dict) and set(leaf) == {_MARK}
+    return isinstance(leaf, dict) and set(leaf) in ({_MARK}, {_ALIKE})
 
 
 def _plain(kind: Filed) -> list[Any]:

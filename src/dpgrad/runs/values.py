@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from dpgrad import _files
 from dpgrad.errors import ResumeError
@@ -22,15 +23,19 @@ _CHUNK = 1 << 22  # bytes
 
 
 class Writer:
-    """A new file in ``folder``, written from its beginning to its end.
+    """A new file in ``folder``, written from its beginning to its end; a context manager.
 
-    Its name is in ``name`` from the beginning; it has it on the disk once `finish` returns.
+    Its name is in ``name`` from the beginning; it has it on the disk once `finish` returns. What was written and not
+    finished goes with the block.
     """
 
     def __init__(self, folder: Path) -> None:
         self.name = PREFIX + secrets.token_hex(8)
         self._path, self._digest = folder / self.name, _blank()
         self._file = _files.begun(self._path)
+
+    def __enter__(self) -> Self:
+        return self
 
     def write(self, piece: bytes | memoryview) -> None:
         """Append some bytes."""
@@ -42,8 +47,7 @@ class Writer:
         _files.completed(self._file, self._path)
         return self._digest.hexdigest()
 
-    def abandon(self) -> None:
-        """Remove what was written."""
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             os.close(self._file)
         _files.discard(self._path.with_name(self.name + _files.PARTIAL))
