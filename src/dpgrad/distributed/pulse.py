@@ -3,7 +3,8 @@
 A process that dies closes its connections, and whoever waits for it hears of that at once. A machine that vanishes, or
 a process that is stopped, closes nothing. So a thread of every rank counts upwards in the store by which the ranks
 found each other, also while the rank computes, compiles or evaluates for long. A rank that waits looks at the counts of
-the others: one that stands still for too long is *silent*.
+the others: one that stands still for too long is *silent*. Where the store itself does not answer, nothing is known of
+any rank.
 
 Only time in which this rank itself was running and waiting counts as silence.
 """
@@ -20,6 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 __all__ = ["EVERY", "Pulse"]
 
 EVERY = 0.5  # seconds between two signs, for groups of up to 32 ranks
+_STORE = "the store by which the ranks found each other, which rank 0 or the launcher holds,"
 
 
 class Pulse:
@@ -38,7 +40,7 @@ class Pulse:
         self._counted = 0
         self._known: dict[int, bytes] = {}
         self._heard = dict.fromkeys(self._others, 0.0)  # when a count was last seen to change
-        self._looked = 0.0  # when counts were last read
+        self._answered = 0.0  # when the store last told the counts
         self._ended, self._watched = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="dpgrad pulse", daemon=True)
         if self._store is not None:
@@ -46,17 +48,16 @@ class Pulse:
             self._thread.start()
             atexit.register(self.stop)
 
-    def silent(self, since: float, limit: float) -> list[int]:
-        """The ranks that gave no sign for ``limit`` seconds, of the time after ``since``; this one where no store is.
-
-        A store that does not answer lies on a machine that is gone: then no other rank was heard.
-        """
+    def silent(self, since: float, limit: float) -> str:
+        """Who gave no sign for ``limit`` seconds of the time after ``since``, in words; none where no store tells."""
         if not self._thread.is_alive():
-            return []
+            return ""
         self._watched.set()
-        least = max(limit, 4 * self._every)
-        now = time.monotonic()
-        return [rank for rank, heard in self._heard.items() if now - max(heard, since) > least]
+        least, now = max(limit, 4 * self._every), time.monotonic()
+        if now - max(self._answered, since) > least:
+            return _STORE
+        late = [str(rank) for rank, heard in self._heard.items() if now - max(heard, since) > least]
+        return f"rank{'s' * (len(late) > 1)} {', '.join(late)}" if late else ""
 
     def rest(self) -> None:
         """Nobody waits: counts need not be read."""
@@ -75,6 +76,8 @@ class Pulse:
                 self._sign()
                 if self._watched.is_set():
                     self._look()
+            except dist.DistStoreError:  # it was too slow to answer, and may answer again
+                continue
             except Exception:  # the store is gone, and with it the process that holds it: connections tell of that
                 return
 
@@ -86,7 +89,7 @@ class Pulse:
     def _look(self) -> None:
         assert self._store is not None
         found = self._store.multi_get([str(rank) for rank in self._others])
-        now = time.monotonic()
+        self._answered = now = time.monotonic()
         for rank, count in zip(self._others, found, strict=True):
             if self._known.get(rank) != count:
                 self._known[rank], self._heard[rank] = count, now

@@ -158,6 +158,9 @@ class Ranks:
     @contextmanager
     def committed(self) -> Iterator[None]:
         """A collective after its meeting: if it fails, no rank can be informed, and the connections are closed."""
+        if self.alone:
+            yield
+            return
         try:
             yield
         except BaseException as error:
@@ -193,6 +196,8 @@ class Ranks:
         The parts are even, or of ``given`` and ``lengths`` values. ``meanwhile`` is called while they travel.
         """
         received_in, sent_in = (None if each is None else list(each) for each in (lengths, given))
+        if self._place is not None:
+            self._place.pending = True  # from here on, whatever interrupts ``meanwhile``
         work = dist.all_to_all_single(received, sent, received_in, sent_in, group=self.control, async_op=True)
         if meanwhile is not None:
             meanwhile()
@@ -217,8 +222,7 @@ class Ranks:
             if now - began > poll + _POLL:  # this process itself was stopped
                 since = now
             began = now
-            if silent := pulse.silent(since, self.timeout):
-                who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
+            if who := pulse.silent(since, self.timeout):
                 raise RanksError(_SILENT.format(who=who, limit=self.timeout))
         self._place.pending = False
         pulse.rest()
