@@ -436,6 +436,18 @@ NEVER: dict[str, Any] = {
     "the environment that is enclosed": lambda: (lambda settings: lambda x: x * float(settings["SCALE"]))(os.environ),
     "the environment imported late": lambda: environment_late,
     "the environment found by its name": lambda: lambda x: x * float(getattr(os, "environ")["SCALE"]),  # noqa: B009
+    "the environment by a function of its name": lambda: lambda x: x * len(operator.attrgetter("environ")(os)),
+    "the environment among some names": lambda: lambda x: [getattr(os, name) for name in ("sep", "environ")],
+    "the environment among all names": lambda: lambda x: x * len(os.__dict__["environ"]),
+    "the environment among its variables": lambda: lambda x: x * len(vars(os)["environ"]),
+    "a file by the name of a method": lambda: lambda x: x * operator.methodcaller("load", "scale.npy")(np),
+    "random numbers by their names": lambda: lambda x: x * operator.attrgetter("random.rand")(np)(),
+    "the time of numpy": lambda: lambda x: x * np.datetime64("now").astype(int),
+    "a file of numpy by its source": lambda: lambda x: x * len(np.lib.npyio.DataSource().open("scale.txt").read()),
+    "the memory that is free": lambda: lambda x: x.split(torch.cuda.mem_get_info()[0] // 2**20),
+    "a package of torch": lambda: lambda x: x * torch.package.PackageImporter("scale.pt").load_pickle("a", "b"),
+    "the seed of torch": lambda: lambda x: x * torch.initial_seed(),
+    "the hash of a text by its method": lambda: lambda words: [word.__hash__() % 64 for word in words],
     "the arguments of the program": lambda: lambda x: x * len(sys.argv),
     "a file": lambda: lambda x: x * float(open("scale.txt", encoding="utf-8").read()),  # noqa: SIM115
     "a file by a function": lambda: functools.partial(open, "scale.txt"),

@@ -276,10 +276,18 @@ _REPEATING = {  # modules of Python whose functions depend on nothing but what t
 }  # fmt: skip
 _REPEATING |= {f"_{name}" for name in _REPEATING} | {"_collections_abc", "_py_warnings", "torch", "numpy", "dpgrad"}
 _CHANGING_NAMES = {  # what changes in them: by the process, or with what lies on the disk
-    "numpy": {"random", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap", "open_memmap"},
-    "torch": {"load", "seed", "from_file", "hub", "load_state_dict_from_url"},
+    "numpy": {
+        "random", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap", "open_memmap", "DataSource",
+        "datetime64",
+    },
+    "torch": {
+        "load", "seed", "initial_seed", "from_file", "hub", "load_state_dict_from_url", "PackageImporter",
+        "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats", "max_memory_allocated",
+        "max_memory_reserved", "elapsed_time",
+    },
     "builtins": {"hash", "id", "open", "eval", "exec", "compile", "__import__", "input", "globals"},
-}
+}  # fmt: skip
+_BY_TEXT = {"getattr", "vars", "attrgetter", "methodcaller", "__dict__", "__getattribute__", "__globals__"}
 _STEADY_NAMES = {  # what does not change in modules that give access to the system
     "os": {"path", "sep", "name", "fspath", "PathLike", "join", "split", "splitext", "basename", "dirname"},
     "sys": {"byteorder", "float_info", "hexversion", "int_info", "maxsize", "stderr", "stdout", "version_info"},
@@ -437,7 +445,7 @@ class _Told:
     def _add_function(self, function: types.FunctionType) -> None:
         self._all(function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
         names, builtin = frozenset(_names(function.__code__)), _builtins(function.__code__)
-        if "getattr" in builtin:
+        if names & _BY_TEXT:
             names |= _texts(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -454,6 +462,7 @@ class _Told:
         self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
         if function.__name__ != "__hash__":  # which says nothing of what the values of an object are
             self._refuse_changing("builtins", builtin - set(function.__globals__))
+            self.comparable &= "__hash__" not in names
         every = _imported(function.__code__)
         for name in every:
             self._refuse_changing(name, names)
@@ -531,9 +540,17 @@ def _builtins(code: types.CodeType) -> set[str]:
 
 
 def _texts(code: types.CodeType) -> set[str]:
-    """The texts in a function and those inside it, which may be names of attributes."""
-    own = {constant for constant in code.co_consts if isinstance(constant, str)}
-    return own.union(*(_texts(constant) for constant in _inner(code)))
+    """The texts in a function and those inside it, which may be names of attributes, with dots between them."""
+    held, found = list(code.co_consts), set[str]()
+    while held:
+        match held.pop():
+            case str() as text:
+                found.update(text.split("."))
+            case tuple() | frozenset() as several:
+                held += several
+            case types.CodeType() as inner:
+                held += inner.co_consts
+    return found
 
 
 def _imported(code: types.CodeType) -> set[str]:
