@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpgrad import _triton, _validate
+from dpgrad.errors import RunError
 from dpgrad.mechanism import secure
 from dpgrad.mechanism.keys import Key
 from dpgrad.randomness.device_noise import Segment
@@ -83,8 +84,8 @@ def fill_parts(
 class Stream:
     """The noise of a run on one device, whose step is set before it is written; ``likes`` are the parameters by name.
 
-    Guarantee: that of `drawn`. What a step needs is copied to memory that stays, so a captured graph draws the noise of
-    any step. The host does not wait for the device.
+    Guarantee: that of `drawn`; nothing is written before the first step is set. What a step needs is copied to memory
+    that stays, so a captured graph draws the noise of any step. The host does not wait for the device.
 
     >>> likes = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}
     >>> segment = Segment(("weight", "bias"), 9, 0)
@@ -100,6 +101,7 @@ class Stream:
         self, likes: Mapping[str, Tensor], segments: Sequence[Segment], key: Key, device: torch.device | str
     ) -> None:
         self._key, self._sizes = key, {name: like.numel() for name, like in likes.items()}
+        self._ready = False  # whether a step is set: until then the memories hold zeros, which are no noise
         self._by_kernel = _triton.runs_on(torch.empty(0, device=device))
         if not self._by_kernel:
             self._drawn = {
@@ -121,6 +123,7 @@ class Stream:
     def at(self, step: int) -> None:
         """The step whose noise is written from now on."""
         _validate.whole(most=_validate.MOST_STEPS, step=step)
+        self._ready = True
         if not self._by_kernel:
             for segment, held in self._drawn.items():
                 found = [drawn(self._key, step, name, self._sizes[name]) for name in segment.names]
@@ -136,6 +139,8 @@ class Stream:
 
         ``unit``, one number or one for each value, and ``divisor`` are on the device in float64.
         """
+        if not self._ready:
+            raise RunError("at(step) comes before write: without a step there is no noise")
         if not self._by_kernel:
             out.copy_(added(total, self._drawn[segment], unit).div_(divisor))
             return

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from dpgrad.distributed.ranks import Ranks
+from dpgrad.errors import RunError
 from dpgrad.mechanism import chacha, sampling, secure
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.randomness import secure_noise
+from dpgrad.randomness.device_noise import Segment
 from dpgrad.training.private import PrivateGradient
-from dpgrad.training.step.release import Figures, SecureOnDevice, SecureOnHost, release
+from dpgrad.training.step.release import Exchanged, Figures, SecureOnDevice, SecureOnHost, release
 from replayed import on_cpu
 
 GROUPS = (Group("0.*", clip=0.5), Group("2.*", noise_multiplier=2.0))
@@ -196,6 +198,18 @@ class TestRelease:
         assert isinstance(release(model, run, Figures(run, None), Key.from_seed(1), Ranks.of(None)), SecureOnHost)
         ordinary = mechanism(model, secure_values=0)
         assert not PrivateGradient(model, losses, ordinary, key=Key.fresh().secured()).key.secure
+
+    def test_nothing_is_written_without_noise(self) -> None:
+        """Before a step is set, and where a rank did not draw the noise of its shard while sums travelled."""
+        parameters, key = dict(network().named_parameters()), Key.from_seed(5)
+        segment, one = Segment(("2.bias",), 3, 0), torch.ones((), dtype=torch.float64)
+        stream = secure_noise.Stream(parameters, [segment], key.secured(), "cpu")
+        with pytest.raises(RunError, match=r"at\(step\) comes before write"):
+            stream.write(segment, torch.empty(3), one, torch.zeros(3), one)
+        run = mechanism(network(), secure_values=0)
+        shard = Exchanged(parameters, Figures(run, None), key, run.divisor, Ranks.of(None))
+        with pytest.raises(ValueError, match="argument 2 is longer"):
+            shard._on_host(torch.zeros(43, dtype=torch.float64), 0)
 
 
 class TestRefusals:

@@ -252,7 +252,7 @@ class Exchanged:
         if self._grids is not None:
             return self._grids.added(total, self._own, self._key, self._step, float(self._divisor))
         drawn, self._drawn, at = self._drawn, [], 0
-        for few in drawn:  # one after another, from the beginning of the shard on
+        for few, _ in zip(drawn, self._own, strict=True):  # one after another, from the beginning of the shard on
             total[at : at + len(few)] += few
             at += len(few)
         return total.div_(self._divisor)
