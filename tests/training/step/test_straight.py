@@ -158,7 +158,10 @@ def test_code_is_made_before_it_is_needed(ran: list[bool], monkeypatch: pytest.M
 
 
 def sizes(model: nn.Module, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], set[int]]:
-    """The places of pieces, and the examples in them, over 12 steps of a plan of ``steps``."""
+    """The places of pieces, and the examples in them, over 12 steps of a plan of ``steps``.
+
+    How the steps are run tells which sizes they have: a run that would be resumed with others is refused.
+    """
     places: set[int] = set()
     filled: set[int] = set()
     hold, replay = Bodies.hold, Straight._replay
@@ -169,6 +172,7 @@ def sizes(model: nn.Module, steps: int, monkeypatch: pytest.MonkeyPatch) -> tupl
     private = PrivateGradient(model, loss, mechanism, seed=5)
     for _ in range(12):
         private.step((inputs, torch.zeros(80, dtype=torch.int64)))
+    assert (private.form == Straight.form) == (places != filled)
     return places, filled
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -39,7 +39,7 @@ class Graph(Protocol):
 class Pieces(ABC):
     """Steps in pieces of fixed sizes."""
 
-    form: ClassVar[str]  # how a step rounds; the sizes follow from the mechanism, and would tell how many rows
+    form: str  # how a step rounds; the sizes follow from it and the mechanism, and would tell how many rows
 
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         self._work, self._device = work, work.device

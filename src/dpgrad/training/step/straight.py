@@ -37,6 +37,8 @@ class Straight(Pieces):
         super().__init__(work, data, rows, workers)
         self._draws = True
         self.worth = self._grain(rows) is CODE
+        if not self.worth:
+            self.form = "pieces of the sizes of batches"  # which round otherwise
         self.faster = False  # whether code was found to be
 
     def _grain(self, rows: int) -> Grain:
