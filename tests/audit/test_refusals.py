@@ -64,6 +64,18 @@ def test_clip_bounds_that_leave_their_range_in_a_step_are_refused() -> None:
         stepped(mechanism=moving, checks=["noise"], canaries=1)
 
 
+def test_clip_bounds_that_hardly_move_are_refused() -> None:
+    """Rounding would show as a row that moves a count by more than it may, and as noise on a coarse grid."""
+    moving = dataclasses.replace(FULL, adaptive_clip=AdaptiveClip(0.5, learning_rate=1e-13))
+    with pytest.raises(OptionError, match="learning_rate of adaptive_clip must be at least 1e-06 for an audit of"):
+        stepped(mechanism=moving, checks=["noise"], canaries=1)
+
+
+def test_as_many_equal_canaries_are_tried_as_a_quick_clip_bound_can_follow() -> None:
+    moving = dataclasses.replace(FULL, adaptive_clip=AdaptiveClip(0.5, learning_rate=4.0))
+    assert not stepped(mechanism=moving, checks=["sensitivity"], canaries=1).refuted
+
+
 @pytest.mark.parametrize("bounds", [None, torch.ones(2), torch.tensor([[1.0], [2.0]])], ids=str)
 def test_code_with_adaptive_clip_shows_its_bounds(bounds: torch.Tensor | None) -> None:
     """Without them, in another shape, or other ones than the step before had left."""

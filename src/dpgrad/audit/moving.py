@@ -21,11 +21,37 @@ from dpgrad.errors import AuditError, OptionError
 from dpgrad.mechanism.adaptive import FAR
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["CLIP", "MOVED", "bounds_of", "counts", "drifting", "limit"]
+__all__ = ["CLIP", "MOVED", "bounds_of", "counts", "drifting", "limit", "most_rows", "refuse_rate"]
 
 CLIP = ".clip"  # no parameter's name begins with a dot
 MOVED = 0.5  # by which a row moves a count
 _SURE = 8.0  # standard deviations of the noise within which bounds are taken to stay
+_ROOM = math.log(FAR) - 0.1  # how far the logarithm of a bound may move
+_LEAST, _LEAST_OF_BATCH = 1e-6, 1e-11  # learning rates at which rounding of a bound hides nothing of a noisy count
+
+
+def refuse_rate(mechanism: Mechanism) -> None:
+    """Refuse an adaptive clip whose bounds tell no counts: they move by hardly more than rounding, or too far.
+
+    A bound is rounded at 2^-53, a few times, and so the count that it tells at a few times B·2^-53/η.
+
+    >>> from dpgrad import sampling
+    >>> from dpgrad.mechanism.adaptive import AdaptiveClip
+    >>> rule = AdaptiveClip(learning_rate=1e-9)
+    >>> refuse_rate(Mechanism(sampling.FullBatch(), 2, 1.0, batch_size=10.0, adaptive_clip=rule))
+    Traceback (most recent call last):
+    dpgrad.errors.OptionError: learning_rate of adaptive_clip must be at least 1e-06 for an audit of steps, got ...
+    """
+    rule = mechanism.adaptive_clip
+    if rule is None:
+        return
+    least = max(_LEAST, _LEAST_OF_BATCH * mechanism.divisor)
+    if rule.learning_rate < least:
+        raise OptionError(
+            f"learning_rate of adaptive_clip must be at least {least:g} for an audit of steps, got "
+            f"{rule.learning_rate:g}: rounding of the bounds hides the noisy counts; audit whole runs with audit.game"
+        )
+    limit(mechanism, rows=8)
 
 
 def bounds_of(found: Sequence[Mapping[str, Tensor]], mechanism: Mechanism) -> Array:
@@ -66,17 +92,30 @@ def limit(mechanism: Mechanism, rows: float) -> int:
     rule = mechanism.adaptive_clip
     assert rule is not None
     share = 0.5 + np.array([-1, 1]) * rows / (2 * mechanism.divisor)
-    drift = rule.learning_rate * float(np.abs(share - rule.quantile).max())
-    spread = _SURE * rule.learning_rate * float(mechanism.count_stds(range(1))[0]) / mechanism.divisor
-    room = math.log(FAR) - 0.1
+    drift, spread = rule.learning_rate * float(np.abs(share - rule.quantile).max()), _spread(mechanism)
     # drift·n + spread·√n = room
-    root = (math.sqrt(spread**2 + 4 * drift * room) - spread) / (2 * drift) if drift else room / spread
-    if root < 1:
+    root = (math.sqrt(spread**2 + 4 * drift * _ROOM) - spread) / (2 * drift) if drift else _ROOM / spread
+    if root**2 < 2:
         raise OptionError(
             f"learning_rate {rule.learning_rate:g} of adaptive_clip moves the clip bound to the end of its range "
-            "within a step: no audit of steps can follow it; audit whole runs with audit.game"
+            "within two steps: no audit of steps can follow it; audit whole runs with audit.game"
         )
     return int(root**2)
+
+
+def most_rows(mechanism: Mechanism) -> int:
+    """How many rows a batch may have for a bound to stay within its range for one step."""
+    rule = mechanism.adaptive_clip
+    assert rule is not None
+    share = (_ROOM - _spread(mechanism)) / rule.learning_rate - abs(0.5 - rule.quantile)
+    return int(2 * mechanism.divisor * share)
+
+
+def _spread(mechanism: Mechanism) -> float:
+    """How far noise moves the logarithm of a bound in a step, at most."""
+    rule = mechanism.adaptive_clip
+    assert rule is not None
+    return _SURE * rule.learning_rate * float(mechanism.count_stds(range(1))[0]) / mechanism.divisor
 
 
 def drifting(mechanism: Mechanism, *, up: bool) -> Mechanism:

@@ -198,13 +198,14 @@ class _Search:
     def crowd(self) -> _Pair:
         """One canary more among many that push the same way."""
         target = self.target
-        row = rows_of(target.data, torch.zeros(_MANY + 1, dtype=torch.int64))
+        many = min(_MANY, moving.most_rows(target.mechanism) - 1) if target.counts else _MANY
+        row = rows_of(target.data, torch.zeros(many + 1, dtype=torch.int64))
         present = target.columns(row, 1.0, 1.0)
-        others = torch.ones(_MANY + 1)
+        others = torch.ones(many + 1)
         others[-1] = 0.0
         one_less = pytree.tree_map(lambda leaf: leaf[:-1], present)
         absent = one_less if self._may_be_absent else target.columns(row, others, others)
-        return _Pair(f"one of {_MANY + 1} equal canaries", absent, present, canaried=True)
+        return _Pair(f"one of {many + 1} equal canaries", absent, present, canaried=True)
 
     def contribution(self, pair: _Pair, steps: range, mechanism: Mechanism | None = None, few: bool = True) -> float:
         """How far apart two neighbours are, over the bound; the largest is kept."""
