@@ -144,6 +144,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "frozen, checkpointed": {"model": {"frozen": True, "checkpointed": True}},
     "microbatches, passes between": {"microbatch": 3, "passes": True},
     "groups, adaptive clip": {"mechanism": {"groups": GROUPS, "adaptive_clip": AdaptiveClip()}},
+    "secure noise, groups": {"mechanism": {"groups": GROUPS, "secure_values": 10**4}, "taken": 2},
     "bfloat16": {"half": True, "taken": 2, "optimizer": "SGD"},
     "engine vmap": {"engine": "vmap", "taken": 2},
     "mostly empty": {"rate": 0.02, "taken": 6},

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpgrad.accounting import account
+from dpgrad.accounting import account, exact
 from dpgrad.accounting.events import Inexact, Relation, leaves
 from dpgrad.accounting.inexact import parted
 from dpgrad.accounting.ledger import Ledger
@@ -152,6 +152,30 @@ class TestEstimators:
         assert not any("floating-point" in entry for entry in said["outside"])
 
 
+@pytest.mark.parametrize("name", [name for name in FITS if name != "sgd"])  # whose price is that of sampled rows
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_all_noise_of_a_fit_together_is_of_the_size_that_is_paid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Σ (sensitivity/std)² of what is drawn is μ², and no stream is drawn from twice."""
+    model, targets = FITS[name]
+    squares: list[float] = []
+    streams: list[object] = []
+    noised, fill = gd.noised, secure.fill
+
+    def sized(key: Key, step: int, total: Array, sensitivity: float, std: float) -> Array:
+        squares.append((sensitivity / std) ** 2)
+        return noised(key, step, total, sensitivity, std)
+
+    def spied(key: Key, wanted: Any, threads: int = 1) -> None:
+        streams.extend((key.secret, each.names) for each in wanted)
+        fill(key, wanted, threads)
+
+    monkeypatch.setattr(gd, "noised", sized)
+    monkeypatch.setattr(secure, "fill", spied)
+    type(model)(**{**model.get_params(), "relation": "zero-out"}).fit(ROWS, targets)
+    assert len(squares) == len(streams) == len(set(streams))
+    assert 0.999 < sum(squares) / exact.mu_for(2.0, 1 / 3000**2) ** 2 <= 1
+
+
 def test_ordinary_noise_stays_the_default_and_says_so() -> None:
     plain = DPLogisticRegression(2.0, classes=[0, 1], random_state=5).fit(ROWS, SIDES)
     assert plain.noise == "ordinary"
@@ -216,11 +240,11 @@ class TestSolvers:
         ]
         for plan in plans:
             event = plan.event() if callable(plan.event) else plan.event
-            exact, distance = parted(event)
+            plain, distance = parted(event)
             assert 0.5e-21 < distance < 1e-21
             price = account(event, Relation.REPLACE_ONE, "exact").epsilon(1e-21)
             assert 0.999 < price <= 1.0
-            assert account(exact, Relation.REPLACE_ONE, "exact").epsilon(1e-21) < price
+            assert account(plain, Relation.REPLACE_ONE, "exact").epsilon(1e-21) < price
 
     def test_more_values_than_are_accounted(self) -> None:
         run = gd.calibrated(3000, 10, clip=1.0, secure_values=2, **self.BUDGET)
