@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -276,15 +276,11 @@ _REPEATING = {  # modules of Python whose functions depend on nothing but what t
 }  # fmt: skip
 _REPEATING |= {f"_{name}" for name in _REPEATING} | {"_collections_abc", "_py_warnings", "torch", "numpy", "dpgrad"}
 _CHANGING_NAMES = {  # what changes in them: by the process, or with what lies on the disk
-    "numpy": {
-        "random", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap", "open_memmap", "DataSource",
-        "datetime64",
-    },
-    "torch": {
-        "load", "seed", "initial_seed", "from_file", "hub", "load_state_dict_from_url", "PackageImporter",
-        "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats", "max_memory_allocated",
-        "max_memory_reserved", "elapsed_time",
-    },
+    "numpy": {"random", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "memmap", "open_memmap",
+              "DataSource", "datetime64"},
+    "torch": {"load", "seed", "initial_seed", "from_file", "hub", "load_state_dict_from_url", "PackageImporter",
+              "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats", "max_memory_allocated",
+              "max_memory_reserved", "elapsed_time"},
     "builtins": {"hash", "id", "open", "eval", "exec", "compile", "__import__", "input", "globals"},
 }  # fmt: skip
 _BY_TEXT = {"getattr", "vars", "attrgetter", "methodcaller", "__dict__", "__getattribute__", "__globals__"}
@@ -446,7 +442,7 @@ class _Told:
         self._all(function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
         names, builtin = frozenset(_names(function.__code__)), _builtins(function.__code__)
         if names & _BY_TEXT:
-            names |= _texts(function.__code__)
+            names |= _texts(function.__code__.co_consts)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 found = cell.cell_contents
@@ -501,16 +497,10 @@ class _Told:
 
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 _UNTOLD = {
-    "__dict__",
-    "__weakref__",
-    "__module__",
-    "__doc__",
-    "__annotations__",
-    "__firstlineno__",
-    "__abstractmethods__",
-}
-_UNTOLD |= {"_abc_impl", "__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
-_UNTOLD |= {"__parameters__", "__orig_bases__", "__slots__"}
+    "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "__abstractmethods__",
+    "_abc_impl", "__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    "__parameters__", "__orig_bases__", "__slots__",
+}  # fmt: skip
 
 
 def _is_known(kind: type) -> bool:
@@ -539,17 +529,17 @@ def _builtins(code: types.CodeType) -> set[str]:
     return own.union(*(_builtins(constant) for constant in _inner(code)))
 
 
-def _texts(code: types.CodeType) -> set[str]:
-    """The texts in a function and those inside it, which may be names of attributes, with dots between them."""
-    held, found = list(code.co_consts), set[str]()
-    while held:
-        match held.pop():
-            case str() as text:
-                found.update(text.split("."))
-            case tuple() | frozenset() as several:
-                held += several
-            case types.CodeType() as inner:
-                held += inner.co_consts
+def _texts(constants: Iterable[Any]) -> set[str]:
+    """The texts among the constants of a function, which may be names of attributes, with dots between them."""
+    found = set[str]()
+    for constant in constants:
+        match constant:
+            case str():
+                found.update(constant.split("."))
+            case tuple() | frozenset():
+                found |= _texts(constant)
+            case types.CodeType():
+                found |= _texts(constant.co_consts)
     return found
 
 
