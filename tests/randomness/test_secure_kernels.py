@@ -80,9 +80,9 @@ def test_a_stream_by_kernels_and_on_the_cpu(dtype: torch.dtype, monkeypatch: pyt
     """Of two segments, at any step, as often as it is asked for."""
     likes = {name: torch.zeros(size) for name, size in SIZES.items()}
     segments = [Segment(("bias", "other"), 261, 0), Segment(("weight",), 700, 0)]
-    plain = secure_noise.Stream(likes, segments, KEY, "cpu")
+    plain = secure_noise.SecureStream(likes, segments, KEY, "cpu")
     monkeypatch.setattr(_triton, "runs_on", lambda *_: True)
-    stream = secure_noise.Stream(likes, segments, KEY, DEVICE)
+    stream = secure_noise.SecureStream(likes, segments, KEY, DEVICE)
     divisor = torch.tensor(50.0, dtype=torch.float64)
     for step in (3, 10**6, 3):
         plain.at(step)

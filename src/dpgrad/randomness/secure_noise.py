@@ -21,7 +21,7 @@ from dpgrad.mechanism.keys import Key
 from dpgrad.randomness.device_noise import Segment
 from dpgrad.randomness.noise import Part
 
-__all__ = ["Stream", "added", "drawn", "fill_parts", "noisy_means"]
+__all__ = ["SecureStream", "added", "drawn", "fill_parts", "noisy_means"]
 
 
 def drawn(key: Key, step: int, name: str, count: int, start: int = 0) -> Tensor:
@@ -81,7 +81,7 @@ def fill_parts(
     secure.fill(key, wanted, threads=torch.get_num_threads())
 
 
-class Stream:
+class SecureStream:
     """The noise of a run on one device, whose step is set before it is written; ``likes`` are the parameters by name.
 
     Guarantee: that of `drawn`; nothing is written before the first step is set. What a step needs is copied to memory
@@ -89,7 +89,7 @@ class Stream:
 
     >>> likes = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}
     >>> segment = Segment(("weight", "bias"), 9, 0)
-    >>> stream = Stream(likes, [segment], Key.from_seed(7).secured(), "cpu")
+    >>> stream = SecureStream(likes, [segment], Key.from_seed(7).secured(), "cpu")
     >>> stream.at(3)
     >>> out, one = torch.empty(9), torch.ones((), dtype=torch.float64)
     >>> stream.write(segment, out, one * 2.0**-28, torch.zeros(9), one)

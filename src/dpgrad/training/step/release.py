@@ -365,7 +365,7 @@ class SecureOnDevice(OnDevice):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._grids = _Grids(self.parameters, self.figures)
-        self._secure = secure_noise.Stream(self.parameters, self.parts, self.key, self.device)
+        self._secure = secure_noise.SecureStream(self.parameters, self.parts, self.key, self.device)
 
     def at(self, step: int) -> None:
         for place, unit in enumerate(self._grids.at(step)):
