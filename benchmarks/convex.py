@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from benchmarks import environment
+from benchmarks import convex_log, environment
 from dpgrad import data
 from dpgrad.accounting.events import Relation
 from dpgrad.convex import Softmax, bounds, curvature
@@ -77,15 +77,15 @@ def missing(given: argparse.Namespace) -> Iterator[lab.Scored]:
         except data.MissingFileError as error:
             print(error, file=sys.stderr)
             continue
-        log, epsilon = lab.ScoreLog(file(name)), EPSILONS[name]
-        yield from lab.complete(task, log, "non-private", None, runs=1, pilot=1)
+        log, epsilon = convex_log.ScoreLog(file(name)), EPSILONS[name]
+        yield from convex_log.complete(task, log, "non-private", None, runs=1, pilot=1)
         for solver in given.solvers:
-            yield from lab.complete(task, log, solver, epsilon, runs=given.runs, pilot=given.pilot)
+            yield from convex_log.complete(task, log, solver, epsilon, runs=given.runs, pilot=given.pilot)
         if given.peer:
             yield from peer_rows(task, log, epsilon, given.peer, given.peer_runs)
         if name == "adult":
             for trial in risk_trials(epsilon):
-                yield from lab.repeated(task, log, trial, given.runs)
+                yield from convex_log.repeated(task, log, trial, given.runs)
 
 
 def risk_trials(epsilon: float) -> list[lab.FitTrial]:
@@ -96,7 +96,9 @@ def risk_trials(epsilon: float) -> list[lab.FitTrial]:
     ]
 
 
-def peer_rows(task: lab.Prepared, log: lab.ScoreLog, epsilon: float, peer: str, runs: int) -> Iterator[lab.Scored]:
+def peer_rows(
+    task: lab.Prepared, log: convex_log.ScoreLog, epsilon: float, peer: str, runs: int
+) -> Iterator[lab.Scored]:
     """diffprivlib's fits: one of each C, then the best of them."""
     if task.sparse:
         return  # it cannot clip sparse rows
@@ -104,11 +106,13 @@ def peer_rows(task: lab.Prepared, log: lab.ScoreLog, epsilon: float, peer: str, 
     grid: list[lab.Setting] = [(("C", c),) for c in PEER_GRID]
     for setting in grid:
         yield from peer_fits(task, log, replace(first, setting=setting), peer, min(runs, 1))
-    best = lab.best(log.outcomes.values(), first, grid, 1)
+    best = convex_log.best(log.outcomes.values(), first, grid, 1)
     yield from peer_fits(task, log, replace(first, setting=best), peer, runs)
 
 
-def peer_fits(task: lab.Prepared, log: lab.ScoreLog, trial: lab.FitTrial, peer: str, runs: int) -> Iterator[lab.Scored]:
+def peer_fits(
+    task: lab.Prepared, log: convex_log.ScoreLog, trial: lab.FitTrial, peer: str, runs: int
+) -> Iterator[lab.Scored]:
     left = [one for run in range(runs) if (one := replace(trial, run=run)) not in log.outcomes]
     if not left:
         return
@@ -254,7 +258,7 @@ def iterates(objective: curvature.Objective, std: float, rate: float, steps: int
 
 def report(given: argparse.Namespace) -> None:
     """Write convex.md from the finished trials."""
-    logs = {name: list(lab.ScoreLog(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
+    logs = {name: list(convex_log.ScoreLog(file(name)).outcomes.values()) for name in EPSILONS if file(name).exists()}
     sections = [NOTE, DIFFERENCES, ELSEWHERE]
     for name, outcomes in logs.items():
         sections += [f"## Table 4: {name}, ε = {EPSILONS[name]:g}", environment.table(table_4(name, outcomes))]

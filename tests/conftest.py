@@ -100,7 +100,7 @@ def _computed_once(request: pytest.FixtureRequest) -> Iterator[None]:
         coarse = bool({"grads", "training", "runs", "integrations"} & set(request.path.parts))
         for method in ("epsilon", "interval", "estimate"):
             patch.setattr(PldProfile, method, _remembering(PldProfile, method, coarse))
-        patch.setattr(Chart, "svg", _remembering(Chart, "svg", coarse=False))
+        patch.setattr(Chart, "html", _remembering(Chart, "html", coarse=False))
         yield
 
 

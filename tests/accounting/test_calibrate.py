@@ -319,18 +319,7 @@ class TestReadings:
         assert n > self.TARGET
         assert self.price(z, n) <= 2.0 < self.price(z, n + 1)
 
-    def test_less_noise(self) -> None:
-        found = calibrate.less_noise(self.shrinking, 2.0, 1e-5, self.TARGET)
-        assert found.steps == self.TARGET
-        assert self.price(*found) <= 2.0 < self.price(found.noise_multiplier * (1 - 1e-3), self.TARGET)
-        assert (
-            found.noise_multiplier
-            < calibrate.more_steps(self.still, self.shrinking, 2.0, 1e-5, self.TARGET).noise_multiplier
-        )
-
     @pytest.mark.parametrize("target", [0, 1.5, True])
     def test_bad_targets(self, target: Any) -> None:
         with pytest.raises(ValueError, match="target_steps must be"):
             calibrate.more_steps(self.still, self.shrinking, 2.0, 1e-5, target)
-        with pytest.raises(ValueError, match="target_steps must be"):
-            calibrate.less_noise(self.shrinking, 2.0, 1e-5, target)

@@ -27,7 +27,6 @@ from dpgrad.accounting.events import (
     Repeat,
     Shifted,
     Shuffle,
-    describe,
     fold,
     from_dict,
     from_json,
@@ -128,29 +127,6 @@ class TestCounting:
             fold("gaussian", lambda _: 1, lambda x, n: n * x, sum)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="unknown event 3"):
             leaves(3)  # type: ignore[arg-type]
-
-    @given(SMALL)
-    def test_every_distinct_leaf_has_a_line(self, event: Event) -> None:
-        lines = list(describe(event))
-        assert len(lines) == len(leaves(event))
-        assert all(f"{n:,} × " in line for n, line in zip(leaves(event).values(), lines, strict=True))
-
-    def test_the_lines_say_what_was_sampled(self) -> None:
-        g = Gaussian(2.5)
-        said = " | ".join(describe(Compose((g, Poisson(0.1, g), FixedSize(1000, 10, g), Repeat(Shuffle(10, g), 7)))))
-        assert "1 × full-batch Gaussian, noise multiplier 2.5" in said
-        assert "1 × Poisson sampling at rate 0.1" in said
-        assert "1 × 10 of 1,000 rows without replacement" in said
-        assert "7 × epoch of 10 shuffled batches" in said
-
-    def test_the_lines_say_what_is_known_of_other_releases(self) -> None:
-        pure = Approximate(0.5, 0, Relation.ZERO_OUT)
-        said = " | ".join(describe(Compose((Repeat(pure, 2), Shifted(0.1, Gaussian(50.0))))))
-        assert "2 × release known to be (0.5, 0)-private under zero-out" in said
-        assert "1 × objective perturbation, noise multiplier 50, loss shifted by 0.1" in said
-        assert list(describe(Pinned(Gaussian(3.0), Relation.ZERO_OUT))) == [
-            "1 × Gaussian under zero-out, noise multiplier 3"
-        ]
 
 
 class TestGroups:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import convex_log
 from dpgrad import accounting
 from dpgrad.convex import Logistic, Softmax
 from dpgrad.convex.solvers import amp, gd
@@ -112,24 +113,24 @@ class TestAuc:
 class TestLog:
     def test_a_run_goes_on_where_it_stopped(self, small: lab.Prepared, tmp_path: Path) -> None:
         file = tmp_path / "log.json"
-        first = [next(lab.complete(small, lab.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2))]
-        rest = list(lab.complete(small, lab.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2))
+        first = [next(convex_log.complete(small, convex_log.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2))]
+        rest = list(convex_log.complete(small, convex_log.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2))
         assert len(first + rest) == 3 * 2 + 2  # a pilot of three settings, and two more runs of the best
-        assert list(lab.complete(small, lab.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2)) == []
+        assert list(convex_log.complete(small, convex_log.ScoreLog(file), "output-full", 1.0, runs=4, pilot=2)) == []
 
     def test_what_is_read_is_what_was_written(self, small: lab.Prepared, tmp_path: Path) -> None:
-        log = lab.ScoreLog(tmp_path / "log.json")
+        log = convex_log.ScoreLog(tmp_path / "log.json")
         found = lab.outcome(small, lab.FitTrial("small", "gd", 1.0, lab.SOLVERS["gd"].grid(small)[0]))
         log.add(found)
-        again = lab.ScoreLog(log.file).outcomes[found.trial]
+        again = convex_log.ScoreLog(log.file).outcomes[found.trial]
         assert again.accuracy == pytest.approx(found.accuracy, abs=1e-4)
         assert len(json.loads(log.file.read_text("utf-8"))) == 1
 
     def test_two_runs_keep_what_the_other_wrote(self, small: lab.Prepared, tmp_path: Path) -> None:
-        one, other = lab.ScoreLog(tmp_path / "log.json"), lab.ScoreLog(tmp_path / "log.json")
+        one, other = convex_log.ScoreLog(tmp_path / "log.json"), convex_log.ScoreLog(tmp_path / "log.json")
         for run, log in enumerate((one, other, one)):
             log.add(lab.outcome(small, lab.FitTrial("small", "auto", 1.0, run=run)))
-        assert [trial.run for trial in lab.ScoreLog(one.file).outcomes] == [0, 1, 2]
+        assert [trial.run for trial in convex_log.ScoreLog(one.file).outcomes] == [0, 1, 2]
 
     def test_the_best_setting_is_that_of_the_pilot(self) -> None:
         like = lab.FitTrial("small", "gd", 1.0)
@@ -139,7 +140,7 @@ class TestLog:
             return lab.Scored(replace(like, setting=(("rate", rate),), run=run), accuracy, None, 0.0, 0.0)
 
         outcomes = [one(1.0, 0, 70), one(2.0, 0, 80), one(1.0, 5, 99)]
-        assert lab.best(outcomes, like, grid, pilot=1) == (("rate", 2.0),)
+        assert convex_log.best(outcomes, like, grid, pilot=1) == (("rate", 2.0),)
 
 
 class TestPaper:

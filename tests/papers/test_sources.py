@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import convex_log
 from dpgrad.papers import catalogue, convex, sources
 
 stale = importlib.import_module("benchmarks.stale")
@@ -108,12 +109,12 @@ def test_a_trial_depends_on_its_solver_and_on_what_that_imports() -> None:
 
 
 def test_an_outcome_keeps_the_digest_of_its_code(tmp_path: Path) -> None:
-    log, task = convex.ScoreLog(tmp_path / "convex_digits.json"), convex.task("digits")
-    list(convex.repeated(task, log, convex.FitTrial("digits", "auto", 1.0), 1))
+    log, task = convex_log.ScoreLog(tmp_path / "convex_digits.json"), convex.task("digits")
+    list(convex_log.repeated(task, log, convex.FitTrial("digits", "auto", 1.0), 1))
     (line,) = json.loads(log.file.read_text("utf-8"))
     assert line["source"] == convex.source_of("auto")
     assert stale.of_trial(line) == "current"
-    assert next(iter(convex.ScoreLog(log.file).outcomes.values())).source == line["source"]
+    assert next(iter(convex_log.ScoreLog(log.file).outcomes.values())).source == line["source"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sampling on the device: the same bits as numpy, and every drawn row in one place of the padded batches.
+"""Sampling on the device: the same bits as numpy, and the rows that the samplers draw.
 
 Tests that need a CUDA device take no arguments, so that they can be called without pytest.
 """
@@ -11,13 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.sampling import FixedSize, FullBatch, Poisson, Sampler, Shuffle
 from dpgrad.randomness import draw, philox
-from dpgrad.randomness.draw import Draw
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 words64 = st.integers(0, 2**64 - 1)
@@ -25,21 +23,6 @@ words64 = st.integers(0, 2**64 - 1)
 
 def unsigned(words: torch.Tensor) -> list[int]:
     return words.cpu().numpy().view(np.uint64).tolist()
-
-
-def assert_places(drawn: Draw, rows: list[int], capacity: int) -> None:
-    """The rows, each once and in order, in as few batches as they take; padding is row 0 with the mask false."""
-    indices, mask = drawn.indices.cpu(), drawn.mask.cpu()
-    assert indices.dtype == torch.int64
-    assert mask.dtype == torch.bool
-    assert indices.shape == mask.shape == (math.ceil(len(rows) / capacity), capacity)
-    assert indices[mask].tolist() == rows
-    assert mask.flatten().tolist() == [True] * len(rows) + [False] * (mask.numel() - len(rows))
-    assert not indices[~mask].any()
-    assert int(drawn.count) == len(rows)
-    assert not bool(drawn.overflowed)
-    assert [row for i, m in drawn for row in i[m].tolist()] == rows
-    assert len(drawn) == len(indices)
 
 
 class TestPhilox:
@@ -97,59 +80,8 @@ class TestIncluded:
 
     @pytest.mark.parametrize(("rows", "rate"), [(-1, 0.5), (True, 0.5), (5, 1.5), (5, math.nan)])
     def test_hostile(self, rows: Any, rate: float) -> None:
-        with pytest.raises(ValueError, match=r"rows must|rate must"):
+        with pytest.raises(ValueError, match=r"rows must|sampling_rate must"):
             draw.included(1, 0, rows, rate, "cpu")
-
-
-class TestCompact:
-    @given(st.lists(st.booleans(), max_size=40), st.integers(1, 12), st.integers(0, 5))
-    def test_places(self, bits: list[bool], capacity: int, batches: int) -> None:
-        mask = torch.tensor(bits, dtype=torch.bool)
-        drawn = draw.compact(mask, capacity, batches)
-        chosen, slots = [i for i, bit in enumerate(bits) if bit], batches * capacity
-        assert drawn.indices.shape == drawn.mask.shape == (batches, capacity)
-        assert drawn.indices.flatten().tolist() == (chosen + [0] * slots)[:slots]
-        assert drawn.mask.flatten().tolist() == ([True] * len(chosen) + [False] * slots)[:slots]
-        assert int(drawn.count) == len(chosen)
-        assert bool(drawn.overflowed) == (len(chosen) > slots)
-
-    def test_both_ways_to_a_complete_draw_agree(self) -> None:
-        """The second is that of many rows on a CUDA device."""
-        for step in range(20):
-            quick = draw.poisson(5, step, 500, 0.1, 16, "cpu")
-            mask = draw.included(5, step, 500, 0.1, "cpu")
-            other = draw.compact(mask, 16, math.ceil(int(mask.sum()) / 16))
-            assert torch.equal(quick.indices, other.indices)
-            assert torch.equal(quick.mask, other.mask)
-            assert torch.equal(quick.count, other.count)
-
-    @pytest.mark.parametrize(("capacity", "batches"), [(0, 1), (-1, 1), (1, -1), (1.5, 1), (True, 1)])
-    def test_hostile(self, capacity: Any, batches: Any) -> None:
-        with pytest.raises(ValueError, match=r"capacity|batches"):
-            draw.compact(torch.ones(3, dtype=torch.bool), capacity, batches)
-
-
-class TestPoisson:
-    @given(st.integers(0, 300), st.floats(0, 1), st.integers(1, 400), st.integers(0, 10**9))
-    def test_nothing_is_cut_off(self, rows: int, rate: float, capacity: int, step: int) -> None:
-        drawn = draw.poisson(b"key", step, rows, rate, capacity, "cpu")
-        assert_places(drawn, Poisson(rate).draw(rows, step, b"key").tolist(), capacity)
-
-    def test_overflow_takes_further_batches(self) -> None:
-        drawn = draw.poisson(2, 0, 1000, 0.5, 100, "cpu")
-        assert len(drawn) >= 4
-        assert_places(drawn, Poisson(0.5).draw(1000, 0, 2).tolist(), 100)
-
-    def test_no_row_takes_no_batch(self) -> None:
-        assert list(draw.poisson(2, 0, 1000, 0.0, 100, "cpu")) == []
-        assert list(draw.poisson(2, 0, 0, 0.5, 100, "cpu")) == []
-
-    @pytest.mark.parametrize("capacity", [0, -1, 1.5, True, None])
-    def test_capacity_must_be_one(self, capacity: Any) -> None:
-        with pytest.raises(ValueError, match="capacity must be a whole number"):
-            draw.poisson(2, 0, 10, 0.5, capacity, "cpu")
-        with pytest.raises(ValueError, match="capacity must be a whole number"):
-            draw.batches(FullBatch(), 10, 0, 2, capacity, "cpu")
 
 
 SAMPLERS: list[Sampler] = [
@@ -166,14 +98,6 @@ def test_every_sampler_is_tested() -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-@pytest.mark.parametrize("capacity", [1, 7, 10, 53, 100])
-def test_batches_hold_what_the_sampler_draws(sampler: Sampler, capacity: int) -> None:
-    for step in range(8):
-        drawn = draw.batches(sampler, 53, step, Key.from_seed(6), capacity, "cpu")
-        assert_places(drawn, sampler.draw(53, step, 6).tolist(), capacity)
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_rows_are_chosen_as_the_sampler_draws(sampler: Sampler) -> None:
     for step in range(8):
         chosen = draw.chosen(sampler, 53, step, Key.from_seed(6), "cpu")
@@ -181,50 +105,11 @@ def test_rows_are_chosen_as_the_sampler_draws(sampler: Sampler) -> None:
         assert chosen.tolist() == sampler.draw(53, step, 6).tolist()
 
 
-class TestCapacity:
-    @given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 10))
-    def test_bounds(self, rows: int, rate: float, sds: float) -> None:
-        size = draw.capacity(rows, rate, sds)
-        needed = rows * rate + sds * math.sqrt(rows * rate * (1 - rate))
-        assert 1 <= size <= max(rows, 1)
-        assert size >= min(rows, needed) - 1e-6
-        assert size <= max(1, needed + 9)
-        assert size % 8 == 0 or size in (1, rows)
-
-    def test_overflow_is_rare(self) -> None:
-        """The chance of a second batch at the sizes people use, by the binomial law itself."""
-        for rows, mean in [(60_000, 32), (60_000, 512), (1_000_000, 4096)]:
-            assert stats.binom.sf(draw.capacity(rows, mean / rows), rows, mean / rows) < 2e-8
-
-    @pytest.mark.parametrize(("rows", "rate", "sds"), [(-1, 0.5, 6), (5, 1.5, 6), (5, 0.5, -1), (5, 0.5, math.inf)])
-    def test_hostile(self, rows: Any, rate: Any, sds: Any) -> None:
-        with pytest.raises(ValueError, match=r"rows must|rate must|sds must"):
-            draw.capacity(rows, rate, sds)
-
-
-def test_a_draw_shows_neither_rows_nor_their_number() -> None:
-    """Text is the same for every step, however many batches it took."""
-    texts = {f"{draw.poisson(1, step, 1000, 0.5, 250, 'cpu')!r}" for step in range(20)}
-    assert texts == {"Draw(capacity=250, rows=secret)"}
-    assert len({len(draw.poisson(1, step, 1000, 0.5, 250, "cpu")) for step in range(20)}) > 1
-
-
 @on_cuda
 def test_cuda_words_are_those_of_numpy() -> None:
     for step in (0, 1, 2**29, 10**9):
         for start in (0, 4 * (2**31 - 9) + 1, 4 * (2**32 - 9) + 3, 2**62 - 5000):
             assert unsigned(draw.words(3, step, start, 4001, "cuda")) == sampling.words(3, step, start, 4001).tolist()
-
-
-@on_cuda
-def test_cuda_draws_are_those_of_numpy() -> None:
-    for rate in (0.0, 1e-4, 0.01, 0.5, 1.0):
-        for capacity in (64, 1000, 60_000):
-            drawn = draw.batches(Poisson(rate), 60_000, 7, 3, capacity, "cuda")
-            assert drawn.indices.is_cuda
-            assert_places(drawn, Poisson(rate).draw(60_000, 7, 3).tolist(), capacity)
-    for sampler in SAMPLERS:
-        assert_places(draw.batches(sampler, 53, 2, 3, 7, "cuda"), sampler.draw(53, 2, 3).tolist(), 7)
 
 
 @on_cuda
@@ -242,45 +127,30 @@ def test_cuda_rows_are_chosen_without_waiting() -> None:
 
 
 @on_cuda
-def test_cuda_large_draw_in_chunks() -> None:
-    rows = (1 << 24) + 12345
-    for capacity in (100, draw.capacity(rows, 1e-3)):
-        drawn = draw.poisson(3, 5, rows, 1e-3, capacity, "cuda")
-        assert_places(drawn, Poisson(1e-3).draw(rows, 5, 3).tolist(), capacity)
-    assert len(draw.poisson(3, 5, rows, 0.0, 100, "cuda")) == 0
+def test_cuda_draws_are_those_of_numpy() -> None:
+    for rows, rate in [(60_000, 0.0), (60_000, 1e-4), (60_000, 0.5), (60_000, 1.0), ((1 << 24) + 12345, 1e-3)]:
+        mask = draw.included(3, 7, rows, rate, "cuda")
+        assert mask.is_cuda
+        assert mask.nonzero()[:, 0].tolist() == Poisson(rate).draw(rows, 7, 3).tolist()
 
 
 @on_cuda
-def test_cuda_does_not_wait_and_is_deterministic() -> None:
+def test_cuda_graph_draws_any_step_without_waiting() -> None:
+    step = torch.zeros((), dtype=torch.int64, device="cuda")
+    draw.included(3, step, 10_000, 0.01, "cuda")
+    graph = torch.cuda.CUDAGraph()
     try:
         torch.use_deterministic_algorithms(True)
         torch.cuda.set_sync_debug_mode("error")
-        drawn = draw.compact(draw.included(3, 5, 60_000, 0.01, "cuda"), 800, 1)
-        sent = draw.poisson(3, 5, 60_000, 0.01, 800, "cuda")
+        with torch.cuda.graph(graph):
+            mask = draw.included(3, step, 10_000, 0.01, "cuda")
     finally:
         torch.cuda.set_sync_debug_mode("default")
         torch.use_deterministic_algorithms(False)
-    assert_places(drawn, Poisson(0.01).draw(60_000, 5, 3).tolist(), 800)
-    assert_places(sent, Poisson(0.01).draw(60_000, 5, 3).tolist(), 800)
-
-
-@on_cuda
-def test_cuda_graph_draws_any_step_and_knows_of_overflow() -> None:
-    step = torch.zeros((), dtype=torch.int64, device="cuda")
-    draw.compact(draw.included(3, step, 10_000, 0.01, "cuda"), 100, 1)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        drawn = draw.compact(draw.included(3, step, 10_000, 0.01, "cuda"), 100, 1)
-    seen = set()
     for t in [*range(20), 10**9]:
         step.fill_(t)
         graph.replay()
-        rows = Poisson(0.01).draw(10_000, t, 3).tolist()
-        assert int(drawn.count) == len(rows)
-        assert bool(drawn.overflowed) == (len(rows) > 100)
-        assert drawn.indices[drawn.mask].tolist() == rows[:100]
-        seen.add(len(rows) > 100)
-    assert seen == {False, True}
+        assert mask.nonzero()[:, 0].tolist() == Poisson(0.01).draw(10_000, t, 3).tolist()
 
 
 DRAWN_AHEAD: list[Sampler] = [Poisson(0.02), Poisson(1.0), FullBatch(), FixedSize(500, 7), Shuffle(500, 60)]

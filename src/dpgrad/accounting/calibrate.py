@@ -22,7 +22,7 @@ from dpgrad.accounting.guarantee import Profile, refuse_history
 from dpgrad.accounting.pairs import TooLittleNoise
 from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
 
-__all__ = ["Reading", "least", "less_noise", "more_steps", "most_steps", "noise_multiplier", "steps"]
+__all__ = ["Reading", "least", "more_steps", "most_steps", "noise_multiplier", "steps"]
 
 # the noise multipliers that are looked for; a target that the least of them meets gets the least of them
 LEAST_NOISE, MOST_NOISE = 0.01, 1e7
@@ -393,23 +393,3 @@ def more_steps(
     _validate.step_count(target_steps=target_steps)
     z = noise_multiplier(lambda z: constant(z, target_steps), epsilon, delta, relation, accountant, grid)
     return Reading(z, steps(lambda n: scheduled(z, n), epsilon, delta, relation, accountant))
-
-
-def less_noise(
-    scheduled: Callable[[float, int], Event],
-    epsilon: float,
-    delta: float,
-    target_steps: int,
-    relation: Relation = Relation.ADD_REMOVE,
-    accountant: str = "pld",
-    grid: float | None = None,
-) -> Reading:
-    """Return the least noise at which a shrinking clip bound lasts ``target_steps``: Yu et al.'s second reading of σ̃.
-
-    >>> from dpgrad.accounting.events import Gaussian, Repeat
-    >>> less_noise(lambda z, n: Repeat(Gaussian(z), n), epsilon=2.0, delta=1e-5, target_steps=100, grid=0.5)
-    Reading(noise_multiplier=20.0, steps=100)
-    """
-    _validate.step_count(target_steps=target_steps)
-    z = noise_multiplier(lambda z: scheduled(z, target_steps), epsilon, delta, relation, accountant, grid)
-    return Reading(z, target_steps)

@@ -15,9 +15,9 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar, assert_never, get_args
+from typing import Any, TypeVar, get_args
 
 from dpgrad import _validate
 from dpgrad.accounting.relation import Relation, declared
@@ -50,7 +50,6 @@ __all__ = [
     "Shifted",
     "Shuffle",
     "TruncatedPoisson",
-    "describe",
     "expanded",
     "fold",
     "from_dict",
@@ -510,44 +509,3 @@ def from_json(text: str) -> Event:
         return from_dict(data)
     except RecursionError:
         raise AccountingError("not an event: nested too deeply") from None
-
-
-def describe(event: Event) -> Iterator[str]:
-    """Describe each distinct leaf in one line of words."""
-    for leaf, count in leaves(event).items():
-        if isinstance(leaf, Inexact):
-            yield f"{count:,} × {_words(leaf.event)}, drawn differently with probability {leaf.distance:.2g}"
-        else:
-            yield f"{count:,} × {_words(leaf)}"
-
-
-def _words(leaf: Noised | Approximate | Shifted | Selection | Others) -> str:
-    match leaf:
-        case Gaussian(z):
-            return f"full-batch Gaussian, noise multiplier {z:g}"
-        case Poisson(q, Gaussian(z)):
-            return f"Poisson sampling at rate {q:g}, Gaussian with noise multiplier {z:g}"
-        case FixedSize(n, m, Gaussian(z)):
-            return f"{m:,} of {n:,} rows without replacement, Gaussian with noise multiplier {z:g}"
-        case Shuffle(b, Gaussian(z)):
-            return f"epoch of {b:,} shuffled batches, Gaussian with noise multiplier {z:g}"
-        case Approximate(epsilon, delta, relation):
-            return f"release known to be ({epsilon:g}, {delta:g})-private under {relation}"
-        case Shifted(shift, Gaussian(z)):
-            return f"objective perturbation, noise multiplier {z:g}, loss shifted by {shift:g}"
-        case Pinned(Gaussian(z), relation):
-            return f"Gaussian under {relation}, noise multiplier {z:g}"
-        case Selection(events, trials):
-            return f"the best of a random number of trials ({trials}) of {len(events):,} settings"
-        case TruncatedPoisson(q, _, b, Gaussian(z)):
-            return f"Poisson sampling at rate {q:g}, at most {b:,} rows, noise multiplier {z:g}"
-        case Laplace(z):
-            return f"Laplace noise of scale {z:g}"
-        case DiscreteGaussian(sigma, sensitivity):
-            return f"discrete Gaussian noise, σ = {sigma:g}, sensitivity {sensitivity:,}"
-        case RandomizedResponse(noise, categories):
-            return f"randomized response among {categories:,}, random with probability {noise:g}"
-        case Exponential(epsilon, relation):
-            return f"exponential mechanism, ε = {epsilon:g} under {relation}"
-        case _:
-            assert_never(leaf)

@@ -51,12 +51,6 @@ def place(number: int, folder: int) -> str:
     return f"image {number:,} (in the order of names)"
 
 
-def classes(path: Path) -> tuple[str, ...]:
-    """The names of the folders below, one per class."""
-    with guarded(path, "a folder of images"):
-        return tuple(entry.name for entry in _entries(path) if entry.is_dir())
-
-
 def _entries(path: Path) -> list[os.DirEntry[str]]:
     with os.scandir(path) as entries:
         return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)

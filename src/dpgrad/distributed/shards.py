@@ -27,7 +27,7 @@ from dpgrad.distributed.rounds import Held, Rounds, Slices, Spread, Totals
 from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads import fsdp
 
-__all__ = ["as_replica", "as_shard", "full", "local", "plain", "refuse_layout", "spread_of", "totals_of", "whole"]
+__all__ = ["as_replica", "as_shard", "local", "plain", "refuse_layout", "spread_of", "totals_of", "whole"]
 
 _READING = {Tensor.numpy, Tensor.tolist, Tensor.data_ptr, Tensor.__array__, Tensor.__dlpack__}
 # What needs no memory of the tensor it is given.
@@ -102,19 +102,6 @@ def local(tensor: Any) -> Tensor:
     """
     found: Tensor = tensor.detach()
     return found.to_local() if fsdp.is_shard(found) else found  # type: ignore[attr-defined]
-
-
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor, gathered from all ranks where it is a shard: every rank must ask for it.
-
-    >>> full(torch.ones(2))
-    tensor([1., 1.])
-    """
-    if not fsdp.is_shard(tensor):
-        return tensor
-    with torch.no_grad():
-        found: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
-    return found
 
 
 def as_shard(values: Tensor, like: Any, shape: torch.Size | None = None) -> Tensor:

@@ -144,14 +144,14 @@ def _secure_words(key: Key, start: int, count: int, *names: str) -> Words:
     return found.reshape(-1)[skipped : skipped + count]
 
 
-def threshold(rate: float) -> int:
-    """Return floor(rate·2^64): a uniform word lies below it with probability ``rate``, less an error under 2^-64.
+def threshold(sampling_rate: float) -> int:
+    """Return floor(q·2^64), q the sampling rate: a uniform word lies below it with probability q, within 2^-64.
 
     >>> threshold(0.5) == 2**63, threshold(1.0) == 2**64, threshold(0.0)
     (True, True, 0)
     """
-    _validate.unit_interval(rate=rate)
-    return int(math.ldexp(rate, 64))
+    _validate.unit_interval(sampling_rate=sampling_rate)
+    return int(math.ldexp(sampling_rate, 64))
 
 
 @dataclass(frozen=True)

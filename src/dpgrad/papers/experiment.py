@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SIZES", "Arm", "ArmKind", "Claim", "Experiment", "Outcomes", "Place", "Size"]
+__all__ = ["Arm", "ArmKind", "Claim", "Experiment", "Outcomes", "Place", "Size"]
 
 Size = Literal["full", "quick", "tiny"]
 ArmKind = Literal["paper", "ours", "construction"]
-SIZES: tuple[Size, ...] = ("full", "quick", "tiny")
 _BY_SIZE = {"quick": 2, "tiny": 1}  # the most seeds of each arm
 
 

@@ -1,18 +1,14 @@
-"""Sampling on the device: (key, step) to the rows of a step, in padded batches of one fixed size with a mask.
+"""Sampling on the device: (key, step) to the rows of a step, or of several steps at once.
 
 The words are those of `dpgrad.sampling`, bit for bit, so a batch does not depend on which device drew it. Which rows
 take part, and how many, is secret: nothing here shows them.
 
->>> drawn = poisson(key=7, step=0, rows=1000, rate=0.01, capacity=capacity(rows=1000, rate=0.01), device="cpu")
->>> drawn
-Draw(capacity=32, rows=secret)
->>> for indices, mask in drawn:
-...     print(indices.shape == mask.shape == (32,))
+>>> chosen(sampling.Poisson(0.5), rows=8, step=0, key=7, device="cpu").tolist() == sampling.Poisson(0.5).draw(
+...     rows=8, step=0, key=7
+... ).tolist()
 True
 """
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,62 +19,15 @@ from dpgrad import _triton, _validate
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.keys import AnyKey, Key
-from dpgrad.mechanism.sampling import Indices, Sampler
+from dpgrad.mechanism.sampling import Sampler
 from dpgrad.randomness import philox
 
-__all__ = [
-    "Ahead", "Device", "Draw", "ahead", "batches", "capacity", "chosen", "compact", "included", "poisson", "words",
-]  # fmt: skip
+__all__ = ["Ahead", "Device", "ahead", "chosen", "included", "words"]
 
 Device = torch.device | str
 _CHUNK = 1 << 24  # words held at a time
 _HOST_ROWS = 1 << 19  # up to here numpy is done before the kernels of `included` have been launched one by one
 _SIGN = -(1 << 63)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Draw:
-    """The rows of one step in physical batches of equal size; iterate for (indices, mask) of each.
-
-    Guarantee: each row drawn stands in one place where the mask is true, unless `overflowed`. Indices, mask and count
-    are secret.
-
-    >>> batches(sampling.FullBatch(), rows=3, step=0, key=7, capacity=2, device="cpu").indices.tolist()
-    [[0, 1], [2, 0]]
-    """
-
-    indices: Tensor  # (batches, capacity) int64, rising; 0 where the mask is false
-    mask: Tensor  # (batches, capacity) bool
-    count: Tensor  # () int64, how many rows were drawn
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.indices, self.mask, strict=True)
-
-    def __repr__(self) -> str:
-        return f"Draw(capacity={self.indices.shape[1]}, rows=secret)"
-
-    @property
-    def overflowed(self) -> Tensor:
-        """Whether rows are missing, as a 0-d bool tensor: only where the number of batches was fixed beforehand."""
-        return self.count > self.indices.numel()
-
-
-def capacity(rows: int, rate: float, sds: float = 6.0) -> int:
-    """A size that a Poisson batch seldom exceeds: its mean and ``sds`` standard deviations, up to a multiple of 8.
-
-    A larger batch takes a second physical one, so the choice costs time and changes nothing else.
-
-    >>> capacity(rows=60_000, rate=512 / 60_000)
-    648
-    """
-    _validate.whole(most=sampling.MOST_ROWS, rows=rows)
-    _validate.unit_interval(rate=rate)
-    _validate.non_negative(sds=sds)
-    size = math.ceil(rows * rate + sds * math.sqrt(rows * rate * (1 - rate)))
-    return max(1, min(rows, -(-size // 8) * 8))
 
 
 def chosen(sampler: Sampler, rows: int, step: int, key: AnyKey, device: Device) -> Tensor:
@@ -94,52 +43,21 @@ def chosen(sampler: Sampler, rows: int, step: int, key: AnyKey, device: Device) 
     return _sent(torch.from_numpy(sampler.draw(rows, step, key)).long(), device)
 
 
-def batches(sampler: Sampler, rows: int, step: int, key: AnyKey, capacity: int, device: Device) -> Draw:
-    """What ``sampler`` draws at ``step``, in as many physical batches as it takes; none where no row is drawn.
-
-    >>> len(batches(sampling.FixedSize(100, 10), rows=100, step=0, key=7, capacity=4, device="cpu"))
-    3
-    """
-    if isinstance(sampler, sampling.Poisson):
-        return poisson(key, step, rows, sampler.sampling_rate_at(step), capacity, device)
-    return _padded(sampler.draw(rows, step, key), capacity, device)
-
-
-def poisson(key: AnyKey, step: int, rows: int, rate: float, capacity: int, device: Device) -> Draw:
-    """The rows that `sampling.Poisson` draws, in as many physical batches as they take; none where no row is drawn.
-
-    Beyond half a million rows a CUDA device draws them itself; the rows are the same.
-
-    Guarantee: nothing is cut off: a batch of more than ``capacity`` rows takes further physical batches.
-
-    >>> drawn = poisson(key=7, step=0, rows=1000, rate=0.01, capacity=3, device="cpu")
-    >>> drawn.indices[drawn.mask].tolist() == sampling.Poisson(0.01).draw(rows=1000, step=0, key=7).tolist()
-    True
-    """
-    _validate.whole(least=1, capacity=capacity)
-    _validate.whole(rows=rows)
-    if not _on_device(device, rows, key):
-        return _padded(sampling.Poisson(rate).draw(rows, step, key), capacity, device)
-    taking_part = included(key, step, rows, rate, device)
-    count = int(taking_part.sum())  # the one place that waits for the device
-    return compact(taking_part, capacity, -(-count // capacity))
-
-
 def _on_device(device: Device, rows: int, key: AnyKey) -> bool:
     """Whether a CUDA device draws the rows itself; those of the secure source are drawn on the host."""
     return torch.device(device).type == "cuda" and rows > _HOST_ROWS and not Key.of(key).secure
 
 
-def included(key: AnyKey, step: int | Tensor, rows: int, rate: float, device: Device) -> Tensor:
+def included(key: AnyKey, step: int | Tensor, rows: int, sampling_rate: float, device: Device) -> Tensor:
     """Whether each row takes part, (rows,) bool, drawn on ``device`` without waiting for it; see `words` for ``step``.
 
     Guarantee: that of `sampling.Poisson`, whose rows these are.
 
-    >>> included(key=7, step=0, rows=3, rate=1.0, device="cpu")
+    >>> included(key=7, step=0, rows=3, sampling_rate=1.0, device="cpu")
     tensor([True, True, True])
     """
     _validate.whole(rows=rows)
-    below = sampling.threshold(rate)
+    below = sampling.threshold(sampling_rate)
     if not below:
         return torch.zeros(rows, dtype=torch.bool, device=device)
     # Flipping the sign bit turns the unsigned order of words into the signed order of torch.
@@ -203,23 +121,6 @@ def _included_at(key: AnyKey, steps: range, rows: int, rates: list[float], devic
     return words_below(secret, at, up_to, rows)
 
 
-def compact(mask: Tensor, capacity: int, batches: int) -> Draw:
-    """The rows where ``mask`` (rows,) is true, in ``batches`` physical batches, without waiting for the device.
-
-    Guarantee: rows beyond the last batch are left out and `Draw.overflowed` says so. A step that overflowed must be
-    drawn again with more batches: a batch cut short is not what its event assumes.
-
-    >>> compact(torch.tensor([False, True, False, True]), capacity=3, batches=1).indices
-    tensor([[1, 3, 0]])
-    """
-    _validate.whole(least=1, capacity=capacity)
-    _validate.whole(batches=batches)
-    slots = batches * capacity
-    indices, count = _placed(mask, slots)
-    filled = torch.arange(slots, device=mask.device) < count
-    return Draw(indices.view(batches, capacity), filled.view(batches, capacity), count)
-
-
 def _placed(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """The rows where ``mask`` (..., rows) is true, one after another in (..., slots), and how many there are."""
     place = mask.cumsum(-1) - 1
@@ -228,18 +129,6 @@ def _placed(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     rows = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
     indices = rows.new_zeros(*mask.shape[:-1], slots + 1).scatter_(-1, slot, rows)
     return indices[..., :slots], mask.sum(-1)
-
-
-def _padded(rows: Indices, capacity: int, device: Device) -> Draw:
-    """The rows in as many physical batches as they take, without waiting for the device."""
-    _validate.whole(least=1, capacity=capacity)
-    count = len(rows)
-    shape = -(-count // capacity), capacity
-    indices = torch.zeros(math.prod(shape), dtype=torch.int64)
-    indices[:count] = torch.from_numpy(rows)
-    filled = torch.arange(len(indices), device=device) < count
-    total = torch.full((), count, device=device)
-    return Draw(_sent(indices, device).view(shape), filled.view(shape), total)
 
 
 def _sent(indices: Tensor, device: Device) -> Tensor:

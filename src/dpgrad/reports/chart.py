@@ -72,6 +72,9 @@ class Chart:
     """Lines over steps, each with its name; ``level`` is a horizontal line to compare with, and its name.
 
     ``numbers`` are those of the runs, by which a page hides what a reader does not tick.
+
+    >>> Chart("accuracy", {"dpsgd": ([1, 2], [0.5, 0.9])}).html()[:4]
+    '<div'
     """
 
     title: str
@@ -79,14 +82,6 @@ class Chart:
     level: tuple[str, float] | None = None
     across: str = "steps"
     numbers: Mapping[str, int] = field(default_factory=dict)
-
-    def svg(self) -> str:
-        """The chart; the same lines give the same text.
-
-        >>> Chart("accuracy", {"dpsgd": ([1, 2], [0.5, 0.9])}).svg()[:4]
-        '<svg'
-        """
-        return self._drawn()[1]
 
     def html(self) -> str:
         """The chart for a page, interactive where scripts run (`reports.interactive`)."""
