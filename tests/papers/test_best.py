@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
+from benchmarks.best_search import SearchLog, SearchTrial
 
+from benchmarks import best_search
 from dpgrad import data
 from dpgrad.errors import ReportError
-from dpgrad.papers import best, best_models, best_search, best_tasks, best_training, best_views
-from dpgrad.papers.best_search import SearchLog, SearchTrial
+from dpgrad.papers import best, best_models, best_tasks, best_training, best_views
 from dpgrad.papers.best_tasks import TASKS
 
 

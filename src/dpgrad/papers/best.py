@@ -1,6 +1,6 @@
 """Our best at the papers' budgets: the same ε, δ and neighbours, Poisson sampling, certified accounting.
 
-Each task has one setting (`dpgrad.papers.best_tasks`), chosen by `dpgrad.papers.best_search` on a split of the training
+Each task has one setting (`dpgrad.papers.best_tasks`), chosen by ``benchmarks.best_search`` on a split of the training
 rows where it has been run, and by hand before that; the choice is not charged, as it is not in the papers. The test
 rows are judged once for each seed. Features are fixed functions of one row: wavelets, histograms, products with
 constants. Which ones are used was found by hand, on held-out training rows. A network pretrained on ImageNet is not

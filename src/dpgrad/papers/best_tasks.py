@@ -1,7 +1,7 @@
 """The tasks of our best runs: the papers' budgets on their data, what was printed, and what we aim at.
 
 A setting of a task is a plain dictionary; everything that a run depends on besides its seed is in it. Those in use are
-in ``best.json``, as `dpgrad.papers.best_search` chose them on training rows. Kinds of features and models, and the
+in ``best.json``, as ``benchmarks.best_search`` chose them on training rows. Kinds of features and models, and the
 settings below from which a search starts, were found by hand, on held-out training rows too.
 
 >>> TASKS["mnist"].epsilon, TASKS["mnist-replace-one"].delta_for(60_000)

@@ -1,6 +1,6 @@
 """The search for the settings of our best runs, on a split of the training rows: the test rows are not read.
 
-    python -m dpgrad.papers.best_search mnist fashion-mnist-9 --device cuda --processes 12 --seconds 60
+    python -m benchmarks.best_search mnist fashion-mnist-9 --device cuda --processes 12 --seconds 60
 
 For each task three rounds, by accuracy on held-out training rows: the known setting with one value changed (coarse);
 what gained together, and neighbours of the best (fine); the best few with all views of an image and more seeds (sure).
@@ -272,7 +272,7 @@ def _warm(task: BestTask, device: str, root: Path | None, size: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m dpgrad.papers.best_search", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.best_search", description=__doc__.split("\n")[0])
     parser.add_argument("tasks", nargs="+", choices=sorted(SPACES), metavar="TASK", help=", ".join(sorted(SPACES)))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
