@@ -25,7 +25,9 @@ class TestNeighbours:
     def test_curvature(self, loss: Logistic | Counts) -> None:
         """Rows as long as allowed, at scores 0, where both losses curve most; exchanged for one at right angles."""
         rest = RANDOM.normal(size=(40, 3))
-        plan = {relation: Curvature(loss.smoothness(2.0), 1.0, relation).sensitivity for relation in (ZERO, REPLACE)}
+        plan = {
+            relation: Curvature(1.0, relation, most=loss.smoothness(2.0)).sensitivity for relation in (ZERO, REPLACE)
+        }
 
         def total(first: list[float]) -> np.ndarray:
             rows = np.vstack([first, rest])
@@ -36,7 +38,7 @@ class TestNeighbours:
         assert 0.999 * plan[REPLACE] < np.linalg.norm(along - across) <= plan[REPLACE]
 
     def test_curvature_of_any_rows(self) -> None:
-        plan = Curvature(0.25 * 4.0, 1.0, REPLACE)
+        plan = Curvature(1.0, REPLACE, most=0.25 * 4.0)
         rows, scores = RANDOM.normal(size=(200, 3)), RANDOM.normal(size=(200, 1))
         bends = Logistic().curvatures(scores, np.ones(200))
         for first, other in ((0, 1), (2, 3), (4, 5)):
@@ -60,15 +62,19 @@ class TestNeighbours:
     @pytest.mark.parametrize("relation", [ZERO, REPLACE])
     def test_prices(self, relation: Relation) -> None:
         """Each release costs the μ it was given: its sensitivity over its noise."""
-        for plan in (Curvature(3.0, 0.25, relation), Errors(2.0, 0.25, relation), extras.ClassCounts(0.25, relation)):
+        for plan in (
+            Curvature(0.25, relation, most=3.0),
+            Errors(0.25, relation, bound=2.0),
+            extras.ClassCounts(0.25, relation),
+        ):
             assert exact.account(plan.event, relation).mu == pytest.approx(0.25)  # type: ignore[union-attr]
-        curved, errors = Curvature(3.0, 0.25, relation), Errors(2.0, 0.25, relation)
+        curved, errors = Curvature(0.25, relation, most=3.0), Errors(0.25, relation, bound=2.0)
         assert curved.sensitivity / curved.std == pytest.approx(0.25)
         assert errors.bound**2 / errors.std == pytest.approx(0.25)
 
 
 def test_noise_on_the_curvature_has_its_law() -> None:
-    plan = Curvature(1.0, 0.5, ZERO)
+    plan = Curvature(0.5, ZERO, most=1.0)
     found = np.array([plan.noisy(np.zeros((4, 4)), Key.from_seed(seed)) for seed in range(400)])
     assert (found == found.transpose(0, 2, 1)).all()
     squares = np.sum(found**2, axis=(1, 2)) / plan.std**2  # χ² of p(p + 1)/2 = 10 coordinates

@@ -513,7 +513,7 @@ def test_another_process_comes_to_the_same() -> None:
 
 def test_another_processor_is_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     here = replay.device_kind("cpu")
-    monkeypatch.setattr(replay, "_processor", lambda: "another model")
+    monkeypatch.setattr(replay, "processor", lambda: "another model")
     assert replay.device_kind("cpu") != here
 
 

@@ -931,10 +931,10 @@ def test_an_empty_batch_is_observed() -> None:
 def test_a_step_is_computed_once_and_only_when_charged() -> None:
     """Its noise on two sums would reveal their difference."""
     private = PrivateGradient(network(), loss, mechanism("full-batch"), seed=5)
-    with pytest.raises(ValueError, match="step 0 is not charged, or was computed"):
+    with pytest.raises(ValueError, match="step 0 was not charged, or was already computed"):
         private.compute(rows(), 0)
     step = private.charged(rows())
     private.compute(rows(), step)
     for again in (step, step + 1):
-        with pytest.raises(ValueError, match=f"step {again} is not charged, or was computed"):
+        with pytest.raises(ValueError, match=f"step {again} was not charged, or was already computed"):
             private.compute(rows(), again)

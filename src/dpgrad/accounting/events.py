@@ -60,6 +60,7 @@ __all__ = [
     "tally",
     "to_dict",
     "to_json",
+    "together",
 ]  # fmt: skip
 
 # beyond these nothing can be priced in floating point, and nothing is private or useful
@@ -397,8 +398,17 @@ def grouped(steps: Iterable[Leaf]) -> Event:
             runs[-1] = (step, runs[-1][1] + 1)
         else:
             runs.append((step, 1))
-    events = tuple(Repeat(step, count) for step, count in runs)
-    return events[0] if len(events) == 1 else Compose(events)
+    return together(*(Repeat(step, count) for step, count in runs))
+
+
+def together(*events: Event) -> Event:
+    """Return the composition of ``events`` without those that release nothing; of a single one, that event.
+
+    >>> together(NOTHING, Gaussian(2.0)), together() == NOTHING
+    (Gaussian(noise_multiplier=2.0), True)
+    """
+    kept = tuple(event for event in events if event != NOTHING)
+    return kept[0] if len(kept) == 1 else Compose(kept)
 
 
 def expanded(event: Event) -> list[Leaf]:

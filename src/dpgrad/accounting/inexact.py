@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpgrad import _validate
-from dpgrad.accounting.events import Compose, Event, Inexact, Relation, Repeat, leaves
+from dpgrad.accounting.events import Event, Inexact, Relation, Repeat, leaves, together
 from dpgrad.accounting.guarantee import Profile
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def parted(event: Event) -> tuple[Event, float]:
         return event, 0.0
     exact = [Repeat(leaf.event if isinstance(leaf, Inexact) else leaf, count) for leaf, count in counts.items()]
     distance = math.fsum(leaf.distance * count for leaf, count in inexact.items()) * (1 + 2.0**-50)
-    return exact[0] if len(exact) == 1 else Compose(tuple(exact)), min(1.0, distance)
+    return together(*exact), min(1.0, distance)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from dpgrad import _files
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, from_dict, to_dict
+from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, from_dict, to_dict, together
 from dpgrad.accounting.guarantee import UNIT, Guarantee
 from dpgrad.errors import AccountingError, LedgerError
 
@@ -170,8 +170,7 @@ class Ledger:
 
     def event(self) -> Event:
         """Return the composition of everything that was charged."""
-        found = tuple(entry.event for entry in self.entries())
-        return found[0] if len(found) == 1 else Compose(found)
+        return together(*(entry.event for entry in self.entries()))
 
     @property
     def relation(self) -> Relation | None:

@@ -15,7 +15,6 @@ from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.curves import least_errors
 from dpgrad.accounting.events import (
-    Compose,
     Event,
     FixedSize,
     Gaussian,
@@ -25,6 +24,7 @@ from dpgrad.accounting.events import (
     Repeat,
     Shuffle,
     leaves,
+    together,
 )
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.pld import PldProfile
@@ -164,8 +164,7 @@ def _known(family: Family) -> Family | None:
 
 
 def _noisier(event: Event, factor: float) -> Event:
-    counted = [Repeat(_scaled(leaf, factor), count) for leaf, count in leaves(event).items()]
-    return counted[0] if len(counted) == 1 else Compose(tuple(counted))
+    return together(*(Repeat(_scaled(leaf, factor), count) for leaf, count in leaves(event).items()))
 
 
 def _scaled(leaf: Leaf, factor: float) -> Leaf:

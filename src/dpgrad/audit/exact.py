@@ -9,18 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-__all__ = [
-    "Array",
-    "above",
-    "below",
-    "correlation",
-    "count",
-    "even",
-    "lagged",
-    "sum_of_squares",
-    "ties",
-    "uniform",
-]
+__all__ = ["Array", "above", "below", "correlation", "count", "even", "lagged", "sum_of_squares", "ties", "uniform"]
 
 Array = NDArray[np.float64]
 

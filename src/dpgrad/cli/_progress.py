@@ -46,7 +46,8 @@ def showing(label: str, metric: str) -> Iterator[_Show]:
 
 
 @contextlib.contextmanager
-def _bar(label: str, metric: str) -> Iterator[_Show]:
+def _drawing(label: str) -> "Iterator[Callable[[int, int, str], None]]":
+    """Within the block, what is called with the work done, all of it, and words, to draw a bar."""
     from rich import progress
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -54,15 +55,20 @@ def _bar(label: str, metric: str) -> Iterator[_Show]:
     named, text = TextColumn("{task.description}"), TextColumn("{task.fields[said]}")
     columns = (named, BarColumn(bar_width=24), MofNCompleteColumn(), text)
     with progress.Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
-        task = bar.add_task(f"{label:<16}", total=None, said="")
+        task = bar.add_task(label, total=None, said="")
+        yield lambda done, total, said: bar.update(task, completed=done, total=total, said=said)
+
+
+@contextlib.contextmanager
+def _bar(label: str, metric: str) -> Iterator[_Show]:
+    with _drawing(f"{label:<16}") as draw:
         drawn = 0.0
 
         def show(now: "Progress") -> None:
             nonlocal drawn
             if now.step == now.steps or time.monotonic() - drawn > _QUIET:
                 drawn = time.monotonic()
-                left = f"{said(now, metric)}  {clock(now.seconds_left)} left"
-                bar.update(task, completed=now.step, total=now.steps, said=left)
+                draw(now.step, now.steps, f"{said(now, metric)}  {clock(now.seconds_left)} left")
 
         yield show
 
@@ -83,15 +89,8 @@ def counting(label: str, metric: str) -> "Iterator[Callable[[Ended], None]]":
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda now: _trial(now, label, metric)
         return
-    from rich import progress
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-    named, text = TextColumn("{task.description}"), TextColumn("{task.fields[said]}")
-    columns = (named, BarColumn(bar_width=24), MofNCompleteColumn(), text)
-    with progress.Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
-        task = bar.add_task(label, total=None, said="")
-        yield lambda now: bar.update(task, completed=now.done, total=now.total, said=_after(now, metric))
+    with _drawing(label) as draw:
+        yield lambda now: draw(now.done, now.total, _after(now, metric))
 
 
 def _trial(now: "Ended", label: str, metric: str) -> None:

@@ -16,6 +16,7 @@ argument and its limits.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +36,7 @@ from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "CLEAR", "LEFT", "LOWERED", "SCORE", "STEP", "STRAIGHT", "Curvature", "Descended", "Errors", "Intervals", "Moments",
-    "Perturbed", "Scatter", "curvature", "gaussian_at", "responses", "squared_errors",
+    "OneRelease", "Perturbed", "Scatter", "curvature", "responses", "squared_errors",
 ]  # fmt: skip
 
 LEFT = 0.1  # the part of the way that a descent may have left, in any direction
@@ -48,35 +49,21 @@ _CHUNK = 64  # columns of S that are summed at once
 _SLACK = 1e-6  # what rounding may add to one row's part in a sum, as in `Design`
 
 
-def gaussian_at(mu: float, relation: Relation, secure_values: int = 0) -> Event:
-    """One Gaussian release at μ, with a multiplier that is right for this relation alone; see `gd.with_distance`.
-
-    >>> gaussian_at(0.1, Relation.ZERO_OUT).event
-    Gaussian(noise_multiplier=10.0)
-    """
-    return gd.with_distance(Pinned(Gaussian(relation.reach / mu), relation), secure_values)
-
-
 @dataclass(frozen=True)
-class Curvature:
-    """The release of S: ``most`` is the largest curvature of one row, h·‖x‖²; ``mu`` what it may cost.
+class OneRelease(ABC):
+    """One Gaussian release of a statistic, for a price of ``mu``; with ``secure_values``, noise of the secure source.
 
-    Guarantee: hᵢ·xᵢ·xᵢᵀ has Frobenius norm at most ``most``, and two such matrices have no negative product: leaving
-    out a row moves S by ``most``, exchanging one by √2 times that.
-
-    >>> Curvature(0.25, mu=0.1, relation=Relation.REPLACE_ONE).sensitivity
-    0.3535533905932738
+    Its noise multiplier is right for ``relation`` alone; see `gd.with_distance`.
     """
 
-    most: float
     mu: float
     relation: Relation
     secure_values: int = 0
 
     @property
+    @abstractmethod
     def sensitivity(self) -> float:
-        """How far neighbours are apart, in the Frobenius norm."""
-        return math.sqrt(self.relation.reach) * self.most
+        """How far neighbours are apart, in the Euclidean norm (Frobenius for a matrix)."""
 
     @property
     def std(self) -> float:
@@ -86,7 +73,25 @@ class Curvature:
     @property
     def event(self) -> Event:
         """What it costs."""
-        return gaussian_at(self.mu, self.relation, self.secure_values)
+        return gd.with_distance(Pinned(Gaussian(self.relation.reach / self.mu), self.relation), self.secure_values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature(OneRelease):
+    """The release of S: ``most`` is the largest curvature of one row, h·‖x‖².
+
+    Guarantee: hᵢ·xᵢ·xᵢᵀ has Frobenius norm at most ``most``, and two such matrices have no negative product: leaving
+    out a row moves S by ``most``, exchanging one by √2 times that.
+
+    >>> Curvature(0.1, Relation.REPLACE_ONE, most=0.25).sensitivity
+    0.3535533905932738
+    """
+
+    most: float
+
+    @property
+    def sensitivity(self) -> float:
+        return math.sqrt(self.relation.reach) * self.most
 
     def release(self, share: float) -> Statistic:
         """What a report says of it."""
@@ -97,39 +102,30 @@ class Curvature:
         return noised_matrix(gd.keyed(key, self.secure_values, total.size), STEP, total, self.sensitivity, self.std)
 
 
-@dataclass(frozen=True)
-class Errors:
+@dataclass(frozen=True, kw_only=True)
+class Errors(OneRelease):
     """The release of the sum of squared errors, each cut at ``bound``².
 
     Guarantee: one row moves the sum by ``bound``² at most, left out or exchanged.
 
-    >>> Errors(1.0, mu=0.1, relation=Relation.REPLACE_ONE).std
+    >>> Errors(0.1, Relation.REPLACE_ONE, bound=1.0).std
     10.0
     """
 
     bound: float
-    mu: float
-    relation: Relation
-    secure_values: int = 0
 
     @property
-    def std(self) -> float:
-        """The noise on the sum."""
-        return self.bound**2 / self.mu
-
-    @property
-    def event(self) -> Event:
-        """What it costs."""
-        return gaussian_at(self.mu, self.relation, self.secure_values)
+    def sensitivity(self) -> float:
+        return self.bound**2
 
     def release(self, share: float) -> Statistic:
         """What a report says of it."""
-        return Statistic("squared errors, for standard errors", self.bound**2, self.std, share)
+        return Statistic("squared errors, for standard errors", self.sensitivity, self.std, share)
 
     def noisy(self, total: float, key: Key) -> float:
         """The sum with its noise."""
         own = gd.keyed(key, self.secure_values, 1)
-        return float(gd.noised(own, STEP + 1, np.array([total]), self.bound**2, self.std)[0])
+        return float(gd.noised(own, STEP + 1, np.array([total]), self.sensitivity, self.std)[0])
 
 
 def curvature(design: Design, bends: Array) -> Array:

@@ -7,17 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from dpgrad import _validate
-from dpgrad.data._columns import (
-    MOST_WIDE,
-    Column,
-    Target,
-    check_flags,
-    check_kind,
-    check_name,
-    check_whole,
-    key,
-    texts,
-)
+from dpgrad.data._columns import MOST_WIDE, Column, Target, check_flags, check_kind, check_name, check_whole, key, texts
 from dpgrad.errors import DataError
 
 FORMATS = ("csv", "parquet", "npz", "npy", "images", "jsonl", "hf")

@@ -22,8 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from dpgrad import _files, _processes, _validate
-from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event
+from dpgrad.accounting.events import NOTHING, Event, together
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.errors import BudgetSpentError, DataError, OptionError, ResumeError, RunError
@@ -287,20 +286,14 @@ class PrivateRun:
         return self._until(self.taken)
 
     def _until(self, step: int) -> Event:
-        parts = [part for part in (self._before, charges(self.plan.mechanism, self.start, step)) if part != NOTHING]
-        return parts[0] if len(parts) == 1 else Compose(tuple(parts))
+        return together(self._before, charges(self.plan.mechanism, self.start, step))
 
     def guarantee(self) -> Guarantee:
         """The guarantee of everything the run releases; that of the whole plan unless all steps are taken.
 
         A run that stopped early may have stopped because of what it showed, so it costs the plan.
         """
-        event, relation = self.event(), self.plan.mechanism.relation
-        if not self.done or event == self.plan.mechanism.event():
-            return self.plan.guarantee
-        whole = event if self.plan.also_released == NOTHING else Compose((self.plan.also_released, event))
-        found = Guarantee.of(account(whole, relation, self.plan.guarantee.accountant), self.plan.delta)
-        return dataclasses.replace(found, unit=self.plan.unit)
+        return self.plan.guarantee_of(self.event()) if self.done else self.plan.guarantee
 
     def report(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, rate: float, held_out: bool

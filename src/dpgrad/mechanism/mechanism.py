@@ -21,7 +21,7 @@ import numpy as np
 
 from dpgrad import _validate
 from dpgrad.accounting import account, calibrate
-from dpgrad.accounting.events import NOTHING, Compose, Event, Inexact, Leaf, Relation, Repeat, group_multiplier
+from dpgrad.accounting.events import NOTHING, Event, Inexact, Leaf, Relation, Repeat, group_multiplier, together
 from dpgrad.accounting.guarantee import Guarantee, Profile
 from dpgrad.errors import AccountingError, BudgetSpentError, OptionError
 from dpgrad.mechanism import sampling, schedules, secure
@@ -370,8 +370,7 @@ class Mechanism:
         >>> [(leaf.event.noise_multiplier, leaf.count) for leaf in two.events]
         [(1.0, 1), (2.0, 2)]
         """
-        runs = [_repeat(leaf, count) for leaf, count in self._runs()]
-        return runs[0] if len(runs) == 1 else Compose(tuple(runs))
+        return together(*(_repeat(leaf, count) for leaf, count in self._runs()))
 
     def _runs(self) -> Iterator[tuple[Leaf, int]]:
         """The events of the run in order, and how often each is repeated; by chunks, so memory stays small."""
@@ -406,7 +405,7 @@ class Mechanism:
         >>> round(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).profile("exact").epsilon(1e-5), 6)
         1.356467
         """
-        return account(_together(beside, self.event()), self.relation, accountant)
+        return account(together(beside, self.event()), self.relation, accountant)
 
     def guarantee(self, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> Guarantee:
         """The (ε, δ) that ``accountant`` certifies for the whole run, together with the release ``beside`` it.
@@ -458,7 +457,7 @@ class Mechanism:
         self._refuse_spent(beside, epsilon, delta, accountant)
         priced = self.without_adaptive_clip()  # noise that is only tried need not suit it
         found = calibrate.noise_multiplier(
-            lambda z: _together(beside, priced.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
+            lambda z: together(beside, priced.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
         )
         return self.with_noise(found)
 
@@ -480,7 +479,7 @@ class Mechanism:
         self._refuse_spent(beside, epsilon, delta, accountant)
         return self.with_steps(
             calibrate.steps(
-                lambda n: _together(beside, self.with_steps(n).event()), epsilon, delta, self.relation, accountant
+                lambda n: together(beside, self.with_steps(n).event()), epsilon, delta, self.relation, accountant
             )
         )
 
@@ -504,8 +503,8 @@ class Mechanism:
         priced = self.without_adaptive_clip()
         still = dataclasses.replace(priced, clip=schedules.as_schedule(self.clip)(0))
         found = calibrate.more_steps(
-            lambda z, n: _together(beside, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
-            lambda z, n: _together(beside, dataclasses.replace(priced, noise_multiplier=z, steps=n).event()),
+            lambda z, n: together(beside, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
+            lambda z, n: together(beside, dataclasses.replace(priced, noise_multiplier=z, steps=n).event()),
             epsilon, delta, self.steps, self.relation, accountant, grid,
         )  # fmt: skip
         return dataclasses.replace(self, noise_multiplier=found.noise_multiplier, steps=found.steps)
@@ -578,10 +577,6 @@ class Mechanism:
 def _relation(value: object) -> Relation:
     _validate.one_of([relation.value for relation in Relation], relation=value)
     return Relation(value)  # type: ignore[arg-type]
-
-
-def _together(beside: Event, event: Event) -> Event:
-    return event if beside == NOTHING else Compose((beside, event))
 
 
 def _repeat(leaf: Leaf, count: int) -> Repeat:

@@ -219,28 +219,14 @@ def _on_cpu(likes: Mapping[str, Tensor], stds: Mapping[str, Std], key: Key, step
         of_type.setdefault(_drawn_type(like), {})[name] = like
     drawn: dict[str, Tensor] = {}
     wanted: list[normal.Wanted] = []
-    for some in of_type.values():
-        _, parts, values = _flat(some, stds, step)
-        wanted += values
-        drawn |= {name: part.view(some[name].shape) for name, part in zip(some, parts, strict=True)}
+    for dtype, some in of_type.items():
+        sizes = [like.numel() for like in some.values()]
+        parts = torch.split(torch.empty(sum(sizes), dtype=dtype, device="cpu"), sizes)
+        for (name, like), part in zip(some.items(), parts, strict=True):
+            wanted.append(normal.Wanted(part.numpy(), float(stds[name]), _stream(name, step)))
+            drawn[name] = part.view(like.shape)
     normal.fill(key, wanted, threads=torch.get_num_threads())
     return {name: drawn[name] for name in likes}
-
-
-def _flat(
-    likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int
-) -> tuple[Tensor, Sequence[Tensor], list[normal.Wanted]]:
-    """Memory for the noise of parameters that are drawn in one type: whole, by parameter, and what to fill it with."""
-    sizes = [like.numel() for like in likes.values()]
-    dtypes = {_drawn_type(like) for like in likes.values()}
-    flat = torch.empty(sum(sizes), dtype=dtypes.pop() if dtypes else torch.float32, device="cpu")
-    assert not dtypes
-    values, wanted, start = flat.numpy(), [], 0
-    for name, size in zip(likes, sizes, strict=True):
-        few = values[start : start + size]
-        wanted.append(normal.Wanted(few, float(stds[name]), _stream(name, step)))
-        start += size
-    return flat, torch.split(flat, sizes), wanted
 
 
 def _check_std(std: Std, dtype: torch.dtype) -> None:

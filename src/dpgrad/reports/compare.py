@@ -8,17 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dpgrad.accounting import ACCOUNTANTS, account
-from dpgrad.accounting.events import (
-    Compose,
-    Event,
-    Gaussian,
-    Inexact,
-    Leaf,
-    Noised,
-    Relation,
-    Repeat,
-    leaves,
-)
+from dpgrad.accounting.events import Compose, Event, Gaussian, Inexact, Leaf, Noised, Relation, Repeat, leaves
 from dpgrad.accounting.guarantee import down, up
 from dpgrad.accounting.inexact import InexactProfile
 from dpgrad.accounting.pld import NAME, PldProfile

@@ -13,7 +13,6 @@ from dpgrad import _validate
 from dpgrad.accounting import account
 from dpgrad.accounting.events import (
     NOTHING,
-    Compose,
     Event,
     FixedSize,
     Inexact,
@@ -21,6 +20,7 @@ from dpgrad.accounting.events import (
     Relation,
     TruncatedPoisson,
     leaves,
+    together,
 )
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.accounting.ledger import Ledger
@@ -64,46 +64,30 @@ _NOT_FITTED = "an estimator has one after fit"
 class Trained(Protocol):
     """A finished run: `dpgrad.training.fit.Fitted`, or another record with these fields."""
 
-    @property
-    def guarantee(self) -> Guarantee: ...
-    @property
-    def plan(self) -> Any: ...
-    @property
-    def curves(self) -> Sequence[Any]: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def held_out(self) -> float | None: ...
-    @property
-    def stopped(self) -> str: ...
-    @property
-    def reproducible(self) -> bool: ...
-    @property
-    def public(self) -> tuple[str, ...]: ...
-    @property
-    def outside(self) -> tuple[str, ...]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def way(self) -> Any: ...
-    @property
-    def clip_bounds(self) -> Sequence[Sequence[float]]: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
+    guarantee: Guarantee
+    plan: Any
+    curves: Sequence[Any]
+    metric: str
+    held_out: float | None
+    stopped: str
+    reproducible: bool
+    public: tuple[str, ...]
+    outside: tuple[str, ...]
+    seconds: float
+    way: Any
+    clip_bounds: Sequence[Sequence[float]]
+    notes: tuple[str, ...]
 
 
 @runtime_checkable
 class Planned(Protocol):
     """A plan: `dpgrad.training.plan.Plan`."""
 
-    @property
-    def recipe(self) -> Any: ...
-    @property
-    def mechanism(self) -> Mechanism: ...
-    @property
-    def guarantee(self) -> Guarantee: ...
-    @property
-    def public(self) -> tuple[str, ...]: ...
+    recipe: Any
+    mechanism: Mechanism
+    guarantee: Guarantee
+    public: tuple[str, ...]
+
     def to_dict(self) -> dict[str, Any]: ...
     def cautions(self) -> Iterator[tuple[str, str]]: ...
 
@@ -112,20 +96,16 @@ class Planned(Protocol):
 class Estimator(Protocol):
     """A fitted estimator of `dpgrad.convex`, whose ``privacy_`` is a `FitPrivacy`."""
 
-    @property
-    def privacy_(self) -> Any: ...
+    privacy_: Any
 
 
 @runtime_checkable
 class ChargedResult(Protocol):
     """The result of a solver or a PCA: an event that was charged, under a relation."""
 
-    @property
-    def event(self) -> Event: ...
-    @property
-    def relation(self) -> Relation: ...
-    @property
-    def reproducible(self) -> bool: ...
+    event: Event
+    relation: Relation
+    reproducible: bool
 
 
 @runtime_checkable
@@ -348,7 +328,7 @@ def _pipeline(thing: object, steps: list[tuple[str, Any]]) -> Subject:
     promises = [told.guarantee for _, told in fitted if told.guarantee.event != NOTHING] or [fitted[0][1].guarantee]
     if len({promise.relation for promise in promises}) > 1:
         raise ReportError("the steps have different neighbouring relations: give all of them the same relation")
-    event = promises[0].event if len(promises) == 1 else Compose(tuple(promise.event for promise in promises))
+    event = together(*(promise.event for promise in promises))
     found = priced(event, promises[0].relation, max(promise.delta for promise in promises))
     releases = [
         _told_release(**{**asdict(one), "name": f"{name}: {one.name}"}, relation=found.relation)

@@ -32,6 +32,7 @@ from torch.utils.data import TensorDataset
 
 from dpgrad import __version__, _triton
 from dpgrad.mechanism.keys import Key
+from dpgrad.reports.environment import processor
 
 __all__ = ["Identity", "behaviour", "code_version", "data_digest", "deterministic", "device_kind", "incomparable"]
 
@@ -175,7 +176,7 @@ def device_kind(device: torch.device | str) -> str:
     )
     if device.type == "cpu":
         computed = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-        return f"cpu, {platform.machine()}, {_processor()}, {computed}, {precision}, {steered}"
+        return f"cpu, {platform.machine()}, {processor()}, {computed}, {precision}, {steered}"
     if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled() or not os.environ.get(_CUBLAS):
         return f"{device.type}, {_never_again()}"
     name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
@@ -204,15 +205,6 @@ def _flags(device: str) -> str:
         ),
     }  # fmt: skip
     return str(found)
-
-
-def _processor() -> str:
-    """The model of the processor, which chooses the kernels of linear algebra."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _cuda_in_use() -> bool:
@@ -440,7 +432,7 @@ class _Told:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._all(function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
-        names, builtin = frozenset(_names(function.__code__)), _builtins(function.__code__)
+        names, builtin = frozenset(_names(function.__code__)), _named_by("LOAD_GLOBAL", function.__code__)
         if names & _BY_TEXT:
             names |= _texts(function.__code__.co_consts)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -459,7 +451,7 @@ class _Told:
         if function.__name__ != "__hash__":  # which says nothing of what the values of an object are
             self._refuse_changing("builtins", builtin - set(function.__globals__))
             self.comparable &= "__hash__" not in names
-        every = _imported(function.__code__)
+        every = _named_by("IMPORT_NAME", function.__code__)
         for name in every:
             self._refuse_changing(name, names)
         imported = {name for name in every if name.partition(".")[0] not in _KNOWN}
@@ -523,10 +515,10 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(constant) for constant in _inner(code)))
 
 
-def _builtins(code: types.CodeType) -> set[str]:
-    """The global names that a function and those inside it read, without names of attributes."""
-    own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == "LOAD_GLOBAL"}
-    return own.union(*(_builtins(constant) for constant in _inner(code)))
+def _named_by(opname: str, code: types.CodeType) -> set[str]:
+    """The names in the instructions of one kind of a function and those inside it, without names of attributes."""
+    own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == opname}
+    return own.union(*(_named_by(opname, constant) for constant in _inner(code)))
 
 
 def _texts(constants: Iterable[Any]) -> set[str]:
@@ -541,12 +533,6 @@ def _texts(constants: Iterable[Any]) -> set[str]:
             case types.CodeType():
                 found |= _texts(constant.co_consts)
     return found
-
-
-def _imported(code: types.CodeType) -> set[str]:
-    """The modules that a function and those inside it import while they run."""
-    own = {str(found.argval) for found in dis.get_instructions(code) if found.opname == "IMPORT_NAME"}
-    return own.union(*(_imported(constant) for constant in _inner(code)))
 
 
 def _inner(code: types.CodeType) -> Iterator[types.CodeType]:

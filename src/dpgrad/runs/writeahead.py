@@ -34,7 +34,7 @@ from typing import Any
 from dpgrad import _validate
 from dpgrad._files import Lines
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, Repeat, from_dict, grouped, to_dict
+from dpgrad.accounting.events import NOTHING, Event, Repeat, from_dict, grouped, to_dict, together
 from dpgrad.errors import BudgetSpentError, ResumeError
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -203,16 +203,16 @@ class WriteAhead:
     @property
     def before(self) -> Event:
         """What the attempts before the present one spent."""
-        return _composed([attempt.event() for attempt in self.attempts[:-1]])
+        return together(*(attempt.event() for attempt in self.attempts[:-1]))
 
     def event(self) -> Event:
         """What all attempts spent."""
-        return _composed([attempt.event() for attempt in self.attempts])
+        return together(*(attempt.event() for attempt in self.attempts))
 
     def event_until(self, taken: int) -> Event:
         """What all attempts spent, of the present one the steps before ``taken``."""
         now = self.present
-        return _composed([self.before, charges(now.mechanism, now.began, taken)])
+        return together(self.before, charges(now.mechanism, now.began, taken))
 
     def budget(self) -> float:
         """The ε of the plan that the run began with, and of what is released beside it."""
@@ -240,7 +240,7 @@ class WriteAhead:
         spent, budget, mechanism = self.event(), self.budget(), self.present.mechanism
 
         def fits(stop: int) -> bool:
-            event = _composed([self.beside, spent, charges(mechanism, began, stop)])
+            event = together(self.beside, spent, charges(mechanism, began, stop))
             return account(event, mechanism.relation, self.accountant).epsilon(self.delta) <= budget
 
         within, beyond = began, mechanism.steps + 1
@@ -279,8 +279,3 @@ def _opening(number: int, began: int, last: int, reserve: int, seeded: bool, mec
         "seeded": seeded,
         "mechanism": mechanism.to_dict(),
     }
-
-
-def _composed(parts: list[Event]) -> Event:
-    kept = tuple(part for part in parts if part != NOTHING)
-    return kept[0] if len(kept) == 1 else Compose(kept)

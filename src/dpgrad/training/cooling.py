@@ -8,7 +8,7 @@
 import math
 from dataclasses import replace
 
-from dpgrad.accounting.events import NOTHING, Compose, Event
+from dpgrad.accounting.events import Event, together
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.mechanism.sampling import FullBatch
@@ -30,7 +30,7 @@ def planned(
     whole = Mechanism(FullBatch(), HALVINGS, 1.0, relation=run.relation, batch_size=size)
     noise_multiplier = whole.calibrated(budget.epsilon, budget.delta, "exact").noise_multiplier / math.sqrt(share)
     made = replace(whole, noise_multiplier=noise_multiplier, secure_values=1 if run.secure_values else 0)
-    return made, made.event() if other == NOTHING else Compose((other, made.event()))
+    return made, together(other, made.event())
 
 
 def line(share: float | None, batches: Mechanism | None) -> list[str]:

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpgrad import _validate
-from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event
+from dpgrad.accounting.events import Compose, Event
 from dpgrad.accounting.guarantee import Guarantee, not_covered
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.data import Dataset
@@ -55,14 +54,7 @@ from dpgrad.training.curves import Point, RunWatch, judging
 from dpgrad.training.diagnostics import Recorder
 from dpgrad.training.losses import NamedLoss
 from dpgrad.training.models import OWN_MODEL
-from dpgrad.training.options import (
-    Budget,
-    Computing,
-    HeldOut,
-    Privacy,
-    RunFolder,
-    written,
-)
+from dpgrad.training.options import Budget, Computing, HeldOut, Privacy, RunFolder, written
 from dpgrad.training.plan import Plan
 from dpgrad.training.prepare import optimizer_named
 from dpgrad.training.private import PrivateGradient
@@ -354,7 +346,7 @@ def _fitted(task: Task, session: Session, last: int, began: float, temperature: 
     return Fitted(
         model=task.model,
         # that of the whole plan if the run was stopped, since what it showed may be the reason
-        guarantee=plan.guarantee if not complete or event == plan.mechanism.event() else _cost(plan, event),
+        guarantee=plan.guarantee_of(event) if complete else plan.guarantee,
         plan=plan,
         event=event,
         curves=tuple(task.ranks.from_first(lambda: session.watch.points)),
@@ -453,13 +445,6 @@ def _reserved(plan: Plan, run: Run | Followed | None, last: int) -> Event:
     if run is None or run.attempt == 1:
         return plan.mechanism.event()
     return Compose((run.before, charges(plan.mechanism, run.began, last)))
-
-
-def _cost(plan: Plan, event: Event) -> Guarantee:
-    """The guarantee of ``event`` together with the plan's other release."""
-    whole = event if plan.also_released == NOTHING else Compose((plan.also_released, event))
-    found = Guarantee.of(account(whole, plan.mechanism.relation, plan.guarantee.accountant), plan.delta)
-    return replace(found, unit=plan.unit)
 
 
 def _write(

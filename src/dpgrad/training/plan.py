@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dpgrad import _validate
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, Relation
+from dpgrad.accounting.events import NOTHING, Event, Relation, together
 from dpgrad.accounting.guarantee import ORDINARY, SECURE, UNIT, Guarantee, plural, several, up
 from dpgrad.errors import BudgetSpentError, DataError, OptionError, UnknownOptionError
 from dpgrad.mechanism import sampling, schedules
@@ -117,7 +117,19 @@ class Plan:
         Repeat(event=Gaussian(noise_multiplier=20.0), count=2)
         """
         run = self.mechanism.with_steps(steps).event() if steps else NOTHING
-        return run if self.also_released == NOTHING else Compose((self.also_released, run))
+        return together(self.also_released, run)
+
+    def guarantee_of(self, event: Event) -> Guarantee:
+        """The guarantee of ``event``, which a run released, together with the other release.
+
+        >>> plan = make("dpgd", rows=1000, steps=50, noise_multiplier=20.0, delta=1e-5)
+        >>> plan.guarantee_of(plan.mechanism.event()) == plan.guarantee
+        True
+        """
+        if event == self.mechanism.event():
+            return self.guarantee
+        profile = account(together(self.also_released, event), self.mechanism.relation, self.guarantee.accountant)
+        return replace(Guarantee.of(profile, self.delta), unit=self.unit)
 
     def epsilon_after(self, steps: int) -> float:
         """The ε of the first ``steps`` steps, for a run whose number of steps was fixed in advance.

@@ -29,7 +29,7 @@ from torch.utils.data import default_collate
 
 from dpgrad import _processes, _validate
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, Leaf, expanded, from_json, grouped, leaves, to_json
+from dpgrad.accounting.events import NOTHING, Event, Leaf, expanded, from_json, grouped, leaves, to_json, together
 from dpgrad.accounting.guarantee import Guarantee
 from dpgrad.distributed.ranks import Phase, Ranks
 from dpgrad.distributed.rounds import Rounds, Totals
@@ -248,8 +248,7 @@ class PrivateGradient:
     @property
     def ledger(self) -> Event:
         """The event of the steps so far; ``mechanism.event()`` after the last step of a run with a single key."""
-        parts = [part for part in (self._before, self._own_ledger) if part != NOTHING]
-        return parts[0] if len(parts) == 1 else Compose(tuple(parts))
+        return together(self._before, self._own_ledger)
 
     @property
     def _own_ledger(self) -> Event:
@@ -280,7 +279,43 @@ class PrivateGradient:
         For callers that have to do something between the two. All others call `step`.
         """
         with self._together():
-            return self._charged_step(data)
+            data, rows = self._data.taken(data)
+            if torch.is_inference_mode_enabled():
+                raise RunError("a step needs gradients: call it outside torch.inference_mode")
+            if self._sharded:
+                resharded(self.model)
+            step = self._step
+            if step >= self.mechanism.steps:
+                raise BudgetSpentError(
+                    f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
+                )
+            if self._owed and not self.ranks.alone:
+                raise RunError(
+                    "a charged step was not computed, and several ranks take one step after another: compute it"
+                )
+            self._try_rule()
+            if self._fault:
+                _validate.warn(
+                    f"{self._fault}: such factors are lowered to it, or dropped, and no example exceeds the clip bound"
+                )
+                self._fault = ""  # once
+            self._prepare(data, rows)
+            if not self.ranks.alone and same_loss.due(step - self._start):
+                probe = partial(self._probe, data, self._data.from_all_over()) if self._data.held else None
+                same_loss.compare(self.work, partial(self._passing, data, step), probe, self._data.parts, step)
+            if not self._sharded:  # else while the parameters are gathered
+                with self._passing(data, step):
+                    self._compare_again(data, rows, step)
+            if self._charge is not None and self.ranks.first:
+                self._charge(step)
+            # No rank computes before the charge is on the disk of rank 0.
+            self.ranks.meet(Phase.CHARGED, step, weights=agreed.weights_at(self.ranks, self.model, step - self._start))
+            price = self.mechanism.step_event(step, self._start)
+            if price != NOTHING:
+                self._charged.append(price)  # type: ignore[arg-type]
+            self._step = step + 1  # charged even if what follows fails
+            self._owed.add(step)
+            return step
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -290,60 +325,21 @@ class PrivateGradient:
         with self.ranks.together():
             yield
 
-    def _charged_step(self, data: Any) -> int:
-        data, rows = self._data.taken(data)
-        if torch.is_inference_mode_enabled():
-            raise RunError("a step needs gradients: call it outside torch.inference_mode")
-        if self._sharded:
-            resharded(self.model)
-        step = self._step
-        if step >= self.mechanism.steps:
-            raise BudgetSpentError(
-                f"all {self.mechanism.steps:,} steps of the mechanism are taken: a further one is not accounted for"
-            )
-        if self._owed and not self.ranks.alone:
-            raise RunError("a charged step was not computed, and several ranks take one step after another: compute it")
-        self._try_rule()
-        if self._fault:
-            _validate.warn(
-                f"{self._fault}: such factors are lowered to it, or dropped, and no example exceeds the clip bound"
-            )
-            self._fault = ""  # once
-        self._prepare(data, rows)
-        if not self.ranks.alone and same_loss.due(step - self._start):
-            probe = partial(self._probe, data, self._data.from_all_over()) if self._data.held else None
-            same_loss.compare(self.work, partial(self._passing, data, step), probe, self._data.parts, step)
-        if not self._sharded:  # else while the parameters are gathered
-            with self._passing(data, step):
-                self._compare_again(data, rows, step)
-        if self._charge is not None and self.ranks.first:
-            self._charge(step)
-        # No rank computes before the charge is on the disk of rank 0.
-        self.ranks.meet(Phase.CHARGED, step, weights=agreed.weights_at(self.ranks, self.model, step - self._start))
-        price = self.mechanism.step_event(step, self._start)
-        if price != NOTHING:
-            self._charged.append(price)  # type: ignore[arg-type]
-        self._step = step + 1  # charged even if what follows fails
-        self._owed.add(step)
-        return step
-
     def compute(self, data: Any, step: int) -> None:
         """Compute a charged step and write ``.grad``; refuse a step that was not charged or was already computed."""
         with self._together():
-            self._compute(data, step)
-
-    def _compute(self, data: Any, step: int) -> None:
-        data, rows = self._data.taken(data, again=True)
-        if step not in self._owed:
-            raise RunError(
-                f"step {step} is not charged, or was computed: its noise on another sum would reveal the difference"
-            )
-        self._owed.discard(step)
-        if self._sharded:
-            self._computed_in_shards(data, rows, step)
-            return
-        with self._passing(data, step):
-            self._computed(data, rows, step)
+            data, rows = self._data.taken(data, again=True)
+            if step not in self._owed:
+                raise RunError(
+                    f"step {step} was not charged, or was already computed. Reusing its noise on a different sum would "
+                    "reveal their difference"
+                )
+            self._owed.discard(step)
+            if self._sharded:
+                self._computed_in_shards(data, rows, step)
+                return
+            with self._passing(data, step):
+                self._computed(data, rows, step)
 
     @contextmanager
     def _passing(self, data: Any, step: int, totals: Totals | None = None) -> Iterator[Rounds | None]:

@@ -24,15 +24,7 @@ from dpgrad.training.callbacks import Callbacks
 from dpgrad.training.curves import evaluate, refuse_held_out
 from dpgrad.training.jobs import JobRows
 from dpgrad.training.losses import Metric, loss_named, metric_named
-from dpgrad.training.options import (
-    ROWS_PER_UNIT,
-    UNIT_RULES,
-    Budget,
-    Computing,
-    HeldOut,
-    Privacy,
-    RunFolder,
-)
+from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Computing, HeldOut, Privacy, RunFolder
 from dpgrad.training.plan import Plan, planned
 from dpgrad.training.prepare import classes_of, device_of, within_reach
 from dpgrad.training.recipes import Recipe

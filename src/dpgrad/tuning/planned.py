@@ -7,7 +7,7 @@ from typing import Any
 
 from dpgrad import _validate
 from dpgrad.accounting import account
-from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, Selection
+from dpgrad.accounting.events import NOTHING, Event, Relation, Selection, together
 from dpgrad.accounting.guarantee import ORDINARY, Guarantee, up
 from dpgrad.accounting.trials import LAWS, Trials, law_named
 from dpgrad.errors import BudgetSpentError, OptionError
@@ -195,8 +195,7 @@ def plan(
 
 
 def _trial(one: Plan, score: Score) -> Event:
-    event = one.mechanism.event()
-    return event if score.event == NOTHING else Compose((event, score.event))
+    return together(one.mechanism.event(), score.event)
 
 
 def _law(trials: str | Trials, mean: float | None, settings: int) -> Trials:

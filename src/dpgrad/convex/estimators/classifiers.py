@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
-from dpgrad.accounting.events import Event
+from dpgrad.accounting.events import Event, together
 from dpgrad.accounting.guarantee import ORDINARY
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
@@ -169,7 +169,7 @@ class LinearClassifier(Reported, ClassifierMixin, BaseEstimator, ABC):  # type: 
         """What the fit says of itself."""
         inferred = ("the labels that occur, read from y",) if self.classes is None else ()
         named = () if self.classes is None else (f"the {len(labels)} classes, and that no label lies beyond them",)
-        event = extras.together(*(made for made, _ in before), outcome.event)
+        event = together(*(made for made, _ in before), outcome.event)
         return FitPrivacy(
             guarantee(event, split.relation, delta),
             (*(release for _, release in before), *outcome.releases),

@@ -5,19 +5,16 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.guarantee import ORDINARY
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
 from dpgrad.convex.design import quiet
-from dpgrad.convex.estimators import extras, rows, solvers
-from dpgrad.convex.estimators.privacy import Reported, charging
-from dpgrad.convex.estimators.targets import ended, given
+from dpgrad.convex.estimators import rows
+from dpgrad.convex.estimators.targets import Regressor, given
 from dpgrad.convex.losses import Array, Counts
 from dpgrad.convex.opened import blockwise, in_memory
 
@@ -26,7 +23,7 @@ __all__ = ["DPPoissonRegressor"]
 _OPTIONS = ("max_iter", "learning_rate", "momentum")
 
 
-class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class DPPoissonRegressor(Regressor):
     """Poisson regression with differential privacy, for counts and rates: the expected target is exp(x·w + b).
 
     As scikit-learn's ``PoissonRegressor``, it minimises the mean Poisson loss plus ``alpha``·‖w‖²/2, without a penalty
@@ -97,22 +94,9 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         targets = chunked.applied(partial(_scaled, low=low, high=high), fitted.y)
         # in units of the largest count; an intercept holds its logarithm, and an offset where there is none
         loss, raised = Counts(0.0 if fit_intercept else -math.log(high)), math.log(high) if fit_intercept else 0.0
-        task = solvers.SolverTask(
-            loss, 0, fitted.epsilon, fitted.exact_delta, fitted.relation, fitted.radius, fit_intercept,
-            charging(self.ledger, fitted.relation, type(self).__name__, fitted.delta), secure=fitted.secure,
-        )  # fmt: skip
-        key = rows.key_of(self.random_state, type(self).__name__)
-        share = extras.share_checked(inference_share=self.inference_share)
-        outcome = extras.solved(
-            "gd", rows.narrowed(fitted.X), targets, task, self._options(fitted.X.shape[1], high), key,
-            extras.Shares(
-                fitted.epsilon, fitted.exact_delta, fitted.relation, inference=share, secure=fitted.secure
-            ), dispersion=1 / high,
-            offset=raised,
-        )  # fmt: skip
-        found = outcome.found
+        options, scaling = self._options(fitted.X.shape[1], high), {"dispersion": 1 / high, "offset": raised}
+        found = self._solve(fitted, targets, loss, "gd", options, "Poisson regression", **scaling)
         self.coef_, self.intercept_ = found.coef[:, 0], float(raised + found.intercept[0])
-        ended(self, fitted, outcome, key, "Poisson regression, solver gd")
         return self
 
     def _options(self, columns: int, high: float) -> dict[str, Any]:
@@ -124,10 +108,7 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
     @blockwise
     def predict(self, X: Any) -> Array:
         """The expected target of raw rows, clipped or normalised as those of the fit were; within ``target_bounds``."""
-        check_is_fitted(self)
-        X = rows.canonical(rows.validated(self, X, reset=False))
-        low, high = self.target_bounds_
-        scores = solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
+        scores, (low, high) = self._scores(X), self.target_bounds_
         least = max(low, float(np.finfo(np.float64).tiny))  # an expected count is positive
         return np.clip(np.exp(np.clip(scores, math.log(least), math.log(high))), least, high)
 
@@ -138,7 +119,6 @@ class DPPoissonRegressor(extras.Inferred, Reported, RegressorMixin, BaseEstimato
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.target_tags.positive_only = True
         return tags
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpgrad import _validate
 from dpgrad.accounting import exact
-from dpgrad.accounting.events import Compose, Event, Relation
+from dpgrad.accounting.events import Event, Relation, together
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Design, Matrix
 from dpgrad.convex.estimators import solvers
@@ -31,9 +31,9 @@ from dpgrad.convex.inference import (
     Errors,
     Intervals,
     Moments,
+    OneRelease,
     Scatter,
     curvature,
-    gaussian_at,
     squared_errors,
 )
 from dpgrad.convex.losses import Array, HuberSvm, Squared, Targets
@@ -44,7 +44,7 @@ from dpgrad.mechanism.keys import Key
 
 __all__ = [
     "COUNTS_SHARE", "ERRORS_SHARE", "WEIGHTED", "ClassCounts", "Inferred", "Measured", "Outcome", "Shares", "balanced",
-    "class_counts", "refuse_unknown_spread", "share_checked", "solved", "together",
+    "class_counts", "refuse_unknown_spread", "share_checked", "solved",
 ]  # fmt: skip
 
 COUNTS_SHARE = 0.05  # of μ², for class_weight="balanced"
@@ -53,30 +53,15 @@ _ROUNDING = 1e-9  # μ stays below its share by this much
 
 
 @dataclass(frozen=True)
-class ClassCounts:
+class ClassCounts(OneRelease):
     """The release of how many rows each class has.
 
     Guarantee: a row adds 1 to one count, so leaving it out moves the counts by 1, exchanging it by √2.
     """
 
-    mu: float
-    relation: Relation
-    secure_values: int = 0
-
     @property
     def sensitivity(self) -> float:
-        """How far neighbours are apart."""
         return math.sqrt(self.relation.reach)
-
-    @property
-    def std(self) -> float:
-        """The noise on each count."""
-        return self.sensitivity / self.mu
-
-    @property
-    def event(self) -> Event:
-        """What it costs."""
-        return gaussian_at(self.mu, self.relation, self.secure_values)
 
 
 @dataclass(frozen=True)
@@ -108,21 +93,11 @@ class Shares:
     def curvature_plan(self, task: SolverTask, share: float, features: int) -> Curvature:
         """The release of the curvature of all rows, which have so many ``features``, a constant one included."""
         values = features**2 if self.secure else 0
-        return Curvature(task.loss.smoothness(task.bound), self._mu(share), self.relation, values)
+        return Curvature(self._mu(share), self.relation, values, most=task.loss.smoothness(task.bound))
 
     def errors_plan(self, share: float) -> Errors:
         """The release of the squared errors of a regression, in units of half the width of the target's bounds."""
-        return Errors(1.0, self._mu(share), self.relation, int(self.secure))
-
-
-def together(*events: Event) -> Event:
-    """The composition, of one event the event itself.
-
-    >>> from dpgrad.accounting.events import Gaussian
-    >>> together(Gaussian(1.0))
-    Gaussian(noise_multiplier=1.0)
-    """
-    return events[0] if len(events) == 1 else Compose(events)
+        return Errors(self._mu(share), self.relation, int(self.secure), bound=1.0)
 
 
 def share_checked(**share: object) -> float:

@@ -4,26 +4,22 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.guarantee import ORDINARY
 from dpgrad.accounting.ledger import Ledger
 from dpgrad.convex import chunked
 from dpgrad.convex.design import quiet
-from dpgrad.convex.estimators import extras, rows, solvers
-from dpgrad.convex.estimators.privacy import Reported, charging
-from dpgrad.convex.estimators.targets import ended, given
+from dpgrad.convex.estimators import rows
+from dpgrad.convex.estimators.targets import Regressor, given
 from dpgrad.convex.losses import Array, Squared
 from dpgrad.convex.opened import blockwise, in_memory
 
 __all__ = ["OPTIONS", "DPLinearRegression"]
 
 
-class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class DPLinearRegression(Regressor):
     """Linear regression with differential privacy.
 
     The default solver, ``"adassp"``, releases XᵀX and Xᵀy once (`dpgrad.convex.regression`); ``"gd"`` is DP-GD on
@@ -94,49 +90,28 @@ class DPLinearRegression(extras.Inferred, Reported, RegressorMixin, BaseEstimato
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """
         fitted = given(self, X, y)
-        low, high, fit_intercept = fitted.low, fitted.high, fitted.fit_intercept
-        if fit_intercept:
+        low, high = fitted.low, fitted.high
+        if fitted.fit_intercept:
             middle, half = low + (high - low) / 2, (high - low) / 2
         else:  # a row of zeros has the target 0, wherever the bounds lie
             middle, half = 0.0, max(abs(low), abs(high))
         targets = chunked.applied(partial(_scaled, low=low, high=high, middle=middle, half=half), fitted.y)
-        charge = charging(self.ledger, fitted.relation, type(self).__name__, fitted.delta)
-        task = solvers.SolverTask(
-            Squared(bound=1.0), 0, fitted.epsilon, fitted.exact_delta, fitted.relation, fitted.radius, fit_intercept,
-            charge, secure=fitted.secure,
-        )  # fmt: skip
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
-        key = rows.key_of(self.random_state, type(self).__name__)
-        share = extras.share_checked(inference_share=self.inference_share)
-        outcome = extras.solved(
-            self.solver, rows.narrowed(fitted.X), targets, task, options, key,
-            extras.Shares(
-                fitted.epsilon, fitted.exact_delta, fitted.relation, inference=share, secure=fitted.secure
-            ), scale=half, offset=middle,
-        )  # fmt: skip
-        found = outcome.found
+        loss, scaling = Squared(bound=1.0), {"scale": half, "offset": middle}
+        found = self._solve(fitted, targets, loss, self.solver, options, "linear regression", **scaling)
         self.coef_ = half * found.coef[:, 0]
         self.intercept_ = float(middle + half * found.intercept[0])
-        ended(self, fitted, outcome, key, f"linear regression, solver {self.solver}")
         return self
 
     @blockwise
     def predict(self, X: Any) -> Array:
         """The expected target of raw rows, clipped or normalised as those of the fit were; within ``target_bounds``."""
-        check_is_fitted(self)
-        X = rows.canonical(rows.validated(self, X, reset=False))
-        found = solvers.design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_
-        return np.clip(found, *self.target_bounds_)
+        return np.clip(self._scores(X), *self.target_bounds_)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions. These rows are not protected; lazy targets and predictions are computed."""
         truth, found, weights = in_memory(y, self.predict(X), sample_weight)
         return float(r2_score(truth, found, sample_weight=weights))
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
 
 def _scaled(y: Array, *, low: float, high: float, middle: float, half: float) -> Array:

@@ -1,20 +1,25 @@
-"""What the fits of all regressors begin and end with: arguments and targets checked, and what was released told."""
+"""What all regressors share: how arguments and targets are checked, how a fit is solved, and what is said of it."""
 
 import math
+from abc import ABC
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
 
 from dpgrad import _validate
 from dpgrad.accounting.events import Relation
 from dpgrad.convex import chunked
 from dpgrad.convex.design import Matrix
-from dpgrad.convex.estimators import rows
-from dpgrad.convex.estimators.extras import Outcome
+from dpgrad.convex.estimators import extras, rows
 from dpgrad.convex.estimators.privacy import (
     FitPrivacy,
+    Reported,
+    charging,
     delta_for,
     exact_delta,
     guarantee,
@@ -22,11 +27,11 @@ from dpgrad.convex.estimators.privacy import (
     relation_of,
     warn_of_steps,
 )
-from dpgrad.convex.losses import Array
+from dpgrad.convex.estimators.solvers import Found, SolverTask, design
+from dpgrad.convex.losses import Array, RowLoss
 from dpgrad.errors import DataError, OptionError
-from dpgrad.mechanism.keys import Key
 
-__all__ = ["Checked", "ended", "given"]
+__all__ = ["Checked", "Regressor", "given"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -76,21 +81,49 @@ def _numbers(y: Any) -> Array:
     return np.asarray(y, np.float64)
 
 
-def ended(estimator: Any, fitted: Checked, outcome: Outcome, key: Key, title: str) -> None:
-    """Write to ``estimator`` what its fit released and how, and warn where the coefficients had not settled."""
-    found, low, high = outcome.found, fitted.low, fitted.high
-    estimator.inference_ = outcome.inference
-    estimator.radius_, estimator.n_iter_, estimator.target_bounds_ = fitted.radius, found.steps, (low, high)
-    estimator.privacy_ = FitPrivacy(
-        guarantee(outcome.event, fitted.relation, fitted.delta),
-        outcome.releases,
-        (*rows.shape_facts(fitted.X, fitted.radius), "target_bounds", "every other argument of the estimator"),
-        not_covered(estimator.ledger, fitted.secure),
-        key.reproducible,
-        title,
-        (*rows.prepared_by(fitted.radius, fitted.fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
-        rows.schema_of(estimator, fitted.X, target_bounds=[low, high]),
-        () if found.unsettled is None else (found.unsettled,),
-    )
-    if found.unsettled:
-        _validate.warn(found.unsettled, ConvergenceWarning)
+class Regressor(extras.Inferred, Reported, RegressorMixin, BaseEstimator, ABC):  # type: ignore[misc]
+    """What private regressors share: the solving of a fit, and the scores of rows."""
+
+    def _solve(
+        self, fitted: Checked, targets: Array, loss: RowLoss, solver: str, options: dict[str, Any], title: str,
+        **scaling: float,
+    ) -> Found:  # fmt: skip
+        """Solve, write what the fit released and how, and warn where the coefficients had not settled."""
+        name, low, high = type(self).__name__, fitted.low, fitted.high
+        charge = charging(self.ledger, fitted.relation, name, fitted.delta)
+        exact, share = fitted.exact_delta, extras.share_checked(inference_share=self.inference_share)
+        task = SolverTask(
+            loss, 0, fitted.epsilon, exact, fitted.relation, fitted.radius, fitted.fit_intercept, charge,
+            secure=fitted.secure,
+        )  # fmt: skip
+        split = extras.Shares(fitted.epsilon, exact, fitted.relation, inference=share, secure=fitted.secure)
+        key = rows.key_of(self.random_state, name)
+        outcome = extras.solved(solver, rows.narrowed(fitted.X), targets, task, options, key, split, **scaling)
+        found = outcome.found
+        self.inference_ = outcome.inference
+        self.radius_, self.n_iter_, self.target_bounds_ = fitted.radius, found.steps, (low, high)
+        self.privacy_ = FitPrivacy(
+            guarantee(outcome.event, fitted.relation, fitted.delta),
+            outcome.releases,
+            (*rows.shape_facts(fitted.X, fitted.radius), "target_bounds", "every other argument of the estimator"),
+            not_covered(self.ledger, fitted.secure),
+            key.reproducible,
+            f"{title}, solver {solver}",
+            (*rows.prepared_by(fitted.radius, fitted.fit_intercept), f"targets are clipped to [{low:g}, {high:g}]"),
+            rows.schema_of(self, fitted.X, target_bounds=[low, high]),
+            () if found.unsettled is None else (found.unsettled,),
+        )
+        if found.unsettled:
+            _validate.warn(found.unsettled, ConvergenceWarning)
+        return found
+
+    def _scores(self, X: Any) -> Array:
+        """The scores of raw rows, clipped or normalised as those of the fit were."""
+        check_is_fitted(self)
+        X = rows.canonical(rows.validated(self, X, reset=False))
+        return np.asarray(design(X, self.radius_).scores(self.coef_[:, None])[:, 0] + self.intercept_)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags

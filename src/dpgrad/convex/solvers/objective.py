@@ -29,7 +29,7 @@ import math
 from dpgrad import _validate
 from dpgrad.accounting import exact
 from dpgrad.accounting.calibrate import least
-from dpgrad.accounting.events import NOTHING, Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted
+from dpgrad.accounting.events import Approximate, Compose, Event, Gaussian, Pinned, Relation, Repeat, Shifted, together
 from dpgrad.convex.losses import HuberSvm, Logistic, RowLoss
 from dpgrad.convex.solvers import gd, perturbed
 from dpgrad.convex.solvers.perturbed import Law, Perturbation, solve
@@ -87,7 +87,7 @@ def calibrated(
 
     def price(multiplier: float) -> float:
         fits = Repeat(event_of(multiplier), models)
-        return exact.account(fits if beside == NOTHING else Compose((fits, beside)), relation).epsilon(delta)
+        return exact.account(together(fits, beside), relation).epsilon(delta)
 
     if price(_MOST_NOISE) > epsilon:
         raise BudgetSpentError(
