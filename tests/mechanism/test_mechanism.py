@@ -376,42 +376,42 @@ class TestBeside:
 
     def test_nothing_beside_changes_nothing(self) -> None:
         nothing = events.Compose(())
-        assert self.FULL.guarantee(1e-5, beside=nothing) == self.FULL.guarantee(1e-5)
-        assert self.FULL.calibrated(1.0, 1e-5, beside=nothing) == self.FULL.calibrated(1.0, 1e-5)
+        assert self.FULL.guarantee(1e-5, also_released=nothing) == self.FULL.guarantee(1e-5)
+        assert self.FULL.calibrated(1.0, 1e-5, also_released=nothing) == self.FULL.calibrated(1.0, 1e-5)
 
     def test_gaussians_add_up_as_squares(self) -> None:
         """8/z² + 1/10² = μ², with μ the one of which ε is 1 at δ = 1e-5."""
         mu = 1 / 3.7306315
         assert exact.account(Gaussian(1 / mu), Relation.ADD_REMOVE).epsilon(1e-5) == pytest.approx(1.0, rel=1e-6)
-        found = self.FULL.calibrated(1.0, 1e-5, beside=Gaussian(10.0))
+        found = self.FULL.calibrated(1.0, 1e-5, also_released=Gaussian(10.0))
         assert found.noise_multiplier == pytest.approx(math.sqrt(8 / (mu**2 - 0.01)), rel=1e-4)
         assert (
-            found.guarantee(1e-5, beside=Gaussian(10.0)).epsilon
+            found.guarantee(1e-5, also_released=Gaussian(10.0)).epsilon
             <= 1.0
-            < found.guarantee(1e-5, beside=Gaussian(9.0)).epsilon
+            < found.guarantee(1e-5, also_released=Gaussian(9.0)).epsilon
         )
 
     def test_longest(self) -> None:
         run = self.FULL.with_noise(10.0)
-        alone, beside = run.longest(3.0, 1e-5), run.longest(3.0, 1e-5, beside=events.Repeat(Gaussian(10.0), 20))
+        alone, beside = run.longest(3.0, 1e-5), run.longest(3.0, 1e-5, also_released=events.Repeat(Gaussian(10.0), 20))
         assert (alone.steps, beside.steps) == (51, 31)
 
     def test_both_readings_of_yu(self) -> None:
         clip = schedules.affine(12.0, 10)
         run = Mechanism(sampling.FullBatch(), 10, 1.0, clip=clip, hold_noise=True)
         for reading in (run.more_steps, run.less_noise):
-            found = reading(2.0, 1e-5, beside=Gaussian(4.0))
-            assert found.guarantee(1e-5, beside=Gaussian(4.0)).epsilon <= 2.0
+            found = reading(2.0, 1e-5, also_released=Gaussian(4.0))
+            assert found.guarantee(1e-5, also_released=Gaussian(4.0)).epsilon <= 2.0
             assert found.noise_multiplier > reading(2.0, 1e-5).noise_multiplier
 
     @pytest.mark.parametrize("name", ["calibrated", "longest", "more_steps", "less_noise"])
     def test_a_budget_that_is_spent_is_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"beside alone costs epsilon 4\.37.* of 1 in all: nothing is left"):
-            getattr(self.FULL, name)(1.0, 1e-5, beside=Gaussian(1.0))
+        with pytest.raises(ValueError, match=r"also_released alone costs epsilon 4\.37.* of 1 in all: nothing is left"):
+            getattr(self.FULL, name)(1.0, 1e-5, also_released=Gaussian(1.0))
 
     def test_epsilon_is_checked_first(self) -> None:
         with pytest.raises(ValueError, match="epsilon must be a number"):
-            self.FULL.calibrated("1", 1e-5, beside=Gaussian(1.0))  # type: ignore[arg-type]
+            self.FULL.calibrated("1", 1e-5, also_released=Gaussian(1.0))  # type: ignore[arg-type]
 
 
 def ends_first(rows: tuple[tuple[Any, ...], ...]) -> list[Any]:

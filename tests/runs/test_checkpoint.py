@@ -208,17 +208,17 @@ def test_a_run_keeps_its_plan(tmp_path: Path) -> None:
     for other, name in ((PLAN.with_noise(10.0), "noise_multiplier"), (PLAN.with_steps(20), "steps")):
         with pytest.raises(ValueError, match=rf"planned with another mechanism, which differs in {name}: .*a ledger"):
             opened(tmp_path, mechanism=other)
-    with pytest.raises(ValueError, match="beside is not what the run was planned with"):
-        opened(tmp_path, beside=Gaussian(3.0))
+    with pytest.raises(ValueError, match="also_released is not what the run was planned with"):
+        opened(tmp_path, also_released=Gaussian(3.0))
     assert spent(tmp_path) == 4
 
 
 def test_what_is_released_beside_is_the_ledger_s(tmp_path: Path) -> None:
-    crashed(tmp_path, 3, beside=Gaussian(3.0))
-    with pytest.raises(ValueError, match="beside is not what the run was planned with"):
+    crashed(tmp_path, 3, also_released=Gaussian(3.0))
+    with pytest.raises(ValueError, match="also_released is not what the run was planned with"):
         opened(tmp_path)
-    budget = PLAN.guarantee(1e-5, "exact", beside=Gaussian(3.0)).epsilon
-    with opened(tmp_path, identity_of(ranks=2), beside=Gaussian(3.0)) as run:
+    budget = PLAN.guarantee(1e-5, "exact", also_released=Gaussian(3.0)).epsilon
+    with opened(tmp_path, identity_of(ranks=2), also_released=Gaussian(3.0)) as run:
         taken(run, run.last)
         whole = account(Compose((Gaussian(3.0), run.event())), Relation.ADD_REMOVE, "exact").epsilon(1e-5)
         assert run.last == 6
@@ -572,7 +572,7 @@ def test_files_of_another_run_are_refused(tmp_path: Path) -> None:
     checkpoint = Path("private", "checkpoint.pt")
     own = (tmp_path / "one" / checkpoint).read_bytes()
     (tmp_path / "one" / checkpoint).write_bytes((tmp_path / "two" / checkpoint).read_bytes())
-    with pytest.raises(ValueError, match="belongs to another run than the ledger beside it"):
+    with pytest.raises(ValueError, match="belongs to another run than the ledger in its folder"):
         opened(tmp_path / "one")
     (tmp_path / "one" / checkpoint).write_bytes(own)
     opened(tmp_path / "one").close()

@@ -140,7 +140,7 @@ def test_what_was_begun_is_written_before_anything_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("beside", [Gaussian(4.0), Gaussian(1.0)])
 def test_a_new_key_leaves_room_for_what_is_released_beside(beside: Gaussian, tmp_path: Path) -> None:
     plan = PLANS["poisson"]
-    ledger = WriteAhead.create(tmp_path / "ledger", plan, DELTA, "pld", 5, seeded=False, beside=beside)
+    ledger = WriteAhead.create(tmp_path / "ledger", plan, DELTA, "pld", 5, seeded=False, also_released=beside)
     budget = account(Compose((beside, plan.event())), plan.relation).epsilon(DELTA)
     assert ledger.budget() == pytest.approx(budget, rel=1e-9)
     ledger.reserve(0)
@@ -152,7 +152,7 @@ def test_a_new_key_leaves_room_for_what_is_released_beside(beside: Gaussian, tmp
 
     last = ledger.present.last
     assert price(last) <= budget < price(last + 1)
-    assert WriteAhead.read(tmp_path / "ledger").beside == beside
+    assert WriteAhead.read(tmp_path / "ledger").also_released == beside
 
 
 def test_a_torn_line_counts_as_the_largest_block_it_could_have_been(tmp_path: Path) -> None:

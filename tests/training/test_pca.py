@@ -277,7 +277,7 @@ class TestPrice:
     def test_composes_with_training_in_one_guarantee(self) -> None:
         run = Mechanism(sampling.Poisson(0.01), steps=500, noise_multiplier=1.0)
         found = pca.principal_directions(rows_of(20, 3), 1, 16.0)
-        together = run.guarantee(1e-5, beside=found.event)
+        together = run.guarantee(1e-5, also_released=found.event)
         assert together.event == Compose((Gaussian(16.0), Repeat(Poisson(0.01, Gaussian(1.0)), 500)))
         alone = run.guarantee(1e-5).epsilon
         assert alone < together.epsilon < alone + found.guarantee(1e-5).epsilon
@@ -286,7 +286,7 @@ class TestPrice:
     def test_both_calibrated_together(self, relation: Relation) -> None:
         run = Mechanism(sampling.Poisson(0.05), steps=100, noise_multiplier=1.0, relation=relation)
         event, calibrated = pca.calibrated(run, epsilon=2.0, delta=1e-5, share=0.3)
-        assert 2.0 * (1 - 1e-3) < calibrated.guarantee(1e-5, beside=event).epsilon <= 2.0
+        assert 2.0 * (1 - 1e-3) < calibrated.guarantee(1e-5, also_released=event).epsilon <= 2.0
         assert 0.6 * (1 - 1e-3) < account(event, relation, "pld").epsilon(1e-5) <= 0.6
         assert calibrated.noise_multiplier > run.calibrated(2.0, 1e-5).noise_multiplier
 

@@ -19,7 +19,7 @@ from dpgrad.randomness import noise
 from dpgrad.training.fit import Fitted
 from dpgrad.training.plan import make
 from dpgrad.training.private import Observed, PrivateGradient
-from dpgrad.training.recipes import RECIPES, Recipe, parse_rate, recipe
+from dpgrad.training.recipes import RECIPES, Recipe, parse_learning_rate, recipe
 
 ROWS, LOT, STEPS, SIGMA, SEED = 24, 8, 6, 0.7, 5
 # Factors are shortened by less than 1e-11 in float64, and six steps do not enlarge that a hundredfold.
@@ -387,15 +387,15 @@ class TestOptions:
 
 class TestRateSchedules:
     def test_shapes(self) -> None:
-        assert parse_rate("constant", 0.5, 100, 10)(99) == 0.5
-        straight = parse_rate("linear:0.2", 0.5, 100, 10)
+        assert parse_learning_rate("constant", 0.5, 100, 10)(99) == 0.5
+        straight = parse_learning_rate("linear:0.2", 0.5, 100, 10)
         assert [straight(t) for t in (0, 50, 100)] == pytest.approx([0.5, 0.3, 0.1])
-        wave = parse_rate("cosine", 0.5, 100, 10)
+        wave = parse_learning_rate("cosine", 0.5, 100, 10)
         assert [wave(t) for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0.0])
-        held = parse_rate("decay-then-hold:0.52:3", 0.1, 100, 10)  # Abadi et al.: from 0.1 to 0.052
+        held = parse_learning_rate("decay-then-hold:0.52:3", 0.1, 100, 10)  # Abadi et al.: from 0.1 to 0.052
         assert [held(t) for t in (0, 15, 30, 99)] == pytest.approx([0.1, 0.076, 0.052, 0.052])
-        assert parse_rate("decay-then-hold", 0.1, 1000, 10)(100) == pytest.approx(0.05)
-        ramp = parse_rate("warmup:4+cosine", 0.5, 100, 10)
+        assert parse_learning_rate("decay-then-hold", 0.1, 1000, 10)(100) == pytest.approx(0.05)
+        ramp = parse_learning_rate("warmup:4+cosine", 0.5, 100, 10)
         assert ramp(0) == pytest.approx(0.125)
         assert ramp(50) == pytest.approx(0.25)
 
@@ -422,7 +422,7 @@ class TestRateSchedules:
     )
     def test_refusals(self, text: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            parse_rate(text, 0.5, 100, 10)
+            parse_learning_rate(text, 0.5, 100, 10)
 
 
 def test_draws_are_those_of_the_key() -> None:

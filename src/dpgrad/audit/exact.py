@@ -14,33 +14,33 @@ __all__ = ["Array", "above", "below", "correlation", "count", "even", "lagged", 
 Array = NDArray[np.float64]
 
 
-def below(x: float, trials: float, rate: float) -> float:
-    """P[Bin(trials, rate) ≤ x].
+def below(x: float, trials: float, chance: float) -> float:
+    """P[Bin(trials, chance) ≤ x].
 
     >>> below(0, 2, 0.5)
     0.25
     """
-    return float(special.bdtr(x, trials, rate)) if x < trials else 1.0
+    return float(special.bdtr(x, trials, chance)) if x < trials else 1.0
 
 
-def above(x: float, trials: float, rate: float) -> float:
-    """P[Bin(trials, rate) ≥ x].
+def above(x: float, trials: float, chance: float) -> float:
+    """P[Bin(trials, chance) ≥ x].
 
     >>> above(2, 2, 0.5)
     0.25
     """
-    return 1.0 if x <= 0 else float(special.bdtrc(x - 1, trials, rate))
+    return 1.0 if x <= 0 else float(special.bdtrc(x - 1, trials, chance))
 
 
-def count(x: float, trials: float, rate: float) -> float:
+def count(x: float, trials: float, chance: float) -> float:
     """The two-sided p-value of a binomial count: twice the smaller tail.
 
     >>> count(0, 2, 0.5), count(1, 2, 0.5)
     (0.5, 1.0)
     """
-    if rate <= 0 or rate >= 1:
-        return 1.0 if x == trials * rate else 0.0
-    return min(1.0, 2 * min(below(x, trials, rate), above(x, trials, rate)))
+    if chance <= 0 or chance >= 1:
+        return 1.0 if x == trials * chance else 0.0
+    return min(1.0, 2 * min(below(x, trials, chance), above(x, trials, chance)))
 
 
 def sum_of_squares(squares: Array | float, degrees: float) -> Array:

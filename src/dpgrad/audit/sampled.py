@@ -90,20 +90,20 @@ def _rows(mechanism: Mechanism) -> int:
     return int(min(_MOST_ROWS, max(32, math.ceil(20 / least))))
 
 
-def poisson(counts: _Counts, rates: exact.Array, seed: int) -> tuple[float, str]:
-    """The p-value of independent indicators with these rates per step.
+def poisson(counts: _Counts, sampling_rates: exact.Array, seed: int) -> tuple[float, str]:
+    """The p-value of independent indicators with these sampling rates, one per step.
 
     Tested: the number of inclusions, batch sizes and rows' counts (how many are near their mean, and the extreme
     ones), how many rows two steps share, and how many steps two rows share.
     """
-    if counts[rates <= 0].any():
+    if counts[sampling_rates <= 0].any():
         return 0.0, "rows were drawn at a sampling rate of 0"
-    counts, rates = counts[rates > 0], rates[rates > 0]
-    if not len(rates):
+    counts, sampling_rates = counts[sampling_rates > 0], sampling_rates[sampling_rates > 0]
+    if not len(sampling_rates):
         return 1.0, "no step draws any row"
-    rate = float(rates.min())
+    rate = float(sampling_rates.min())
     coins = np.random.default_rng(seed).random(counts.shape)
-    kept = (counts > 0) & (coins < (rate / rates)[:, None])
+    kept = (counts > 0) & (coins < (rate / sampling_rates)[:, None])
     steps, rows = kept.shape
     sizes, each = kept.sum(1), kept.sum(0)
     tests = [

@@ -195,14 +195,14 @@ class Perturbed:
 
 @dataclass(frozen=True, eq=False)
 class Descended:
-    """A descent with learning ``rates``, its noise of ``std`` on every mean gradient, and noise on its end.
+    """A descent with ``learning_rates``, its noise of ``std`` on every mean gradient, and noise on its end.
 
     ``averaged`` says how much each iterate counts in the result. ``sampled`` is the variance that sampling of rows
     adds to a mean gradient, over that of one row. The part of the way that is left is undone where it is at most
     ``left``.
     """
 
-    rates: tuple[float, ...]
+    learning_rates: tuple[float, ...]
     momentum: float
     averaged: tuple[float, ...]
     l2: float | Array
@@ -215,7 +215,7 @@ class Descended:
         """The eigenvalues and directions of S/n with the penalty, and the `responses` along them."""
         penalty = np.broadcast_to(np.ravel(self.l2), (len(total),))
         values, vectors = np.linalg.eigh(total / rows + np.diag(penalty))
-        return values, vectors, *responses(values, self.rates, self.momentum, self.averaged)
+        return values, vectors, *responses(values, self.learning_rates, self.momentum, self.averaged)
 
     def estimate(self, weights: Array, total: Array, rows: int) -> Array:
         """See `Scatter`: in the directions of S the descent is a linear filter of its start and its noise."""
@@ -239,7 +239,7 @@ class Descended:
 
 
 def responses(
-    bends: Array, rates: tuple[float, ...], momentum: float, averaged: tuple[float, ...]
+    bends: Array, learning_rates: tuple[float, ...], momentum: float, averaged: tuple[float, ...]
 ) -> tuple[NDArray[np.float64], Array]:
     """What a unit of noise at each step, (directions, steps), and a unit of distance at the start leave in the result.
 
@@ -251,10 +251,10 @@ def responses(
     ([[-0.5, -1.0]], [0.25])
     """
     of_distance, of_velocity = np.zeros_like(bends), np.zeros_like(bends)
-    each = np.empty((len(bends), len(rates)))
-    for step in reversed(range(len(rates))):
+    each = np.empty((len(bends), len(learning_rates)))
+    for step in reversed(range(len(learning_rates))):
         of_distance = of_distance + averaged[step]
-        moved = of_velocity - rates[step] * of_distance
+        moved = of_velocity - learning_rates[step] * of_distance
         each[:, step] = moved
         of_distance, of_velocity = of_distance + bends * moved, momentum * moved
     return each, of_distance

@@ -209,7 +209,7 @@ class PrivateRun:
                 "the run was planned with another mechanism, delta or accountant: resume it with the same data, batch "
                 "size, number of steps, epsilon and delta as it was begun with"
             )
-        if record.beside != self.plan.also_released:
+        if record.also_released != self.plan.also_released:
             raise ResumeError("also_released is not what the run was planned with: resume it with the same")
 
     def begin(
@@ -296,7 +296,7 @@ class PrivateRun:
         return self.plan.guarantee_of(self.event()) if self.done else self.plan.guarantee
 
     def report(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, rate: float, held_out: bool
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, learning_rate: float, held_out: bool
     ) -> report.Report:
         """The privacy report, in the format of docs/report.md."""
         plan, private = self.plan, self.private
@@ -308,7 +308,7 @@ class PrivateRun:
             guarantee=self.guarantee(),
             plan=plan,
             event=self.event(),
-            curves=self._points(rate),
+            curves=self._points(learning_rate),
             metric="loss",
             folder=None,
             stopped="interrupted" if not self.done else "budget" if self.last < plan.steps else plan.ends,
@@ -325,14 +325,14 @@ class PrivateRun:
         )  # fmt: skip
         return fitted.report()
 
-    def _points(self, rate: float) -> tuple[Point, ...]:
+    def _points(self, learning_rate: float) -> tuple[Point, ...]:
         if not self.taken:
             return ()
         mechanism, step = self.plan.mechanism, self.taken
         epoch, clip = step / self.plan.steps_per_epoch, mechanism.clip_at(step - 1, *mechanism.groups[:1])
         if self.private is not None:
             clip = self.private.clip_after(step - 1)
-        return (Point(step, epoch, self._spent.at(step), rate, clip, mechanism.multiplier_at(step - 1), None),)
+        return (Point(step, epoch, self._spent.at(step), learning_rate, clip, mechanism.multiplier_at(step - 1), None),)
 
 
 def _refuse_shorter(record: WriteAhead, state: Mapping[str, Any]) -> None:

@@ -399,21 +399,21 @@ class Mechanism:
         if last is not None:
             yield last, held
 
-    def profile(self, accountant: str = "pld", *, beside: Event = NOTHING) -> Profile:
-        """The privacy profile of the whole run, and of what else was released from the same data ``beside`` it.
+    def profile(self, accountant: str = "pld", *, also_released: Event = NOTHING) -> Profile:
+        """The privacy profile of the whole run, together with ``also_released``, another release from the same data.
 
         >>> round(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).profile("exact").epsilon(1e-5), 6)
         1.356467
         """
-        return account(together(beside, self.event()), self.relation, accountant)
+        return account(together(also_released, self.event()), self.relation, accountant)
 
-    def guarantee(self, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> Guarantee:
-        """The (ε, δ) that ``accountant`` certifies for the whole run, together with the release ``beside`` it.
+    def guarantee(self, delta: float, accountant: str = "pld", *, also_released: Event = NOTHING) -> Guarantee:
+        """The (ε, δ) that ``accountant`` certifies for the whole run, together with ``also_released``.
 
         >>> print(Mechanism(sampling.FullBatch(), 8, noise_multiplier=8.0).guarantee(1e-5))
         ε = 1.3565 at δ = 1e-05 for datasets that differ by the presence of one row (full batch, pld accountant)
         """
-        return Guarantee.of(self.profile(accountant, beside=beside), delta)
+        return Guarantee.of(self.profile(accountant, also_released=also_released), delta)
 
     def with_steps(self, steps: int) -> "Mechanism":
         """Return the mechanism with another number of steps; schedules do not stretch.
@@ -438,48 +438,58 @@ class Mechanism:
         accountant: str = "pld",
         grid: float | None = None,
         *,
-        beside: Event = NOTHING,
+        also_released: Event = NOTHING,
     ) -> "Mechanism":
         """Return the mechanism with the least noise multiplier (or multiple of ``grid``) that is (ε, δ)-private.
 
-        ``beside`` is what else is released from the same data, such as the event of a PCA: both together are private.
+        ``also_released`` is another release from the same data, such as the event of a PCA: both together are private.
 
-        Guarantee: the ε that ``accountant`` certifies for the mechanism returned, with ``beside``, was computed and is
-        at most ``epsilon``.
+        Guarantee: the ε that ``accountant`` certifies for the mechanism returned, together with ``also_released``, was
+        computed and is at most ``epsilon``.
 
         >>> run = Mechanism(sampling.FullBatch(), 8, noise_multiplier=1.0)
         >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01).noise_multiplier
         10.56
         >>> from dpgrad.accounting.events import Gaussian
-        >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01, beside=Gaussian(10.0)).noise_multiplier
+        >>> run.calibrated(epsilon=1.0, delta=1e-5, grid=0.01, also_released=Gaussian(10.0)).noise_multiplier
         11.38
         """
-        self._refuse_spent(beside, epsilon, delta, accountant)
+        self._refuse_spent(also_released, epsilon, delta, accountant)
         priced = self.without_adaptive_clip()  # noise that is only tried need not suit it
         found = calibrate.noise_multiplier(
-            lambda z: together(beside, priced.with_noise(z).event()), epsilon, delta, self.relation, accountant, grid
+            lambda z: together(also_released, priced.with_noise(z).event()),
+            epsilon,
+            delta,
+            self.relation,
+            accountant,
+            grid,
         )
         return self.with_noise(found)
 
-    def _refuse_spent(self, beside: Event, epsilon: float, delta: float, accountant: str) -> None:
+    def _refuse_spent(self, also_released: Event, epsilon: float, delta: float, accountant: str) -> None:
         """Refuse a budget of which nothing is left."""
         _validate.positive(epsilon=epsilon)
-        if beside != NOTHING and (cost := account(beside, self.relation, accountant).epsilon(delta)) >= epsilon:
+        if (
+            also_released != NOTHING
+            and (cost := account(also_released, self.relation, accountant).epsilon(delta)) >= epsilon
+        ):
             raise BudgetSpentError(
-                f"beside alone costs epsilon {cost:.6g} at delta {delta:g}, of {epsilon:g} in all: nothing is left for "
-                "the run; give it more noise or allow a larger epsilon"
+                f"also_released alone costs epsilon {cost:.6g} at delta {delta:g}, of {epsilon:g} in all: nothing is "
+                "left for the run; give it more noise or allow a larger epsilon"
             )
 
-    def longest(self, epsilon: float, delta: float, accountant: str = "pld", *, beside: Event = NOTHING) -> "Mechanism":
+    def longest(
+        self, epsilon: float, delta: float, accountant: str = "pld", *, also_released: Event = NOTHING
+    ) -> "Mechanism":
         """Return the mechanism with the most steps that are (ε, δ)-private; one more step was found to exceed it.
 
         >>> Mechanism(sampling.FullBatch(), 1, noise_multiplier=10.0).longest(epsilon=3.0, delta=1e-5).steps
         51
         """
-        self._refuse_spent(beside, epsilon, delta, accountant)
+        self._refuse_spent(also_released, epsilon, delta, accountant)
         return self.with_steps(
             calibrate.steps(
-                lambda n: together(beside, self.with_steps(n).event()), epsilon, delta, self.relation, accountant
+                lambda n: together(also_released, self.with_steps(n).event()), epsilon, delta, self.relation, accountant
             )
         )
 
@@ -490,7 +500,7 @@ class Mechanism:
         accountant: str = "pld",
         grid: float | None = 0.01,
         *,
-        beside: Event = NOTHING,
+        also_released: Event = NOTHING,
     ) -> "Mechanism":
         """*more-steps* of Yu et al. (2018): noise for a constant clip bound, then as many steps as the budget allows.
 
@@ -499,12 +509,12 @@ class Mechanism:
         >>> run.noise_multiplier, run.steps
         (6.5, 27)
         """
-        self._refuse_spent(beside, epsilon, delta, accountant)
+        self._refuse_spent(also_released, epsilon, delta, accountant)
         priced = self.without_adaptive_clip()
         still = dataclasses.replace(priced, clip=schedules.as_schedule(self.clip)(0))
         found = calibrate.more_steps(
-            lambda z, n: together(beside, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
-            lambda z, n: together(beside, dataclasses.replace(priced, noise_multiplier=z, steps=n).event()),
+            lambda z, n: together(also_released, dataclasses.replace(still, noise_multiplier=z, steps=n).event()),
+            lambda z, n: together(also_released, dataclasses.replace(priced, noise_multiplier=z, steps=n).event()),
             epsilon, delta, self.steps, self.relation, accountant, grid,
         )  # fmt: skip
         return dataclasses.replace(self, noise_multiplier=found.noise_multiplier, steps=found.steps)
@@ -516,7 +526,7 @@ class Mechanism:
         accountant: str = "pld",
         grid: float | None = None,
         *,
-        beside: Event = NOTHING,
+        also_released: Event = NOTHING,
     ) -> "Mechanism":
         """*less-noise* of Yu et al. (2018): the least noise at which the shrinking clip bound lasts ``steps``.
 
@@ -525,7 +535,7 @@ class Mechanism:
         >>> run.noise_multiplier, run.steps
         (5.0, 10)
         """
-        return self.calibrated(epsilon, delta, accountant, grid, beside=beside)
+        return self.calibrated(epsilon, delta, accountant, grid, also_released=also_released)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the mechanism as plain values, for JSON; refuse a schedule that is a plain function.

@@ -67,9 +67,9 @@ def mechanism(
         sampling.Poisson(rate), steps, noise_multiplier or 1.0, clip=clip, batch_size=lot, relation=Relation.ADD_REMOVE
     )
     if epochs is None:
-        run = run.longest(epsilon, DELTA, "pld" if stop == "certified" else "moments", beside=beside)
+        run = run.longest(epsilon, DELTA, "pld" if stop == "certified" else "moments", also_released=beside)
     if epochs is not None or stop == "as-published":
-        run = run.calibrated(epsilon, DELTA, beside=beside)
+        run = run.calibrated(epsilon, DELTA, also_released=beside)
     return run, account(Compose((beside, run.event())), run.relation).epsilon(DELTA)
 
 

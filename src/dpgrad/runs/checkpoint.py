@@ -12,7 +12,7 @@ Where nothing that moves a bit of a step has changed (`replay.Identity`), the st
 with the same key: they are the same release, and charged once. Otherwise a new key is drawn, all that was reserved
 under the old one stays spent, the new steps are charged too, and the run ends where the budget of its plan does. The
 same key is never used if anything differs: two results with the same noise and different sums reveal their difference.
-A run keeps its plan: another mechanism, δ or accountant, or something else released beside it, is another run.
+A run keeps its plan: another mechanism, δ or accountant, or another ``also_released``, is another run.
 
 The ledger of a new run takes its name when the first checkpoint is on the disk: until then the folder can be begun
 again, since no step was reserved. A new key is written to the ledger with its first checkpoint: a resume that is
@@ -70,7 +70,7 @@ class Run:
     nothing of it is for release.
 
     Guarantee: at any moment, also after a crash, `event` covers every step of which anything was computed, and its ε,
-    with what is released beside, is at most that of the plan the run began with. Not covered: copies of the folder; a
+    with ``also_released``, is at most that of the plan the run began with. Not covered: copies of the folder; a
     copy that is resumed uses the key again.
 
     >>> import tempfile, torch
@@ -135,7 +135,7 @@ class Run:
         reserve: int = 50,
         save_every: int = 50,
         keep_private: bool = False,
-        beside: Event = NOTHING,
+        also_released: Event = NOTHING,
     ) -> "Run":
         """Begin a run in a new or empty folder; with ``resume``, go on with the one that is in it.
 
@@ -143,8 +143,8 @@ class Run:
 
         ``identity_of(key)`` is compared with what it was: with all equal the key is used again. ``reserve`` steps are
         spent at a time, with one write that waits for the disk. At most ``save_every`` steps are taken from one `save`
-        to the next: a new key counts as many as spent. ``keep_private`` keeps the private folder at the end. ``beside``
-        is what else is released from the same data, for which the budget has to do as well.
+        to the next: a new key counts as many as spent. ``keep_private`` keeps the private folder at the end.
+        ``also_released`` is another release from the same data: its cost counts against the budget.
         """
         _validate.whole(least=1, reserve=reserve, save_every=save_every)
         _files.refuse_other_systems()
@@ -161,10 +161,10 @@ class Run:
             ledger = _known_ledger(folder, resume)
             if ledger is None:
                 run = cls._begun(
-                    folder, locks, identity_of, mechanism, delta, seed, accountant, reserve, save_every, beside
+                    folder, locks, identity_of, mechanism, delta, seed, accountant, reserve, save_every, also_released
                 )
             else:
-                _refuse_other_plan(ledger, mechanism, delta, accountant, beside)
+                _refuse_other_plan(ledger, mechanism, delta, accountant, also_released)
                 found = _found(folder, ledger)
                 run = cls._resumed(folder, locks, ledger, found, identity_of, mechanism, seed, reserve, save_every)
         except BaseException:
@@ -185,13 +185,13 @@ class Run:
         accountant: str,
         reserve: int,
         save_every: int,
-        beside: Event,
+        also_released: Event,
     ) -> "Run":
         _make_private(folder)
         key = _key(seed, 1)
         identity = _identity(identity_of, key, mechanism)
         path = folder / _UNBEGUN
-        ledger = WriteAhead.create(path, mechanism, delta, accountant, reserve, key.reproducible, beside)
+        ledger = WriteAhead.create(path, mechanism, delta, accountant, reserve, key.reproducible, also_released)
         return cls(folder, locks, ledger, key, identity, None, save_every)
 
     @classmethod
@@ -416,7 +416,7 @@ def _found(folder: Path, ledger: WriteAhead) -> Snapshot:
         )
     found, now = Snapshot.read(path), ledger.present
     if found.run != ledger.identifier:
-        raise ResumeError(f"{path} belongs to another run than the ledger beside it: {REMEDY}")
+        raise ResumeError(f"{path} belongs to another run than the ledger in its folder: {REMEDY}")
     if found.attempt > now.number:
         raise ResumeError(f"{path} is of attempt {found.attempt} and the ledger ends with {now.number}: {REMEDY}")
     if found.attempt < now.number and now.until > now.began:
@@ -433,7 +433,9 @@ def _found(folder: Path, ledger: WriteAhead) -> Snapshot:
     return found
 
 
-def _refuse_other_plan(ledger: WriteAhead, mechanism: Mechanism, delta: float, accountant: str, beside: Event) -> None:
+def _refuse_other_plan(
+    ledger: WriteAhead, mechanism: Mechanism, delta: float, accountant: str, also_released: Event
+) -> None:
     """A guarantee is that of one plan; what a run showed may be why another one is asked for."""
     plan = ledger.attempts[0].mechanism
     for name, planned, given in (
@@ -450,10 +452,10 @@ def _refuse_other_plan(ledger: WriteAhead, mechanism: Mechanism, delta: float, a
             f"the run was planned with another mechanism, which differs in {differing}: resume it with the same, or "
             "begin another run in another folder and add both up in a ledger"
         )
-    if beside != ledger.beside:
+    if also_released != ledger.also_released:
         raise ResumeError(
-            "beside is not what the run was planned with: its budget is for both, so resume it with the same; what was "
-            "released since goes to a ledger"
+            "also_released is not what the run was planned with: its budget is for both, so resume it with the same; "
+            "what was released since goes to a ledger"
         )
 
 

@@ -13,7 +13,7 @@ reserved, so a step costs no write of its own. The file holds public values only
     {"finished": true, "kept": false}  whether private/ was asked to be kept
 
 Guarantee: after a crash at any moment, `WriteAhead.event` covers every step of which anything was computed, because
-`reserve` returns only when the line is on the disk; and its ε, with what is released beside, is at most that of the
+`reserve` returns only when the line is on the disk; and its ε, with ``also_released``, is at most that of the
 first attempt's whole plan, because no attempt reserves beyond ``last``. Steps that are taken again with the same key
 and the same bits are the same release, so the ledger is keyed by step: each counts once in an attempt.
 
@@ -106,7 +106,7 @@ class WriteAhead:
         self._lines = lines
         self.identifier = ""
         self.delta, self.accountant = 0.0, ""
-        self.beside: Event = NOTHING
+        self.also_released: Event = NOTHING
         self.attempts: list[Attempt] = []
         self.finished = self.kept = False
         self._pending: list[dict[str, Any]] = []  # followed, and not yet in the file
@@ -125,13 +125,13 @@ class WriteAhead:
         accountant: str,
         reserve: int,
         seeded: bool,
-        beside: Event = NOTHING,
+        also_released: Event = NOTHING,
     ) -> "WriteAhead":
-        """The ledger of a run that begins: nothing is spent. ``beside`` is what else the budget is for."""
+        """The ledger of a run that begins: nothing is spent. ``also_released`` counts against the same budget."""
         _validate.open_unit(delta=delta)
         _validate.whole(least=1, reserve=reserve)
         head = {"format": FORMAT, "identifier": secrets.token_hex(16), "delta": delta, "accountant": accountant}
-        head["beside"] = to_dict(beside)
+        head["beside"] = to_dict(also_released)
         first = _opening(1, 0, mechanism.steps, reserve, seeded, mechanism)
         return cls(Lines.create(path, [head, first]))
 
@@ -158,7 +158,7 @@ class WriteAhead:
             if record.get("format") != FORMAT:
                 raise ResumeError(f"its first line is not that of {FORMAT!r}")
             self.identifier, self.delta = record["identifier"], record["delta"]
-            self.accountant, self.beside = record["accountant"], from_dict(record["beside"])
+            self.accountant, self.also_released = record["accountant"], from_dict(record["beside"])
         elif "attempt" in record:
             if record["attempt"] != len(self.attempts) + 1 or self.finished:
                 raise ResumeError(f"line {number + 1} begins an attempt out of turn")
@@ -215,9 +215,9 @@ class WriteAhead:
         return together(self.before, charges(now.mechanism, now.began, taken))
 
     def budget(self) -> float:
-        """The ε of the plan that the run began with, and of what is released beside it."""
+        """The ε of the plan that the run began with, together with ``also_released``."""
         first = self.attempts[0].mechanism
-        return first.guarantee(self.delta, self.accountant, beside=self.beside).epsilon
+        return first.guarantee(self.delta, self.accountant, also_released=self.also_released).epsilon
 
     def begin(self, began: int, due: int, reserve: int, seeded: bool) -> None:
         """A new attempt, that goes on at step ``began`` and ends where the budget does.
@@ -240,7 +240,7 @@ class WriteAhead:
         spent, budget, mechanism = self.event(), self.budget(), self.present.mechanism
 
         def fits(stop: int) -> bool:
-            event = together(self.beside, spent, charges(mechanism, began, stop))
+            event = together(self.also_released, spent, charges(mechanism, began, stop))
             return account(event, mechanism.relation, self.accountant).epsilon(self.delta) <= budget
 
         within, beyond = began, mechanism.steps + 1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dpgrad.mechanism.schedules import Schedule
     from dpgrad.training.plan import Plan
 
-__all__ = ["batches", "cautions", "over", "power", "rate", "usual_delta"]
+__all__ = ["batches", "cautions", "learning_rate", "over", "power", "usual_delta"]
 
 _NEAR = 0.1  # n·δ, above which δ is not far below 1/n
 _USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and classes have to be told apart
@@ -67,7 +67,7 @@ def over(plan: "Plan", value: "float | Schedule") -> str:
     return f"{first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last")
 
 
-def rate(plan: "Plan") -> str:
+def learning_rate(plan: "Plan") -> str:
     """The learning rate and the optimizer that takes it; under another library's loop both are the loop's."""
     if plan.learning_rate is None and plan.recipe.optimizer is None:
         return "that of your optimizer"

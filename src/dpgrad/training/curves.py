@@ -273,7 +273,7 @@ class RunWatch:
 
     >>> from dpgrad.training.plan import make
     >>> watch = RunWatch(make("dpgd", rows=9, steps=2, noise_multiplier=1.0, delta=0.1), 1, lambda: 0.5, None)
-    >>> watch.after(1, rate=0.1), [point.held_out for point in watch.points]
+    >>> watch.after(1, learning_rate=0.1), [point.held_out for point in watch.points]
     (False, [0.5])
     """
 
@@ -305,7 +305,7 @@ class RunWatch:
         """The points as plain values, for a checkpoint."""
         return [list(astuple(point)) for point in self.points]
 
-    def after(self, step: int, rate: float) -> bool:
+    def after(self, step: int, learning_rate: float) -> bool:
         """Look at the run after ``step`` steps; whether whoever was shown its progress wants it stopped.
 
         A step that is looked at again, since it could not be shown to all, is not evaluated again.
@@ -314,26 +314,28 @@ class RunWatch:
         if step % self._every == 0 or step == self._last:
             each = self._plan.steps <= _FEW * self._every or step == self._last
             if not self.points or self.points[-1].step < step:
-                self.points.append(self._point(step, rate, self._spent.at(step) if each else self._spent(step)))
+                self.points.append(
+                    self._point(step, learning_rate, self._spent.at(step) if each else self._spent(step))
+                )
             enough = self._evaluated(self.points[-1]) is True
         if self._progress is None:
             return enough
-        return self._progress(self.now(step, rate)) is True or enough
+        return self._progress(self.now(step, learning_rate)) is True or enough
 
-    def now(self, step: int, rate: float) -> Progress:
+    def now(self, step: int, learning_rate: float) -> Progress:
         """What may be shown after ``step`` steps."""
         seconds = time.perf_counter() - self._began
         left = seconds / max(1, step - self._first) * (self._last - step)
         held_out = self.points[-1].held_out if self.points else None
         return Progress(
-            step, self._last, self._spent(step), held_out, seconds, left, self._plan.delta, rate, *self._noise(step),
-            self._resumed,
+            step, self._last, self._spent(step), held_out, seconds, left, self._plan.delta, learning_rate,
+            *self._noise(step), self._resumed,
         )  # fmt: skip
 
-    def finish(self, step: int, rate: float) -> None:
+    def finish(self, step: int, learning_rate: float) -> None:
         """Add the last point of a run that ends before its plan does."""
         if step and (not self.points or self.points[-1].step < step):
-            self.points.append(self._point(step, rate, self._spent.at(step)))
+            self.points.append(self._point(step, learning_rate, self._spent.at(step)))
             self._evaluated(self.points[-1])
 
     def _noise(self, step: int) -> tuple[float, float]:
@@ -342,6 +344,6 @@ class RunWatch:
         clip = schedules.as_schedule(mechanism.clip)(last) if self.clip_after is None else self.clip_after(last)
         return clip, mechanism.multiplier_at(last)
 
-    def _point(self, step: int, rate: float, epsilon: float) -> Point:
+    def _point(self, step: int, learning_rate: float, epsilon: float) -> Point:
         held_out = None if self._score is None else self._score()
-        return Point(step, step / self._plan.steps_per_epoch, epsilon, rate, *self._noise(step), held_out)
+        return Point(step, step / self._plan.steps_per_epoch, epsilon, learning_rate, *self._noise(step), held_out)

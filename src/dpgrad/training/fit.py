@@ -263,7 +263,7 @@ def _opened(task: Task, plan: Plan, folder: RunFolder, seed: int | None, stack: 
         return Run.open(
             folder.path, identity_of, plan.mechanism, plan.delta, resume=folder.resume, seed=seed,
             accountant=task.privacy.accountant, save_every=save_every, keep_private=folder.keep_private,
-            beside=plan.also_released,
+            also_released=plan.also_released,
         )  # fmt: skip
 
     return followed.opened(task.ranks, open_run, known, task.computing.rows_on_rank == "part", save_every, stack)

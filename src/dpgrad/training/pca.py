@@ -12,7 +12,7 @@ for add/remove neighbours, nor centred: a mean of the rows would be one more rel
 >>> projection = principal_directions(rows, directions=3, noise_multiplier=event.noise_multiplier)
 >>> projection(rows).shape
 torch.Size([500, 3])
->>> run.guarantee(1e-5, beside=projection.event).epsilon <= 2.0
+>>> run.guarantee(1e-5, also_released=projection.event).epsilon <= 2.0
 True
 """
 
@@ -101,7 +101,7 @@ class Projection:
         return made
 
     def guarantee(self, delta: float, accountant: str = "pld") -> Guarantee:
-        """The (ε, δ) of the directions alone; with training, use ``mechanism.guarantee(delta, beside=event)``.
+        """The (ε, δ) of the directions alone; with training, use ``mechanism.guarantee(delta, also_released=event)``.
 
         >>> one = Projection(torch.eye(3)[:2], Gaussian(4.0), Relation.ADD_REMOVE, reproducible=False)
         >>> print(one.guarantee(1e-5))
@@ -178,7 +178,8 @@ def calibrated(
 
     The PCA alone costs share·ε at δ; training gets the least noise with which both together stay within ε.
 
-    Guarantee: ``mechanism.guarantee(delta, beside=event)`` of what is returned was computed and is at most ``epsilon``.
+    Guarantee: ``mechanism.guarantee(delta, also_released=event)`` of what is returned was computed and is at most
+    ``epsilon``.
 
     >>> from dpgrad import sampling
     >>> event, run = calibrated(Mechanism(sampling.FullBatch(), 8, 1.0), epsilon=1.0, delta=1e-5, share=0.25)
@@ -189,7 +190,7 @@ def calibrated(
     _validate.positive(epsilon=epsilon)
     found = calibrate.noise_multiplier(Gaussian, share * epsilon, delta, mechanism.relation, accountant)
     event = Gaussian(found)
-    return event, mechanism.calibrated(epsilon, delta, accountant, beside=event)
+    return event, mechanism.calibrated(epsilon, delta, accountant, also_released=event)
 
 
 def _second_moment(rows: source.Values, features: int) -> Tensor:

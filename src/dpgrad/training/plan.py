@@ -24,8 +24,8 @@ from dpgrad.reports import compare
 from dpgrad.reports.report import Report, report
 from dpgrad.training import advice, auto, cooling
 from dpgrad.training.averaging import parse as parse_averaging
+from dpgrad.training.learning_rates import parse_learning_rate, plain_learning_rate
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
-from dpgrad.training.rates import parse_rate, plain_rate
 from dpgrad.training.recipes import Recipe, optimizer_name, recipe
 
 __all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
@@ -223,7 +223,7 @@ class Plan:
             "unit_rule": self.unit_rule,
             "noise_multiplier": self.mechanism.noise_multiplier,
             "noise": SECURE if self.mechanism.secure_values else ORDINARY,
-            "learning_rate": plain_rate(self.learning_rate),
+            "learning_rate": plain_learning_rate(self.learning_rate),
             "optimizer": self.optimizer,
             "averaging": self.recipe.averaging,
             "parameters": self.parameters,
@@ -314,7 +314,7 @@ class Plan:
             f"method            {named.title} ({named.citation})",
             f"noise multiplier  {first:.6g}" + ("" if last == first else f" at step 0, {last:.6g} at the last"),
             f"clip bound        {advice.over(self, mechanism.clip)}" + self._followed(),
-            f"learning rate     {advice.rate(self)}",
+            f"learning rate     {advice.learning_rate(self)}",
             f"steps             {self.steps:,} = {self.epochs:.4g} epoch{'s' * (self.epochs != 1)} of {drawn}"
             + (", as many as the budget allows" if self.ends == "budget" else ""),
             f"guarantee         {self.guarantee}",
@@ -466,7 +466,7 @@ def planned(
     tempering, other = cooling.planned(method.temperature, budget, mechanism, size, privacy.other_event)
     mechanism, ends = _within(mechanism, budget.epsilon, delta, privacy, count, other)
     mechanism = replace(mechanism, adaptive_clip=method.adaptive)  # its price is the same
-    guarantee = replace(mechanism.guarantee(delta, privacy.accountant, beside=other), unit=privacy.unit)
+    guarantee = replace(mechanism.guarantee(delta, privacy.accountant, also_released=other), unit=privacy.unit)
     if budget.epsilon is not None and guarantee.epsilon > budget.epsilon:
         raise BudgetSpentError(
             f"noise_multiplier = {privacy.noise_multiplier:g} over {mechanism.steps:,} steps costs epsilon "
@@ -580,11 +580,11 @@ def _within(
         return mechanism, "plan"
     if privacy.noise_multiplier is not None:
         if steps is None or privacy.reading == "more-steps":
-            return mechanism.longest(epsilon, delta, privacy.accountant, beside=other), "budget"
+            return mechanism.longest(epsilon, delta, privacy.accountant, also_released=other), "budget"
         return mechanism, "plan"
     if privacy.reading == "more-steps":
-        return mechanism.more_steps(epsilon, delta, privacy.accountant, beside=other), "budget"
-    return mechanism.less_noise(epsilon, delta, privacy.accountant, beside=other), "plan"
+        return mechanism.more_steps(epsilon, delta, privacy.accountant, also_released=other), "budget"
+    return mechanism.less_noise(epsilon, delta, privacy.accountant, also_released=other), "plan"
 
 
 def _learning_rate(method: Recipe, steps: int, epoch: float) -> float | Schedule | None:
@@ -594,4 +594,4 @@ def _learning_rate(method: Recipe, steps: int, epoch: float) -> float | Schedule
         schedules.values(rate, steps, name="learning_rate", zero=True)
     if rate is None or callable(rate):
         return rate
-    return float(rate) if named is None else parse_rate(named, rate, steps, epoch)
+    return float(rate) if named is None else parse_learning_rate(named, rate, steps, epoch)

@@ -70,27 +70,27 @@ def within_reach(data: Any, device: torch.device) -> Any:
 
 
 def optimizer_named(
-    choice: "OptimizerChoice | None", parameters: Iterable[nn.Parameter], rate: float, momentum: float
+    choice: "OptimizerChoice | None", parameters: Iterable[nn.Parameter], learning_rate: float, momentum: float
 ) -> torch.optim.Optimizer:
     """An optimizer of `torch.optim` or our own by its name, or what a function makes of the parameters; None is SGD.
 
-    >>> optimizer_named("adamw", [nn.Parameter(torch.zeros(1))], rate=0.1, momentum=0.0).param_groups[0]["lr"]
+    >>> optimizer_named("adamw", [nn.Parameter(torch.zeros(1))], learning_rate=0.1, momentum=0.0).param_groups[0]["lr"]
     0.1
     """
     parameters = list(parameters)
     if choice is None or (isinstance(choice, str) and choice.lower() == "sgd"):
         # One kernel for all parameters; on the CPU it gains nothing.
-        return torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=parameters[0].is_cuda)
+        return torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, fused=parameters[0].is_cuda)
     refuse_optimizer(choice, momentum)
     if isinstance(choice, str) and choice.lower() == "self-scaled":
-        return SelfScaled(parameters, rate, momentum)
+        return SelfScaled(parameters, learning_rate, momentum)
     if not isinstance(choice, str):
         made: object = choice(parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise OptionError(f"optimizer must make a torch.optim.Optimizer, it made {_validate.shown(made)}")
         return made
     on_device = {"fused": True, "capturable": True} if parameters[0].is_cuda and choice.lower() in _FUSED else {}
-    return optimizers()[choice.lower()](parameters, lr=rate, **on_device)
+    return optimizers()[choice.lower()](parameters, lr=learning_rate, **on_device)
 
 
 _FUSED = ("adam", "adamw")

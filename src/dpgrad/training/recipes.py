@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, cast
 
 from dpgrad import _validate
 from dpgrad.errors import OptionError, UnknownOptionError
+from dpgrad.training.learning_rates import parse_learning_rate, plain_learning_rate
 from dpgrad.training.options import check, option
-from dpgrad.training.rates import parse_rate, plain_rate
 
 if TYPE_CHECKING:  # torch and numpy are imported where a recipe is used: the command line needs its fields alone
     import torch
@@ -176,7 +176,7 @@ class Recipe:
         if self.clip_schedule is not None:
             schedules.parse_clip(self.clip_schedule, 1.0, many)
         if self.learning_rate_schedule is not None:
-            parse_rate(self.learning_rate_schedule, 1.0, many, 1.0)
+            parse_learning_rate(self.learning_rate_schedule, 1.0, many, 1.0)
         refuse_optimizer(self.optimizer, self.momentum)
         if self.adaptive is not None and self.clip is None:
             raise OptionError(f"method {self.name} has no clip bound that could follow adaptive_clip: leave it out")
@@ -322,7 +322,7 @@ class Recipe:
         if callable(self.clip):
             found["clip"] = schedules.to_plain(self.clip, "clip")
         if callable(self.learning_rate):
-            found["learning_rate"] = plain_rate(self.learning_rate)
+            found["learning_rate"] = plain_learning_rate(self.learning_rate)
         return {
             **found,
             "rule": _name(self.rule),

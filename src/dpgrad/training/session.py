@@ -132,10 +132,10 @@ class Session:
         self.private.step(self.data)
         self.optimizer.step()
 
-    def observe(self, step: int, rate: float) -> None:
+    def observe(self, step: int, learning_rate: float) -> None:
         """Let the diagnostics see the steps of their window."""
         if self.recorder is not None:
-            self.recorder.learning_rate = rate
+            self.recorder.learning_rate = learning_rate
             first = self.recorder.diagnostics.first_step(self.plan.steps, self.plan.steps_per_epoch)
             self.private.observe = self.recorder if step >= first else None
 

@@ -177,7 +177,7 @@ class TestSolve:
                 total = np.zeros_like(w)
                 for i in order[start : start + 4]:
                     total += np.outer(x[i], loss.residuals(x[i : i + 1] @ w, y[i : i + 1])[0])
-                w = w - plan.rates[step] * (total / 4 + 0.2 * w)
+                w = w - plan.learning_rates[step] * (total / 4 + 0.2 * w)
                 step += 1
         found = output.descend(Design(x, radius=1.0), y, loss, plan, order)
         assert np.abs(found - w).max() < 1e-5

@@ -306,7 +306,7 @@ def _output(rows: Matrix, targets: Targets, task: SolverTask, options: Options, 
     task.charge(plan.event)
     solved = output.solve(prepared, targets, task.loss, plan, key=key)
     filled = prepared.rows / (plan.batch_size * -(-prepared.rows // plan.batch_size))  # the last batch is shorter
-    rates = tuple(rate * filled for rate in plan.rates)
+    rates = tuple(rate * filled for rate in plan.learning_rates)
     counted = (*(0.0,) * (len(rates) - 1), 1.0)
     spread = Descended(rates, 0.0, counted, plan.l2 / filled, std=0.0, output_std=plan.std)
     return Found(

@@ -72,7 +72,7 @@ def calibrated(
     check_delta(delta, rows)
     below(delta, steps * secure_values)
     plain = Mechanism(FullBatch(), steps, 1.0, clip, relation=relation, batch_size=rows, secure_values=secure_values)
-    return plain.calibrated(epsilon, delta, "exact", beside=others(share, epsilon, delta, relation))
+    return plain.calibrated(epsilon, delta, "exact", also_released=others(share, epsilon, delta, relation))
 
 
 def others(share: float, epsilon: float, delta: float, relation: Relation) -> Event:

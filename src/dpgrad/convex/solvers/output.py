@@ -64,7 +64,7 @@ class Descent:
     relation: Relation
     passes: int
     batch_size: int
-    rates: tuple[float, ...]
+    learning_rates: tuple[float, ...]
     l2: float
     sensitivity: float
     std: float
@@ -125,17 +125,17 @@ def calibrated(
     return Descent(loss, radius, rows, relation, passes, batch_size, rates, l2, sensitivity, std, secure_values)
 
 
-def stability(rates: tuple[float, ...], batches: int, l2: float, smoothness: float) -> float:
+def stability(learning_rates: tuple[float, ...], batches: int, l2: float, smoothness: float) -> float:
     """max_j Σ_{t in j, j+N, …} ηₜ·Π_{s>t} ρₛ: how far a unit more of one row's gradient in each pass moves the end.
 
     >>> stability((0.1,) * 12, batches=4, l2=0.0, smoothness=1.0)  # three passes
     0.30000000000000004
     """
-    eta = np.array(rates)
+    eta = np.array(learning_rates)
     shrink = np.maximum(np.abs(1 - eta * l2), np.abs(1 - eta * smoothness))
     if float(shrink.max()) > 1 + 1e-12:
         raise OptionError(
-            f"learning_rate must be at most 2/(smoothness + l2) = {2 / smoothness:.6g}, got {max(rates):.6g}: "
+            f"learning_rate must be at most 2/(smoothness + l2) = {2 / smoothness:.6g}, got {max(learning_rates):.6g}: "
             "beyond it a step may drive neighbours apart"
         )
     # Π_{s>t}, from the end
@@ -182,7 +182,7 @@ def descend(design: Rows, targets: ArrayLike, loss: RowLoss, plan: Descent, rows
     design = design.precise()  # rounding in float32 would drive neighbours apart at every step
     found = np.zeros((design.features, loss.outputs))
     starts = range(0, len(rows), plan.batch_size)
-    for step, rate in enumerate(plan.rates):
+    for step, rate in enumerate(plan.learning_rates):
         start = starts[step % len(starts)]
         chosen = rows[start : start + plan.batch_size]
         # drawing all rows would copy every one

@@ -69,7 +69,7 @@ def calibrated(
     plain = Mechanism(
         Poisson(sampling_rate), steps, 1.0, clip, relation=relation, batch_size=size, secure_values=secure_values
     )
-    return plain.calibrated(epsilon, delta, accountant, beside=gd.others(share, epsilon, delta, relation))
+    return plain.calibrated(epsilon, delta, accountant, also_released=gd.others(share, epsilon, delta, relation))
 
 
 def solve(
@@ -99,15 +99,15 @@ def solve(
     )  # fmt: skip
 
 
-def halved(rate: float, steps: int) -> schedules.Formula:
-    """``rate`` for the first half of ``steps``, half of it for the rest: the paper's experiments.
+def halved(learning_rate: float, steps: int) -> schedules.Formula:
+    """``learning_rate`` for the first half of ``steps``, half of it for the rest: the paper's experiments.
 
     >>> [halved(0.2, steps=4)(t) for t in range(4)]
     [0.2, 0.2, 0.1, 0.1]
     """
-    _validate.positive(rate=rate)
+    _validate.positive(learning_rate=learning_rate)
     _validate.step_count(steps=steps)
-    return schedules.piecewise([-(-steps // 2)], [rate, rate / 2])
+    return schedules.piecewise([-(-steps // 2)], [learning_rate, learning_rate / 2])
 
 
 def harmonic(curvature: float) -> Schedule:

@@ -1,6 +1,6 @@
 """Learning-rate schedules by name, as a recipe and the command line give them, and in JSON.
 
->>> parse_rate("linear:0.5", start=1.0, steps=100, steps_per_epoch=10)(100)
+>>> parse_learning_rate("linear:0.5", start=1.0, steps=100, steps_per_epoch=10)(100)
 0.5
 """
 
@@ -13,10 +13,10 @@ from dpgrad.errors import OptionError
 if TYPE_CHECKING:  # numpy is imported where a schedule is made: the command line needs names alone
     from dpgrad.mechanism.schedules import Schedule
 
-__all__ = ["parse_rate", "plain_rate"]
+__all__ = ["parse_learning_rate", "plain_learning_rate"]
 
 
-def plain_rate(rate: "float | Schedule | None") -> object:
+def plain_learning_rate(rate: "float | Schedule | None") -> object:
     """The learning rate for JSON; a plain function is only named as such, since the rate is not accounted."""
     from dpgrad.mechanism import schedules
 
@@ -29,16 +29,16 @@ def plain_rate(rate: "float | Schedule | None") -> object:
 _ENDS = {"decay-then-hold": 0.5, "linear": 0.0, "cosine": 0.0}
 
 
-def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> "Schedule":
+def parse_learning_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> "Schedule":
     """The learning-rate schedule a command line names.
 
     ``constant``; ``linear`` and ``cosine`` fall over all steps to a share of ``start``, as in ``cosine:0.1`` (default
     0); ``decay-then-hold:SHARE:EPOCHS`` falls on a straight line to that share (default 0.5) over as many epochs
     (default 10) and stays there, as Abadi et al. advise; ``warmup:STEPS+`` before any of them adds a ramp.
 
-    >>> parse_rate("cosine:0.1", start=0.5, steps=100, steps_per_epoch=10)
+    >>> parse_learning_rate("cosine:0.1", start=0.5, steps=100, steps_per_epoch=10)
     cosine(start=0.5, end=0.05, steps=100)
-    >>> parse_rate("warmup:5+constant", start=0.5, steps=100, steps_per_epoch=10)
+    >>> parse_learning_rate("warmup:5+constant", start=0.5, steps=100, steps_per_epoch=10)
     warmup(of=constant(value=0.5), steps=5)
     """
     from dpgrad.mechanism import schedules
@@ -53,7 +53,7 @@ def parse_rate(text: str, start: float, steps: int, steps_per_epoch: float) -> "
         ) from None
     match name, values:
         case "warmup", [ramp] if plus and ramp.is_integer() and not rest.startswith("warmup"):
-            return schedules.warmup(parse_rate(rest, start, steps, steps_per_epoch), int(ramp))
+            return schedules.warmup(parse_learning_rate(rest, start, steps, steps_per_epoch), int(ramp))
         case "constant", [] if not plus:
             return schedules.constant(start)
         case "linear" | "cosine", [*share] if not plus and len(share) < 2:
