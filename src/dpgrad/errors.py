@@ -60,7 +60,13 @@ class UnknownOptionError(OptionError, TypeError):
 
 
 class AccountingError(DpgradError):
-    """The accountant has no valid price for these events under this relation. Use the one that the message names."""
+    """The accountant has no valid price for these events under this relation. Use the one that the message names.
+
+    >>> from dpgrad.accounting import account, events
+    >>> account(events.Shuffle(10, events.Gaussian(4.0)), events.Relation.ADD_REMOVE)
+    Traceback (most recent call last):
+    dpgrad.errors.AccountingError: shuffle has no price under add-remove: ...
+    """
 
 
 class AuditError(DpgradError):
@@ -79,7 +85,15 @@ class BudgetSpentError(DpgradError):
 
 
 class LedgerError(DpgradError):
-    """A ledger is damaged, was shortened, or cannot take this release. Restore its file, or begin another ledger."""
+    """A ledger is damaged, was shortened, or cannot take this release. Restore its file, or begin another ledger.
+
+    >>> from dpgrad import Ledger, events
+    >>> ledger = Ledger()
+    >>> ledger.add(events.Gaussian(4.0), events.Relation.ZERO_OUT, "a model")
+    >>> ledger.add(events.Gaussian(4.0), events.Relation.REPLACE_ONE, "another")
+    Traceback (most recent call last):
+    dpgrad.errors.LedgerError: ...
+    """
 
 
 class DataError(DpgradError):
@@ -119,7 +133,13 @@ class ResumeError(RunError):
 
 
 class ReportError(DpgradError):
-    """A report or its released weights are missing, damaged or of another format. Use the original files."""
+    """A report or its released weights are missing, damaged or of another format. Use the original files.
+
+    >>> import dpgrad
+    >>> dpgrad.report("a model")
+    Traceback (most recent call last):
+    dpgrad.errors.ReportError: a report needs what dpgrad.fit returned or a fitted estimator of dpgrad.convex, ...
+    """
 
 
 class RanksError(DpgradError):

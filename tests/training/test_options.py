@@ -249,7 +249,7 @@ class TestMethods:
             ({"optimizer": torch.optim.Adam([nn.Parameter(torch.zeros(1))])}, "give lambda parameters: Adam"),
             ({"averaging": 3}, "averaging must be a text, got 3"),
             ({"averaging": "ema:2"}, "decay"),
-            ({"adaptive_clip": "half"}, "adaptive_clip must be QUANTILE, QUANTILE:RATE or QUANTILE:RATE:NOISE, got"),
+            ({"adaptive_clip": "half"}, "adaptive_clip must be QUANTILE, QUANTILE:ETA or QUANTILE:ETA:NOISE, got"),
             ({"momentum": "0.5"}, "momentum must be a number, got '0.5'"),
             ({"augment": "shifts"}, "augment must be a function of"),
             ({"groups": "bias"}, "groups must be a tuple of dpgrad.Group"),

@@ -172,7 +172,7 @@ class Guarantee:
         return cls(profile.epsilon(delta), delta, profile.relation, profile.accountant, profile.event)
 
     def for_group(self, size: int) -> "Guarantee":
-        """Return what ``size`` rows (or other units) are promised that change together, at the same δ.
+        """Return the guarantee for ``size`` rows (or other units) that change together, at the same δ.
 
         It is for those who own several rows where one row is the unit, and for people whose data go together, such as a
         family. The bound is certified, by the pld accountant where another one has no proof for groups.
@@ -197,7 +197,7 @@ class Guarantee:
         return replace(self, epsilon=max(found, self.epsilon), accountant=by, group=int(size))
 
     def groups(self, sizes: Sequence[int] = (1, 2, 5, 10)) -> list[dict[str, Any]]:
-        """What groups of several sizes are promised at the same δ, as plain values; None for no finite ε.
+        """The ε of groups of several sizes at the same δ, as plain values; None where it is not finite.
 
         >>> Guarantee(0.5, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(8.0)).groups([1])
         [{'size': 1, 'epsilon': 0.5}]
@@ -217,7 +217,7 @@ class Guarantee:
         return [float(one) for one in found]
 
     def tradeoff(self) -> "Tradeoff":
-        """The trade-off between the errors of attacks: advantage, power, precision and belief that none exceeds.
+        """Bounds on every attack: the trade-off between its errors, advantage, power, precision and belief.
 
         >>> found = Guarantee(1.0, 1e-5, Relation.ADD_REMOVE, "exact", Gaussian(1.0)).tradeoff()
         >>> round(found.advantage, 4), round(found.power(0.05), 4)

@@ -28,7 +28,7 @@ def add_folder(parser: Any) -> None:
 
 def add_own(parser: Any) -> None:
     """Add the options for a file or folder of one's own."""
-    parser.add_argument("--target", metavar="NAME", help="The column to predict, where the schema does not say it.")
+    parser.add_argument("--target", metavar="NAME", help="The column to predict, if the schema does not name it.")
     parser.add_argument(
         "--schema",
         metavar="FILE.toml",

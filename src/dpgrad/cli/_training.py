@@ -41,7 +41,7 @@ def _job(parser: "Parser") -> None:
         "--lora",
         metavar="R",
         type=_options.count,
-        help="With hf:FOLDER: train adapters of rank R and the head, and keep the other weights.",
+        help="With hf:FOLDER: train adapters of rank R and the head, and freeze the other weights.",
     )
     add(
         "--method",

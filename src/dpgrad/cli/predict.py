@@ -59,8 +59,8 @@ def add(commands: "Commands") -> None:
         "--output",
         dest="output",
         metavar="FILE",
-        help=f"Write the predictions to this file, {', '.join(_WRITTEN)}, instead of standard output. A file that is "
-        "there already is kept, and refused.",
+        help=f"Write the predictions to this file, {', '.join(_WRITTEN)}, instead of standard output. An existing "
+        "file is refused without --overwrite.",
     )
     add("--overwrite", action="store_true", help="Replace the file of --out if it is there already.")
     add("--json", action="store_true", help="Print one JSON object instead of CSV.")

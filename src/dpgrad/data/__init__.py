@@ -62,7 +62,7 @@ __all__ = [
 
 
 def names() -> tuple[str, ...]:
-    """The names that `load` knows: one a module of this package.
+    """The names that `load` knows, one per module of this package.
 
     >>> names()[:4]
     ('adult', 'boston-housing', 'celeba', 'cifar10')

@@ -86,7 +86,7 @@ class Column:
     """One column of a file, as the schema declares it.
 
     A number is clipped to ``bounds`` and mapped to the public ``scale``: "unit" is [0, 1], "symmetric" [-1, 1], "none"
-    leaves the number as it is. A category becomes one number a category, 0 or 1; one that is not listed is mapped to
+    leaves the number as it is. A category becomes one number per category, 0 or 1; one that is not listed is mapped to
     a number of its own ("other"), to zeros, or its row is dropped or refused. A cell that is one of the ``missing``
     markers becomes ``fill``, and an indicator of its own says so. ``public`` confirms that none of this was learned
     from the private rows.

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """A way to the gradient of every example: ``rows`` consecutive rows of the batch, ``weights`` of each row."""
+    """Computes the gradient of every example: ``rows`` consecutive rows of the batch, each with its weight."""
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample: ...
 

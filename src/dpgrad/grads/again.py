@@ -11,8 +11,8 @@ __all__ = ["Again"]
 class Again:
     """When to `compare` once more: after the first step, and after 4, 16, ... where it costs little.
 
-    A comparison that takes longer than a step waits until all of them are a two-hundredth of the time since. So beside
-    the first they take a hundredth of the time of 1,000 steps. When it is done does not change what a step returns.
+    A comparison that takes longer than a step waits until all comparisons are a two-hundredth of the time since the
+    first step, so that over 1,000 steps they take about a hundredth of the time. They do not change what a step returns.
     """
 
     def __init__(self) -> None:

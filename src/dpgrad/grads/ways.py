@@ -50,7 +50,7 @@ _OF_DATA = (
 
 @dataclass(frozen=True)
 class Way:
-    """How the gradients of single examples are computed, and why so.
+    """How per-example gradients are computed, and why in this way.
 
     >>> print(Way("lifted", "sort has no rule"))
     lifted (sort has no rule)

@@ -1,7 +1,7 @@
 """A clip bound that follows a noisy quantile of the gradient norms, charged in the same step.
 
-Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning with adaptive clipping" (2021). Beside the
-clipped gradients, a step sums bᵢ − ½, where bᵢ says whether the norm of example i is at most the clip bound C. With
+Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning with adaptive clipping" (2021). In addition to
+the clipped gradients, a step sums bᵢ − ½, where bᵢ says whether the norm of example i is at most the clip bound C. With
 noise of standard deviation σ_b on that count, the next clip bound is C·exp(−η(b̃ − γ)), where b̃ is the noisy share and
 γ the quantile that is aimed at.
 
@@ -57,11 +57,11 @@ class AdaptiveClip:
 
     @classmethod
     def parse(cls, text: "str | float | AdaptiveClip") -> "AdaptiveClip":
-        """The rule that ``QUANTILE``, ``QUANTILE:RATE`` or ``QUANTILE:RATE:NOISE`` names; one is passed on as it is.
+        """The rule that ``QUANTILE``, ``QUANTILE:ETA`` or ``QUANTILE:ETA:NOISE`` names; a rule is returned as it is.
 
         >>> AdaptiveClip.parse("half")
         Traceback (most recent call last):
-        dpgrad.errors.OptionError: adaptive_clip must be QUANTILE, QUANTILE:RATE or QUANTILE:RATE:NOISE, got 'half'
+        dpgrad.errors.OptionError: adaptive_clip must be QUANTILE, QUANTILE:ETA or QUANTILE:ETA:NOISE, got 'half'
         """
         if isinstance(text, cls):
             return text
@@ -74,7 +74,7 @@ class AdaptiveClip:
             ]
         if len(values) != len(parts) or len(values) > 3:
             shown = _validate.shown(given)
-            raise OptionError(f"adaptive_clip must be QUANTILE, QUANTILE:RATE or QUANTILE:RATE:NOISE, got {shown}")
+            raise OptionError(f"adaptive_clip must be QUANTILE, QUANTILE:ETA or QUANTILE:ETA:NOISE, got {shown}")
         return cls(*values)
 
     def following(self, clip: float, noisy_count: float, batch_size: float, start: float | None = None) -> float:

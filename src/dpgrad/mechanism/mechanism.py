@@ -75,9 +75,9 @@ class Mechanism:
     With ``adaptive_clip`` the clip bound of each group starts at ``clip`` and follows a noisy quantile of the norms,
     which is part of the same release: the step keeps its noise multiplier, and the gradients get more noise.
 
-    ``secure_values`` is the number of values that are noised at each step where batches and noise come from the secure
-    source (`dpgrad.mechanism.secure`), and 0, the default, where they do not. With ``adaptive_clip`` each group has one
-    more, its count. The distance of these values is part of the event.
+    ``secure_values`` is 0, the default, if batches and noise come from ordinary generators. With the secure source
+    (`dpgrad.mechanism.secure`) it is the number of values that get noise at each step, plus one count per group with
+    ``adaptive_clip``. Their distance from a Gaussian is part of the event.
 
     Guarantee: `event` composes, over all steps t, the sampler's event at noise multiplier std_at(t)/clip_at(t), or at
     that of gradients and counts together. Clipping and noise read the same two values. A sampler whose event has no

@@ -337,7 +337,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def finished(folder: str | PathLike[str]) -> bool:
-    """Whether the run in ``folder`` has ended; the key that a process left there, dying within `Run.finish`, goes.
+    """Whether the run in ``folder`` has ended. Deletes a key that a process left there when it died in `Run.finish`.
 
     >>> finished("no such folder")
     False

@@ -77,8 +77,8 @@ def probed(augment: Augment, probe: Batch, key: AnyKey) -> Batch:
 class Shifts:
     """Each image and ``count`` − 1 copies of it, shifted by up to one pixel in each direction; zeros move in.
 
-    The data are (images, labels), images (examples, channels, height, width). A lot is shifted at once, which takes a
-    small part of the time of as many calls.
+    The data are (images, labels), images (examples, channels, height, width). All images of a
+    batch are shifted in one call, which is much faster than one call per image.
 
     >>> images, labels = Shifts(4)((torch.rand(1, 3, 8, 8), torch.tensor([5])), torch.Generator())
     >>> images.shape, labels.tolist()

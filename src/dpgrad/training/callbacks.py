@@ -1,4 +1,4 @@
-"""Callbacks of a run: whom `fit` calls before the first step, after steps and evaluations, and at the end.
+"""Callbacks: functions and objects that `fit` calls before the first step, after steps and evaluations, and at the end.
 
 A callback is a function of a `Progress`, called after every step, or an object with any of these methods:
 
@@ -140,10 +140,10 @@ _COLUMNS = ("step", "epsilon", "delta", "learning_rate", "clip", "noise_multipli
 class CSVLog:
     """A callback that writes a row per step to a CSV file: ε so far, learning rate, clip bound and noise multiplier.
 
-    ``epsilon`` is a bound on the ε of a run whose number of steps had been fixed at this step; a run that is stopped
-    because of what it showed costs its whole plan. The metric on held-out rows, at steps with an evaluation, is outside
-    the guarantee and its column says so. Durations are left out: how long a step takes may depend on the size of its
-    batch, which is private. A resumed run continues in the same file. A new run refuses a file with rows of another.
+    ``epsilon`` bounds the ε of a run that was planned to end at this step; a run that is stopped because of what it
+    showed costs its whole plan. The metric on held-out rows is outside the guarantee, and its column says so. There are
+    no durations: how long a step takes may depend on the size of its batch, which is private. A resumed run continues
+    in the same file. A new run refuses a file with rows of another.
 
     >>> import tempfile
     >>> log = CSVLog(Path(tempfile.mkdtemp()) / "log.csv")
@@ -162,7 +162,7 @@ class CSVLog:
         self._size = 0  # of the file, in bytes, without the last row
 
     def at_start(self, progress: Progress) -> None:
-        """Begin the file, or keep the rows of a resumed run up to where it goes on."""
+        """Create the file, or keep the rows of a resumed run up to the step where it continues."""
         if self.path.is_dir():
             raise RunError(f"{self.path} is a folder: give CSVLog the path of a file")
         kept = self._rows()
@@ -174,7 +174,7 @@ class CSVLog:
         self._row, self._point, self._size = [], None, len(whole)
 
     def after_evaluation(self, point: Point) -> None:
-        """Keep the metric for the row of its step, or add it where that is written."""
+        """Keep the metric for the row of its step, or add it if that row is already written."""
         self._point = point
         if self._row and self._row[0] == point.step:  # at the end of a run that was stopped
             self._write([*self._row[:-1], point.held_out])

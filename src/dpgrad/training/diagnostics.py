@@ -51,7 +51,7 @@ class Diagnostics:
     """What to record: the steps of the ``last_epochs`` (infinity: of all), histograms of ``bins`` uniform intervals.
 
     ``probe`` examples, evenly spaced among the rows and the same at every step, give τ² and the share of examples whose
-    norm fell, which need one example at two iterates: one more pass over them a step. The batch itself is passed once
+    norm fell, which need one example at two iterates: one more pass over them per step. The batch itself is passed once
     more, for its mean gradient.
 
     >>> Diagnostics(last_epochs=0)

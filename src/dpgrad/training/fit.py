@@ -1,15 +1,4 @@
-"""`fit`: a model, data and a budget in; a trained model and what it cost out.
-
->>> _ = torch.manual_seed(0)
->>> inputs = torch.randn(200, 2)
->>> fitted = fit(
-...     nn.Linear(2, 2), (inputs, (inputs[:, 0] > 0).long()), method="psasc", epsilon=3.0, delta=1e-4, epochs=8
-... )
->>> fitted.guarantee.epsilon <= 3.0, fitted.event == fitted.plan.mechanism.event(), fitted.stopped
-(True, True, 'plan')
->>> print(fitted.guarantee)
-ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
-"""
+"""`fit`: a model, data and a budget in; a trained model and what it cost out."""
 
 import inspect
 import math
@@ -79,14 +68,20 @@ class ResumeWarning(UserWarning):
 class Fitted:
     """A trained model, its privacy guarantee, and what the guarantee assumes and leaves out.
 
-    ``event`` is what the steps taken released. ``guarantee`` covers it; for a run that was ``interrupted``, perhaps
-    because of what it showed, it is that of the whole plan. ``public`` lists what is assumed to be public, ``outside``
-    what is not covered. ``reproducible`` marks a run from a seed, not for release. ``diagnostics`` are private.
-    ``way`` says how per-example gradients were computed and why, without sizes or values of the data; None if no step
-    was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any, ``described`` is what `dpgrad predict`
-    needs to know about the model, and ``weights`` is what `save` writes. ``clip_bounds`` are those of every step, by
-    group, where they follow the norms (``adaptive_clip``): they are released values. ``notes`` are for the report.
-    ``temperature`` is what the last layer was divided by, where the method has a ``temperature``; a released value.
+    ``event`` is what the steps taken released, and ``guarantee`` covers it. An ``interrupted`` run may have been
+    stopped because of what it showed, so its guarantee is that of the whole plan. ``public`` lists what is assumed to
+    be public, ``outside`` what is not covered. ``reproducible`` marks a run from a seed, not for release.
+    ``diagnostics`` are private. ``way`` says how per-example gradients were computed and why, without sizes or values
+    of the data; None if no step was taken. ``dataset`` is the dataset of dpgrad that was trained on, if any,
+    ``described`` is what `dpgrad predict` needs to know about the model, and ``weights`` is what `save` writes.
+    ``clip_bounds`` are those of every step, by group, where they follow the norms (``adaptive_clip``): they are
+    released values. ``notes`` are for the report. ``temperature`` is what the last layer was divided by, where the
+    method has a ``temperature``; a released value.
+
+    >>> rows = torch.ones(50, 2), torch.ones(50).long()
+    >>> fitted = fit(nn.Linear(2, 2), rows, epsilon=1.0, delta=1e-3, steps=2)
+    >>> fitted.guarantee.epsilon <= 1.0, fitted.stopped, fitted.report()["kind"]
+    (True, 'plan', 'run')
     """
 
     model: nn.Module
@@ -191,16 +186,23 @@ def fit(
 
     ``epsilon`` and ``delta`` are enough: method auto chooses the rest from public facts (`dpgrad.training.auto`).
     ``method`` is also the name of a paper's method, which needs ``epochs`` or ``steps``, or a `Recipe`, such as
-    ``recipes.psasc(clip=0.1)``. ``held_out`` rows (or a `HeldOut`) are for the curves; they cost the training rows
-    nothing and are not protected. With ``folder`` (a path or a `RunFolder`) the run can be resumed after a crash, and a
-    release folder with weights and report is written at its end. ``ledger`` adds up several runs on the same data. A
-    callback is called after each step with a `Progress`, or has methods for steps, evaluations and the end
-    (`dpgrad.training.callbacks`), such as `CSVLog`; where it returns True, or at Ctrl-C, the run stops and costs what
-    the plan costs. A `Diagnostics` among the callbacks records the papers' diagnostics, which are private. ``seed``
-    repeats a run and makes it unfit for release. Modules stay in the mode they are in.
+    ``recipes.psasc(clip=0.1)``. ``held_out`` rows (or a `HeldOut`) are for the curves; evaluating on them costs no
+    privacy of the training rows, and they are not protected. With ``folder`` (a path or a `RunFolder`) the run can be
+    resumed after a crash, and a release folder with weights and report is written at its end. ``ledger`` adds up
+    several runs on the same data. A callback is called after each step with a `Progress`, or has methods for steps,
+    evaluations and the end (`dpgrad.training.callbacks`), such as `CSVLog`; where it returns True, or at Ctrl-C, the
+    run stops and costs what the plan costs. A `Diagnostics` among the callbacks records the papers' diagnostics, which
+    are private. ``seed`` repeats a run and makes it unfit for release. Modules stay in the mode they are in.
 
     Guarantee: the trained model, and whatever was seen of it during the run, is private in the sense of the guarantee
     returned, for one row of the data or, with ``Privacy(units=...)``, one person. `Fitted.outside` is not covered.
+
+    >>> data = torch.randn(200, 2), torch.arange(200) % 2
+    >>> fitted = fit(nn.Linear(2, 2), data, method="psasc", epsilon=3.0, delta=1e-4, epochs=8)
+    >>> fitted.event == fitted.plan.mechanism.event(), fitted.stopped
+    (True, 'plan')
+    >>> print(fitted.guarantee)
+    ε = 3 at δ = 0.0001 for datasets of the same public size, one row's contribution replaced by nothing (Poisson ...
     """
     began = time.perf_counter()
     settings: object = computing  # a caller may ignore types

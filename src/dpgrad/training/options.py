@@ -218,7 +218,7 @@ class Privacy:
         kind="choice", choices=SOURCES,
     )  # fmt: skip
     reading: str | None = option(
-        None, "What a shrinking clip bound is used for (Yu et al., 2018).", kind="choice", choices=READINGS
+        None, "What a shrinking clip bound buys, less noise or more steps.", kind="choice", choices=READINGS
     )
     also_released: Event | Released = NOTHING
     several_rows: bool = False
@@ -263,7 +263,7 @@ class Privacy:
     def of_data(self, data: "Dataset") -> "Privacy":
         """The same with the owners of rows that a dataset names, and as many rows of each as its schema says.
 
-        Data whose parts follow from positions are refused under add-remove: there a row more moves other rows.
+        A split by position is refused under add-remove: one more row would move other rows between its parts.
         """
         added = self.relation is None and self.dataset_size is not None
         if data.by_position and (added or self.relation == Relation.ADD_REMOVE):
@@ -321,12 +321,12 @@ class Computing:
     """How a run is computed; none of it changes the guarantee.
 
     ``capture``: on a CUDA device, None captures the step as a graph if possible, True requires it and False turns it
-    off. ``collate`` makes a batch of the examples of a Dataset, as torch's ``default_collate`` does without it, and
-    ``workers`` processes read them; 0 reads them in a thread.
+    off. ``collate`` makes a batch from examples of a Dataset; the default is torch's ``default_collate``. ``workers``
+    processes read the examples; 0 reads them in a thread.
 
-    On several ranks of torch.distributed (docs/several_processes.md) ``group`` is another process group than the
-    default one. ``rows_on_rank``: "all" gives every rank all rows, "part" gives each its own; no row may be on two.
-    A rank that gives no sign of life for ``rank_timeout`` seconds, while another waits for it, ends the run on all.
+    On several ranks of torch.distributed (docs/several_processes.md) ``group`` is a process group other than
+    the default. ``rows_on_rank``: "all" gives every rank all rows, "part" gives each its own; no row may be on two.
+    If a rank sends no heartbeat for ``rank_timeout`` seconds while another waits for it, the run ends on all ranks.
 
     >>> Computing(microbatch=0)
     Traceback (most recent call last):
@@ -345,8 +345,8 @@ class Computing:
     group: Any = dataclasses.field(default=None, compare=False, repr=False)
     rows_on_rank: str = "all"
     rank_timeout: float = option(
-        RANK_TIMEOUT, "On several ranks, the seconds without a sign of life after which a rank is taken for gone; a "
-        "rank that is slow gives signs.",
+        RANK_TIMEOUT, "On several ranks, stop the run when a rank sends no heartbeat for this long. Slow ranks send "
+        "heartbeats too.",
         kind="positive", metavar="SECONDS",
     )  # fmt: skip
 
@@ -364,8 +364,9 @@ class Computing:
 class HeldOut:
     """Rows to evaluate the model on, the metric, and the number of steps between evaluations.
 
-    They cost the training rows nothing and are not protected. Without rows, ``evaluate_every`` is the number of steps
-    between points of the run's curve. ``held_out_units`` names their owners, who must have no training rows.
+    Evaluation costs the training rows no privacy; the held-out rows are not protected. Without rows, ``evaluate_every``
+    is the number of steps between points of the run's curve. ``held_out_units`` names their owners, who must have no
+    training rows.
 
     >>> HeldOut(evaluate_every=5).metric is None  # the one that suits the loss
     True

@@ -440,10 +440,10 @@ def planned(
     over the whole schedule (``reading="less-noise"``); with ``reading="more-steps"`` it is the noise for a clip bound
     that stays at its start, and the run goes on until the budget is spent (Yu et al., 2018). With ``noise_multiplier``
     as well, the run takes as many steps as the budget allows; where ``epochs`` is given too, they are checked to be
-    within it. With ``noise_multiplier`` and no ``epsilon``, the cost is whatever it is.
+    within it. With ``noise_multiplier`` and no ``epsilon``, the run costs what that noise gives.
 
     Method auto fills in whatever is not given, by the rule of `dpgrad.training.auto`. For the others, without
-    ``batch_size`` there are as many batches an epoch as epochs, as Abadi et al. advise. An epoch is N/B batches and
+    ``batch_size`` there are as many batches per epoch as epochs, as Abadi et al. advise. An epoch is N/B batches and
     T = int(epochs·N/B). The relation is zero-out where the number of rows was taken from the data, and add-remove
     where it was declared (``dataset_size``): then sampling rate, steps, divisor and δ do not depend on the data.
     """

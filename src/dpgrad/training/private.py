@@ -1,21 +1,6 @@
 """`PrivateGradient`: charge a step, draw its batch, clip every example, add noise, divide, and write ``.grad``.
 
 The rest is ordinary PyTorch: the noisy gradient may be used freely, by any optimizer of ``torch.optim``.
-
->>> from dpgrad import sampling
->>> model = nn.Linear(2, 1)
->>> data = torch.randn(100, 2), torch.randn(100)
->>> def loss(model, batch):
-...     inputs, targets = batch
-...     return (model(inputs)[:, 0] - targets).square()
->>> mechanism = Mechanism(sampling.Poisson(0.1), steps=2, noise_multiplier=1.0, batch_size=10)
->>> private = PrivateGradient(model, loss, mechanism)
->>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
->>> for _ in range(mechanism.steps):
-...     private.step(data)
-...     optimizer.step()
->>> private.ledger == mechanism.event()
-True
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,9 +96,9 @@ class PrivateGradient:
 
     After ``torch.distributed.init_process_group()`` all ranks make one of these and take every step together
     (docs/several_processes.md): each works on its part of the batch, and every rank gets the same ``.grad``. ``group``
-    is another process group than the default one. With ``rows_on_rank="part"`` each rank is given rows of its own, and
-    batches are drawn over all of them. A rank that gives no sign of life for ``rank_timeout`` seconds, while another
-    waits for it, ends the run on all. Key, initial weights and charge are those of rank 0.
+    is a process group other than the default. With ``rows_on_rank="part"`` each rank is given rows of its own, and
+    batches are drawn over all of them. If a rank sends no heartbeat for ``rank_timeout`` seconds while
+    another waits for it, the run ends on all ranks. Key, initial weights and charge are those of rank 0.
 
     Guarantee: after all steps, everything written to ``.grad`` has the privacy profile of ``mechanism.event()`` under
     ``mechanism.relation``, where one example is one row of the data. A step is charged before its gradients are
@@ -126,6 +111,21 @@ class PrivateGradient:
     engine with its definition before the first step passed; and errors and warnings. What your own code raises on
     training rows is reported without its words (`dpgrad.grads.unquoted`). A message of torch may reveal the batch size:
     do not release it.
+
+    >>> from dpgrad import sampling
+    >>> model = nn.Linear(2, 1)
+    >>> data = torch.randn(100, 2), torch.randn(100)
+    >>> def loss(model, batch):
+    ...     inputs, targets = batch
+    ...     return (model(inputs)[:, 0] - targets).square()
+    >>> mechanism = Mechanism(sampling.Poisson(0.1), steps=2, noise_multiplier=1.0, batch_size=10)
+    >>> private = PrivateGradient(model, loss, mechanism)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> for _ in range(mechanism.steps):
+    ...     private.step(data)
+    ...     optimizer.step()
+    >>> private.ledger == mechanism.event()
+    True
     """
 
     def __init__(
@@ -214,12 +214,12 @@ class PrivateGradient:
 
     @property
     def model(self) -> nn.Module:
-        """The model whose gradients are written. Like mechanism and key it stays: steps keep what follows from it."""
+        """The model whose gradients are written. Model, mechanism and key cannot be exchanged: steps depend on them."""
         return self.work.model
 
     @property
     def mechanism(self) -> Mechanism:
-        """What clip bound, noise and charge are read from."""
+        """The mechanism that gives clip bound, noise and cost."""
         return self.work.mechanism
 
     @property
@@ -241,7 +241,7 @@ class PrivateGradient:
         return () if self.work.quantile is None else self.work.quantile.used(self._step)
 
     def clip_after(self, step: int) -> float:
-        """The clip bound at a step that was taken, of the first group; of the next step where it was not."""
+        """The clip bound of the first group at a step that was taken; at the next step if it was not."""
         bounds = self.work.clips(step)
         return float(bounds.flatten()[0]) if isinstance(bounds, Tensor) else bounds
 
@@ -394,7 +394,7 @@ class PrivateGradient:
 
     @property
     def form(self) -> str:
-        """How steps are run, which their rounding depends on; known from `prepare` or the first step on."""
+        """How steps are run, which decides how they round; known from `prepare` or the first step on."""
         return Taped.form if self._running is None else self._running.form
 
     @property
@@ -408,7 +408,7 @@ class PrivateGradient:
 
     @property
     def observe(self) -> Callable[[Observed], None] | None:
-        """Who is shown the intermediate values of each step."""
+        """The function that is shown the intermediate values of each step."""
         return self.work.observe
 
     @observe.setter

@@ -120,7 +120,7 @@ class Recipe:
         metavar="H",
     )
     adaptive_clip: "str | AdaptiveClip | None" = option(
-        None, "Let the clip bound follow a noisy quantile of the norms: QUANTILE[:RATE[:NOISE]], such as 0.5.",
+        None, "Move the clip bound with a noisy quantile of the norms: QUANTILE[:ETA[:NOISE]], such as 0.5.",
         kind="name", metavar="QUANTILE",
     )  # fmt: skip
     momentum: float = option(0.0, "The momentum applied to the noisy gradient.", kind="number", metavar="M")
@@ -129,7 +129,9 @@ class Recipe:
     gamma: float | None = option(
         None, "The inner momentum, applied to per-example gradients before clipping.", kind="positive", metavar="G"
     )
-    length: int | None = option(None, "How many iterates back the inner momentum reaches.", kind="count", metavar="K")
+    length: int | None = option(
+        None, "The number of earlier iterates that the inner momentum uses.", kind="count", metavar="K"
+    )
     inner: Literal["current", "past"] = option(
         "current", "Whether the inner momentum includes the current iterate.",
         kind="choice", choices=("current", "past"),
@@ -145,7 +147,7 @@ class Recipe:
         None, "An average of the iterates: ema:DECAY or tail:SHARE.", kind="text", metavar="NAME"
     )
     temperature: float | None = option(
-        None, "Spend this share of ε, such as 0.01, on probabilities that are not too near 0 and 1.",
+        None, "Spend this share of the budget, such as 0.01, on making class probabilities less overconfident.",
         kind="share", metavar="SHARE",
     )  # fmt: skip
     augment: "Augment | None" = None
@@ -249,7 +251,7 @@ class Recipe:
 
     @property
     def adaptive(self) -> "AdaptiveClip | None":
-        """How the clip bound follows the norms, where it does.
+        """How the clip bound follows the norms; None if it does not.
 
         >>> dpsgd(adaptive_clip="0.5").adaptive
         AdaptiveClip(quantile=0.5, learning_rate=0.2, noise=None)
@@ -260,7 +262,7 @@ class Recipe:
 
     @property
     def counts(self) -> int:
-        """How many noisy counts a step releases: one for each group where the clip bounds follow the norms."""
+        """How many noisy counts a step releases: one per group if the clip bounds follow the norms, else 0."""
         return 0 if self.adaptive_clip is None else max(1, len(self.groups))
 
     @property

@@ -29,7 +29,7 @@ __all__ = ["PrivateScore", "PublicScore", "Score", "parted"]
 
 @dataclass(frozen=True)
 class PublicScore:
-    """A score on ``rows`` that are public, or that nobody promised to protect; higher is better.
+    """A score on ``rows`` that are public or need no protection; higher is better.
 
     Without a ``metric`` it is the accuracy of a classifier, and minus the loss of anything else. ``function`` is your
     own score of a model, in place of rows; it must not read the protected rows. ``units`` names the owners of the rows

@@ -106,7 +106,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
     ``bounds`` is a pair (low, high) of numbers, or of arrays with one value for each column, chosen without looking at
     the data: values beyond are clipped to them, in the fit and in every transformation. In units u of half their
     distance from the middle, |u| ≤ 1, and one release holds the sums of u and of u² − 1 for all p columns. A variance
-    that is not told from noise is taken to be the noise. ``noise`` is its source, as in `DPLogisticRegression`.
+    below the noise is replaced by the noise. ``noise`` is its source, as in `DPLogisticRegression`.
 
     Guarantee: u² + (u² − 1)² ≤ 1, so a row adds a vector of norm at most √p, and `privacy_` holds the price of one
     Gaussian release of that sensitivity. It is the scaler's own: a model that follows pays for itself. A shared
