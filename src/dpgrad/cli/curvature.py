@@ -198,13 +198,11 @@ def _page(args: argparse.Namespace, found: "Description", recipe: str, loss: str
 
 def draw(path: str, found: "Description") -> None:
     """Write Figure 1: the expected curvature at x = 0 against the noise, between the minimum and the average."""
-    import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    from dpgrad.reports import plot
+    from dpgrad.reports import chart, plot
 
-    settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
-    with matplotlib.rc_context(settings):
+    with chart.file_style():
         figure = Canvas(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.add_subplot()
         axes.plot(*zip(*found.curve, strict=True), color="#000000", linewidth=2, label="expected ν (Eq. 5, x = 0)")
@@ -212,7 +210,6 @@ def draw(path: str, found: "Description") -> None:
         if found.minimum > 0:
             axes.axhline(found.minimum, color="#D55E00", linestyle=":", label=f"minimum {found.minimum:.3g}")
         axes.set(xscale="log", yscale="log", xlabel="noise on each coordinate", ylabel="curvature")
-        axes.set_title(f"{found.name} (not private: for the owner of the rows)", loc="left", fontsize=11)
-        axes.grid(True, which="major", color="#DDDDDD", linewidth=0.8)
+        chart.finish(axes, f"{found.name} (not private: for the owner of the rows)")
         axes.legend(frameon=False)
         plot.write(figure, path)

@@ -8,7 +8,15 @@ from torch import Tensor
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.axes import Layout, Periods, same_for_rows
 
-__all__ = ["Call", "FoundAt", "KeptError", "MixedError", "UnfollowedError", "Where", "dims_of", "is_tensor"]
+__all__ = [
+    "Call",
+    "FoundAt",
+    "KeptError",
+    "MixedError",
+    "UnfollowedError",
+    "Where",
+    "dims_of",
+]
 
 Where = Layout | Periods
 FoundAt = Where | Sequence["Where | None"] | None  # of each result; None for one that must not be used
@@ -65,7 +73,7 @@ class Call:
 
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of a tensor that descends from the batch; None for any other."""
-        place = self.place(tensor) if is_tensor(tensor) else None
+        place = self.place(tensor) if isinstance(tensor, Tensor) else None
         return place if isinstance(place, Layout) else None
 
     def refuse(self, why: str) -> MixedError:
@@ -82,7 +90,7 @@ class Call:
     def beside(self, layout: Layout, *others: Any) -> Layout:
         """The layout, if the other tensors have it too or give every row the same; sizes need not be equal."""
         for other in others:
-            if not is_tensor(other):
+            if not isinstance(other, Tensor):
                 continue
             place = self.place(other)
             if isinstance(place, Layout):
@@ -97,11 +105,6 @@ class Call:
         if layout.dim in {dim % max(ndim, 1) for dim in dims}:
             raise self.refuse("works along the dimension of the examples")
         return layout
-
-
-def is_tensor(value: object) -> bool:
-    """Whether an argument is a tensor."""
-    return isinstance(value, Tensor)
 
 
 def dims_of(value: Any, ndim: int) -> list[int]:

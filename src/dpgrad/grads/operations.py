@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpgrad.grads import shapes
 from dpgrad.grads.axes import Layout, even
-from dpgrad.grads.calls import Call, FoundAt, dims_of, is_tensor
+from dpgrad.grads.calls import Call, FoundAt, dims_of
 from dpgrad.grads.layers import unrolled
 
 __all__ = ["OF_CONSTANTS", "RULES", "FollowRule", "rule_of"]
@@ -122,7 +123,7 @@ def _batch_norm(call: Call) -> FoundAt:
         raise call.refuse("computes statistics of several examples")
     if not own:
         call.only("input")
-    elif is_tensor(call["running_mean"]) or is_tensor(call["running_var"]):
+    elif isinstance(call["running_mean"], Tensor) or isinstance(call["running_var"], Tensor):
         raise call.refuse("writes statistics of the batch to tensors that were given to it")
     else:  # an instance norm: examples stand among the channels
         call.beside(place.moved(0), call["weight"], call["bias"])
@@ -284,7 +285,7 @@ def _attention(call: Call) -> FoundAt:
     call.beside(layout, call["key"], call["value"])
     for name in ("attn_mask", "attn_bias"):
         mask = call[name]
-        if is_tensor(mask):
+        if isinstance(mask, Tensor):
             start = 4 - mask.ndim
             if start <= 0:
                 call.beside(layout, mask)
@@ -301,7 +302,7 @@ def _even(call: Call) -> FoundAt:
 
 def _normal(call: Call) -> FoundAt:
     """Normal numbers about means that are tensors, or, in place, about one number."""
-    return _pointwise(call) if is_tensor(call["mean"]) or is_tensor(call["std"]) else _even(call)
+    return _pointwise(call) if isinstance(call["mean"], Tensor) or isinstance(call["std"], Tensor) else _even(call)
 
 
 def _ctc(call: Call) -> FoundAt:
@@ -310,7 +311,7 @@ def _ctc(call: Call) -> FoundAt:
         raise call.refuse("finds the examples elsewhere than in the second dimension")
     call.beside(Layout(0), call["targets"], call["input_lengths"], call["target_lengths"])
     for lengths in (call["input_lengths"], call["target_lengths"]):
-        if not is_tensor(lengths) and len(set(lengths)) > 1:
+        if not isinstance(lengths, Tensor) and len(set(lengths)) > 1:
             raise call.refuse("gives examples different lengths by their place in the batch")
     return [Layout(0), None]
 

@@ -338,7 +338,7 @@ class Mechanism:
         ``start`` is the first step of the current key: an epoch that a new key enters half-way is paid again.
 
         >>> epochs = Mechanism(sampling.Shuffle(100, 50), steps=4, noise_multiplier=1.0, relation=Relation.ZERO_OUT)
-        >>> [epochs.step_event(t) == Compose(()) for t in range(4)]
+        >>> [epochs.step_event(t) == NOTHING for t in range(4)]
         [False, True, False, True]
         """
         self._check_step(step)

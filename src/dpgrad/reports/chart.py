@@ -16,7 +16,9 @@ from dpgrad.reports.interactive import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Chart", "ChartLine", "draw_tradeoff", "inlined", "page_colours", "tradeoff"]
+__all__ = [
+    "Chart", "ChartLine", "draw_tradeoff", "file_style", "finish", "inlined", "page_colours", "tradeoff",
+]  # fmt: skip
 
 # Okabe and Ito's palette, which colour-blind readers tell apart, without black and with its lightest two darkened: all
 # can be seen on white and on dark paper. Dashes tell lines apart that lie on one another.
@@ -172,9 +174,24 @@ def _drawn(title: str, spoken: str, draw: Callable[[Any], None]) -> "tuple[Figur
         figure = Figure(figsize=(4.9, 3.1), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.grid(True, color=_GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        finish(axes, title, _GRID)
         return figure, inlined(figure, spoken)
+
+
+def finish(axes: Any, title: str, grid: str = "#DDDDDD") -> None:
+    """Write the title of a panel, and draw its grid behind the lines and no frame at the top and on the right."""
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(True, color=grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+@contextmanager
+def file_style() -> Iterator[None]:
+    """Within the block matplotlib draws for a file: the same figure gives the same bytes, whatever the user's style."""
+    import matplotlib
+
+    settings = {"svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **settings}):
+        yield

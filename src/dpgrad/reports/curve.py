@@ -36,11 +36,9 @@ def write(path: str, curve: Tradeoff, attacks: Mapping[str, Any]) -> None:
 
 
 def _draw(path: str, curve: Tradeoff, attacks: Mapping[str, Any]) -> None:
-    import matplotlib
     from matplotlib.figure import Figure
 
-    settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
-    with matplotlib.rc_context(settings):
+    with chart.file_style():
         figure = Figure(figsize=(9.0, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         chart.draw_tradeoff(left, attacks)
@@ -51,9 +49,5 @@ def _draw(path: str, curve: Tradeoff, attacks: Mapping[str, Any]) -> None:
         right.set_xlabel("ε")
         right.set_ylabel("δ, at most")
         for axes, title in ((left, "errors of any attack"), (right, "δ(ε)")):
-            axes.set_title(title, loc="left", fontsize=11)
-            axes.grid(True, color="#DDDDDD", linewidth=0.8)
-            axes.set_axisbelow(True)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
+            chart.finish(axes, title)
         plot.write(figure, path, "--curve")

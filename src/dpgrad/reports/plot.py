@@ -15,7 +15,7 @@ from dpgrad.accounting.inexact import parted
 from dpgrad.errors import OptionError
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
-from dpgrad.reports import compare
+from dpgrad.reports import chart, compare
 from dpgrad.reports.compare import Figure
 
 __all__ = ["counts", "draw", "lines", "write"]
@@ -85,16 +85,13 @@ def _quick(event: Event, relation: Relation, accountant: str, delta: float) -> f
 
 def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -> None:
     """Write the plot; the same run gives the same bytes. ``known`` are figures of the whole run."""
-    import matplotlib
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     found = lines(run, delta, known)
     if not found:
         raise OptionError("--plot has nothing to draw: no accountant gives a finite epsilon above 0")
-    with matplotlib.rc_context(
-        {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
-    ):
+    with chart.file_style():
         figure = Canvas(figsize=(8.2, 4.7), layout="constrained")
         axes = figure.add_subplot()
         for name, (steps, epsilons, guarantee) in sorted(found.items(), key=lambda item: -item[1][1][-1]):
@@ -118,11 +115,7 @@ def draw(path: str, run: Mechanism, delta: float, known: Mapping[str, Figure]) -
             axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("steps")
         axes.set_ylabel(f"ε at δ = {delta:g}, {run.relation} neighbours")
-        axes.set_title(_title(run), loc="left", fontsize=11)
-        axes.grid(True, which="major", color="#DDDDDD", linewidth=0.8)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        chart.finish(axes, _title(run))
         history = "" if all(guarantee for _, _, guarantee in found.values()) else "\n(dashed: not a guarantee)"
         figure.legend(
             loc="outside right upper", frameon=False, title=f"accountant, ε at {run.steps:,} steps{history}",
