@@ -3,17 +3,15 @@
 A search is an experiment like any other: its arms are the candidates, grouped by the method they are for, and its
 figure is measured on training rows that the fit did not see. `chosen` picks the best candidate of each method from the
 trials in the output folder, or, where the search has not been run there, from ``chosen.json`` beside this file, which
-``python -m dpgrad.papers.searching RESULTS`` writes. The choice is not charged to the privacy budget; tables say so.
+``python -m benchmarks.chosen RESULTS`` writes. The choice is not charged to the privacy budget; tables say so.
 """
 
 import functools
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpgrad import _files
 from dpgrad.papers.experiment import Outcomes, Size
 
 __all__ = ["COMMITTED", "NOT_CHARGED", "chosen", "committed", "outcomes", "told"]
@@ -83,21 +81,3 @@ def committed() -> dict[str, dict[str, dict[str, Any]]]:
     """What the committed searches chose: search, method, setting."""
     found: dict[str, dict[str, dict[str, Any]]] = json.loads(COMMITTED.read_text("utf-8"))
     return found
-
-
-def _write(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Take over what the searches in a folder chose, and keep what is committed of the others."""
-    from dpgrad.papers.catalogue import experiments
-
-    found = dict(committed())
-    for search in {name: None for one in experiments().values() for name in one.after}:
-        earlier = outcomes(search, "full", folder)
-        methods = {earlier.of(arm)[0]["setting"].get("method"): None for arm in earlier.arms}
-        if methods:
-            found[search] = {method: chosen(search, earlier, method) for method in methods}
-    _files.replace(COMMITTED, (json.dumps(found, indent=1) + "\n").encode())
-    return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(_write(Path(sys.argv[1])), indent=1))

@@ -1,0 +1,31 @@
+"""Commit to the settings that the searches of the papers' experiments chose: ``chosen.json`` of `dpgrad.papers`.
+
+    python -m benchmarks.chosen RESULTS
+
+takes over what the searches in the results folder chose, and keeps what is committed of the others.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dpgrad import _files
+from dpgrad.papers import searching
+from dpgrad.papers.catalogue import experiments
+
+
+def write(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Write the choices of the searches in a folder, and return all that are committed."""
+    found = dict(searching.committed())
+    for search in {name: None for one in experiments().values() for name in one.after}:
+        earlier = searching.outcomes(search, "full", folder)
+        methods = {earlier.of(arm)[0]["setting"].get("method"): None for arm in earlier.arms}
+        if methods:
+            found[search] = {method: searching.chosen(search, earlier, method) for method in methods}
+    _files.replace(searching.COMMITTED, (json.dumps(found, indent=1) + "\n").encode())
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(write(Path(sys.argv[1])), indent=1))
