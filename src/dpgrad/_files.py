@@ -241,9 +241,8 @@ class Lines:
             checks.append(_check(checks[-1], body))
             if line[: _CHECK + 1] != checks[-1].encode() + b" ":
                 raise cls.refused(
-                    f"{path}: line {number} does not have the checksum of what it says after the lines before it: the "
-                    "file was edited or damaged and is not relied on; count the whole plan as spent and begin in "
-                    "another folder"
+                    f"{path}: line {number} has the wrong checksum: the file was edited or damaged and cannot be "
+                    "trusted; count the whole plan as spent and begin in another folder"
                 )
             records.append(json.loads(body))
         if records or not rest:

@@ -472,7 +472,7 @@ def test_an_edited_file_is_refused(old: bytes, new: bytes, tmp_path: Path) -> No
     ledger.add(STEP, ADD, "first")
     ledger.add(STEP, ADD, "second")
     path.write_bytes(path.read_bytes().replace(old, new, 1))
-    with pytest.raises(ValueError, match=r"line \d does not have the checksum .* edited or damaged"):
+    with pytest.raises(ValueError, match=r"line \d has the wrong checksum.* edited or damaged"):
         Ledger(path)
     with pytest.raises(ValueError, match="edited or damaged"):
         ledger.add(STEP, ADD)
@@ -484,7 +484,7 @@ def test_a_line_left_out_is_noticed(tmp_path: Path) -> None:
         Ledger(path).add(STEP, ADD, label)
     head, _, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(head + second)
-    with pytest.raises(ValueError, match="line 2 does not have the checksum"):
+    with pytest.raises(ValueError, match="line 2 has the wrong checksum"):
         Ledger(path)
 
 
@@ -499,7 +499,7 @@ def test_a_release_that_cannot_be_read_is_refused(
         Ledger(path).add(STEP, ADD)
     before = path.read_bytes()
     for act in (lambda: Ledger(path), lambda: Ledger(path).add(STEP, ADD)):
-        with pytest.raises(LedgerError, match="holds what is not an entry of a ledger"):
+        with pytest.raises(LedgerError, match="holds a line that is not a ledger entry"):
             act()
     assert path.read_bytes() == before
 

@@ -45,7 +45,7 @@ def test_another_separator_beside_decimal_commas_has_a_remedy(tmp_path: Path, ca
     path.write_text("a;y\n1,5;yes\n2,5;no\n", "utf-8")
     assert cli.main(["data", "describe", str(path), "--separator", ","]) == 2
     assert (
-        "(; beside decimal commas), name it: separator under [file] of the schema, or --separator"
+        "(; with decimal commas), name it: separator under [file] of the schema, or --separator"
         in capsys.readouterr().err
     )
 

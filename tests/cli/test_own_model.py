@@ -176,7 +176,7 @@ HOSTILE = {
     ),
     "batch norm": (
         f"{HEAD}def make(s, o): return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, o))\n",
-        "BatchNorm '0' lets examples act on each other: replace it by GroupNorm with dpgrad.grads.convert(model)",
+        "BatchNorm '0' mixes examples: replace it by GroupNorm with dpgrad.grads.convert(model)",
     ),
 }
 NAMED = {

@@ -804,7 +804,7 @@ class Losing(Held):
 
 
 class Mingling(Held):
-    """Its own rule for vmap lets examples act on each other."""
+    """Its own rule for vmap mixes examples."""
 
     generate_vmap_rule = False
 

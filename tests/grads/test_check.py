@@ -283,9 +283,9 @@ ACTING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
     "BatchNorm3d": (
         lambda: nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2)),
         lambda: rows(5, 1, 2, 2, 2),
-        "BatchNorm '1' lets examples act on each other",
+        "BatchNorm '1' mixes examples",
     ),
-    "SyncBatchNorm": (lambda: norm_after(nn.SyncBatchNorm(4)), rows, "BatchNorm '1' lets examples act on each other"),
+    "SyncBatchNorm": (lambda: norm_after(nn.SyncBatchNorm(4)), rows, "BatchNorm '1' mixes examples"),
     "statistics of the batch by hand": (
         lambda: Function(lambda own, x: (x - x.mean(0)) / (x.std(0) + 0.1)),
         rows,

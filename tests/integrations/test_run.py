@@ -188,12 +188,12 @@ def test_a_record_that_says_less_than_the_checkpoint_is_refused(tmp_path: Path) 
     cut = b"".join(lines[:3])
     for left, state in ((cut, at_120), (cut, older), (b"".join(lines[:4]), at_120), (cut, at_60)):
         path.write_bytes(left)
-        with pytest.raises(ResumeError, match="says less than the checkpoint"):
+        with pytest.raises(ResumeError, match="is older than the checkpoint"):
             made(**FULL).open(tmp_path, state, state["step"])
         assert path.read_bytes() == left
     path.write_bytes(whole)
     for damaged in ({"attempt": 2}, {"attempt": 0}, {"attempt": "1"}, {"until": 151}, {"until": None}):
-        with pytest.raises(ResumeError, match="says less than the checkpoint"):
+        with pytest.raises(ResumeError, match="is older than the checkpoint"):
             made(**FULL).open(tmp_path, {**at_120, **damaged}, 120)
     second = made(**FULL)
     with pytest.warns(ResumeWarning):
@@ -201,7 +201,7 @@ def test_a_record_that_says_less_than_the_checkpoint_is_refused(tmp_path: Path) 
     state = begun(second, 1).state()
     second.close()
     path.write_bytes(whole)  # the steps that the second process took again are missing from it
-    with pytest.raises(ResumeError, match="says less than the checkpoint"):
+    with pytest.raises(ResumeError, match="is older than the checkpoint"):
         made(**FULL).open(tmp_path, state, 61)
 
 

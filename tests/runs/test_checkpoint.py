@@ -196,7 +196,7 @@ def test_anything_that_differs_draws_a_new_key_and_pays_for_both(
         assert run.reason == f"not the same as before: {name}"
         assert run.last == 6  # four of ten are spent, and steps 0 to 5 of the new attempt make ten
         taken(run, 6)
-        with pytest.raises(ValueError, match="step 7 would exceed what is planned"):
+        with pytest.raises(ValueError, match="step 7 would exceed the plan"):
             run.charge(6)
         assert leaves(run.event()) == leaves(PLAN.event())
         assert leaves(run.before) == leaves(PLAN.with_steps(4).event())

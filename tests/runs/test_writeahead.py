@@ -78,7 +78,7 @@ def test_blocks_have_a_step_at_least(tmp_path: Path) -> None:
 
 def test_nothing_beyond_the_plan(tmp_path: Path) -> None:
     ledger = created(tmp_path / "ledger", PLANS["poisson"])
-    with pytest.raises(ValueError, match="step 13 would exceed what is planned"):
+    with pytest.raises(ValueError, match="step 13 would exceed the plan"):
         ledger.reserve(12)
 
 
@@ -197,7 +197,7 @@ def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path) -> None:
     ledger.reserve(0)
     ledger.reserve(5)
     path.write_bytes(b"".join(EDITS[edit](path.read_bytes().splitlines(keepends=True))))
-    with pytest.raises(ValueError, match=r"does not have the checksum .* was edited or damaged"):
+    with pytest.raises(ValueError, match=r"has the wrong checksum.* was edited or damaged"):
         WriteAhead.read(path)
 
 

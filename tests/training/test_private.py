@@ -386,7 +386,7 @@ class Worded(Pairs):
         ),
         (torch.tensor(1.0), "data must be a tensor or an array with one entry per example"),
         ((), "data must hold tensors with one entry per example, but nothing"),
-        (Ragged(), "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape"),
+        (Ragged(), "the examples of data cannot be put into one batch: make the Dataset return tensors of one shape"),
         (Worded(), r"an example of data must hold tensors or numbers, \[1\]\[0\] is a str: leave it out"),
     ],
 )

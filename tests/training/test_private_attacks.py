@@ -36,7 +36,7 @@ def test_batchnorm_that_is_switched_to_training_after_the_first_step(engine: str
     model.train()
     before = model[1].running_mean.clone()
     for _ in range(2):
-        with pytest.raises(ValueError, match="BatchNorm '1' lets examples act on each other"):
+        with pytest.raises(ValueError, match="BatchNorm '1' mixes examples"):
             steps.step(data)
     assert steps.steps_taken == 1
     assert torch.equal(model[1].running_mean, before)

@@ -345,4 +345,4 @@ def _entry(path: Path, record: dict[str, Any]) -> Entry:
         event, relation = from_dict(record["event"]), Relation(record["relation"])
         return Entry(event, relation, record["label"], record.get("run"), record.get("unit", UNIT))
     except (KeyError, ValueError) as error:
-        raise LedgerError(f"{path} holds what is not an entry of a ledger: {error}") from None
+        raise LedgerError(f"{path} holds a line that is not a ledger entry: {error}") from None

@@ -82,7 +82,9 @@ def counts(bounds: Array, mechanism: Mechanism) -> Array:
     assert rule is not None
     starts = np.array([mechanism.clip_at(0, group) for group in mechanism.groups or (None,)])
     if (np.abs(np.log(bounds / starts)) > math.log(FAR) - 1e-9).any():
-        raise AuditError("a clip bound reached the end of its range, where it tells no count: audit fewer steps")
+        raise AuditError(
+            "a clip bound reached the end of its range, where it no longer shows the count: audit fewer steps"
+        )
     found: Array = mechanism.divisor * (rule.quantile - 0.5 - np.log(bounds[:, 1] / bounds[:, 0]) / rule.learning_rate)
     return found
 

@@ -369,7 +369,7 @@ def _directions(model: nn.Module, mechanism: Mechanism) -> dict[str, Tensor]:
     parameters = trainable(model)
     drawn = {name: torch.randn(p.shape, generator=generator, dtype=torch.float64) for name, p in parameters.items()}
     if not drawn:
-        raise OptionError("model has no trainable parameter: set requires_grad on what is to be trained")
+        raise OptionError("model has no trainable parameter: set requires_grad on the parameters to train")
     squares: dict[Group | None, float] = {}
     groups = {name: mechanism.group_of(name) if mechanism.groups else None for name in drawn}
     for name, way in drawn.items():

@@ -137,7 +137,7 @@ def cells(path: Path, lines: Iterable[str], separator: str, file: FileFormat) ->
                 raise DataError(
                     f"{path}: line {line:,} has {len(found):,} cells, and the first line {width:,}: give each row as "
                     "many, and put a cell that holds the separator in quotes; where the file has another separator "
-                    "(; beside decimal commas), name it: separator under [file] of the schema, or --separator"
+                    "(; with decimal commas), name it: separator under [file] of the schema, or --separator"
                 )
             yield line, [(cell.replace(_STAND_IN, separator) if long else cell).strip() for cell in found]
     except csv.Error as error:

@@ -27,7 +27,7 @@ class MixedError(Exception):
 
 
 class UnfollowedError(UnsupportedModelError):
-    """A use of a parameter whose gradients cannot be told apart by example in this way of computing them."""
+    """A use of a parameter whose gradients cannot be attributed to single examples in this way of computing them."""
 
 
 class KeptError(UnsupportedModelError):

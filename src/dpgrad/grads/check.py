@@ -43,7 +43,7 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
     buffers and torch's random state are left as they were, unless the forward pass itself writes to a parameter.
     Refused, each by name:
 
-    - a layer or a loss that lets examples act on each other (BatchNorm in training mode, a mean or a softmax over the
+    - a layer or a loss that mixes examples (BatchNorm in training mode, a mean or a softmax over the
       batch): clipping one example would not bound what it does to the others;
     - a pass that leaves something of the batch in the model (running statistics): it would be released without noise;
     - a parameter that is trained and that the loss does not depend on;
@@ -58,7 +58,7 @@ def check(model: nn.Module, loss: Loss, batch: Batch, engine: str = "bookkeeping
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dpgrad.errors.UnsupportedModelError: BatchNorm '1' lets examples act on each other: replace it by GroupNorm with ...
+    dpgrad.errors.UnsupportedModelError: BatchNorm '1' mixes examples: replace it by GroupNorm with ...
     >>> model[1] = nn.GroupNorm(1, 3)
     >>> print(check(model, lambda model, x: model(x)[:, 0].square(), torch.randn(8, 2)))
     batched (no operation depends on values)
@@ -108,7 +108,7 @@ def prepared(
                 warn(f"no loss of the few examples that were tried depends on {', '.join(unused[:5])}")
             if way.name != "batched" and not takes_one:
                 raise UnsupportedModelError(
-                    "the loss fails with one example, though not with several: let it take any number"
+                    "the loss fails with one example but not with several: make it accept any number"
                 )
             if way.name != "batched":
                 _refuse_statistics(Probe(model, loss, wide, rows, probe.eps, sketched=sketched))
@@ -184,8 +184,8 @@ def _refuse_company(probe: Probe) -> list[str]:
         what = _difference(own, other, probe.eps) or (None if i else _difference_far(probe, own, i))
         if what is not None:
             raise UnsupportedModelError(
-                f"examples act on each other: {what} of one changes with the others in its batch: let each output "
-                "depend on its own row alone, and draw random numbers from torch's default generators"
+                f"examples act on each other: {what} of one changes with the others in its batch: make each output "
+                "depend only on its own row, and draw random numbers from torch's default generators"
             )
         used |= own.used
     return [name for name in trainable(probe.model) if name not in used]
@@ -196,7 +196,7 @@ def _refuse_unused(names: Sequence[str]) -> None:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise UnsupportedModelError(
-            f"the loss does not depend on {shown}: freeze what is not used with requires_grad_(False), or use it"
+            f"the loss does not depend on {shown}: freeze unused parameters with requires_grad_(False), or use them"
         )
 
 
@@ -259,7 +259,7 @@ def _refuse_statistics(probe: Probe) -> None:
         if bool((off > bound * (wanted.abs() + typical)).any()):
             raise UnsupportedModelError(
                 "examples act on each other: the loss of one changes with the others in its batch, or with their "
-                "number: let each output depend on its own row alone, not on a statistic of the batch or its size"
+                "number: make each output depend only on its own row, not on a statistic of the batch or its size"
             )
 
 

@@ -153,7 +153,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
-            raise self._refuse(f"{func} has no rule that tells examples apart")
+            raise self._refuse(f"{func} has no rule that keeps examples apart")
         name = func.overloadpacket.__name__
         if name in _IGNORED:
             return func(*args, **kwargs)
@@ -215,7 +215,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _after(self, func: Any, call: Call, carrying: bool, written: list[Any], before: list[Where]) -> None:
         rule = rule_of(func)
         if carrying and rule is None:
-            raise MixedError(f"{call.name} has no rule that tells examples apart")
+            raise MixedError(f"{call.name} has no rule that keeps examples apart")
         found: FoundAt = None
         if self._by_place(func, call):
             if carrying:

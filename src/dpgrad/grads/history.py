@@ -159,7 +159,9 @@ class Average:
         _validate.whole(least=1, examples=examples)
         parameters = trainable(model)
         if not parameters:
-            raise UnsupportedModelError("model has no trainable parameter: set requires_grad on what is to be trained")
+            raise UnsupportedModelError(
+                "model has no trainable parameter: set requires_grad on the parameters to train"
+            )
         device = next(iter(parameters.values())).device
         needed = sum(p.numel() * sum_dtype(p.dtype).itemsize for p in parameters.values()) * examples
         room = available(device) if limit is None else limit

@@ -65,7 +65,7 @@ def refuse_modules(model: nn.Module) -> None:
         # Without running statistics those of the batch are used in eval mode too.
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise UnsupportedModelError(
-                f"BatchNorm {name or 'itself'!r} lets examples act on each other: replace it by GroupNorm with "
+                f"BatchNorm {name or 'itself'!r} mixes examples: replace it by GroupNorm with "
                 "dpgrad.grads.convert(model), or, with statistics that are public, put it in eval mode"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

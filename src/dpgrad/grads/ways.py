@@ -148,7 +148,7 @@ class Attributed:
                     found = self._lifted(model, loss, batch, weights, rows, masks=name == "forked")
             except certified.MetError as met:
                 raise UnsupportedModelError(
-                    f"{met}: let each output depend on its own row alone, not on a statistic of the batch or its size"
+                    f"{met}: make each output depend only on its own row, not on a statistic of the batch or its size"
                 ) from None
             except (lifted.CannotLiftError, certified.RefusedError, UnfollowedError) as error:
                 reasons += [str(error)] if str(error) not in reasons else []
@@ -163,8 +163,8 @@ class Attributed:
                 return found
         why = "; ".join([*self._mixed.values()][:1] + reasons)
         raise UnsupportedModelError(
-            f"gradients cannot be told apart by example ({why}): let each output depend on its own row alone, or use "
-            "engine='single', which passes one example at a time"
+            f"gradients cannot be attributed to single examples ({why}): make each output depend only on its own row, or "
+            "use engine='single', which passes one example at a time"
         )
 
     def decided(self) -> None:

@@ -343,8 +343,8 @@ def _refuse_shorter(record: WriteAhead, state: Mapping[str, Any]) -> None:
     spent = attempt.until if "attempt" in state else max(one.until for one in record.attempts)
     if not told or spent < state["step"] or attempt.reached < until:
         raise ResumeError(
-            "the record of what was spent says less than the checkpoint: lines of it are missing, or it is an older "
-            f"copy. Put the latest copy of the folder {FOLDER} beside the checkpoints; without it, count "
+            "the record of what was spent is older than the checkpoint: lines of it are missing, or it is an older "
+            f"copy. Put the latest copy of the folder {FOLDER} next to the checkpoints; without it, count "
             "the whole plan as spent and begin anew"
         )
 

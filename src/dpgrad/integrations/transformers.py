@@ -353,8 +353,8 @@ def _refuse_collator(collate: _Collate, few: Sequence[Any]) -> None:
                 )
             if not torch.equal(alone[name][0], value[place]):
                 raise DataError(
-                    f"data_collator gives an example other values of {name!r} in another batch: let what it does to an "
-                    "example depend on that example alone"
+                    f"data_collator gives an example other values of {name!r} in another batch: make it treat each "
+                    "example independently of the others"
                 )
 
 

@@ -287,9 +287,7 @@ class Mechanism:
     def _check_step(self, step: int) -> None:
         _validate.whole(step=step)
         if step >= self.steps:
-            raise OptionError(
-                f"step must be below steps = {self.steps:,}, got {step:,}: it is not part of what is accounted"
-            )
+            raise OptionError(f"step must be below steps = {self.steps:,}, got {step:,}: it is not accounted for")
 
     def _chosen(self, group: Group | None) -> Group | None:
         if group is None and self.groups:

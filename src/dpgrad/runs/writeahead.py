@@ -255,7 +255,7 @@ class WriteAhead:
         now = self.present
         if step >= now.last:
             raise BudgetSpentError(
-                f"step {step + 1:,} would exceed what is planned: this attempt may go to step {now.last:,}; stop here"
+                f"step {step + 1:,} would exceed the plan: this attempt may go to step {now.last:,}; stop here"
             )
         if step >= now.until:
             self._add({"until": min(step + now.reserve, now.last)})

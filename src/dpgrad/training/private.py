@@ -495,7 +495,7 @@ class PrivateGradient:
         """Compare the engine with its definition before the first step, and again where the model is another one.
 
         It is where other parameters are trained, where parameters, modules or hooks were exchanged, and where a module
-        is in the other mode: BatchNorm lets examples act on each other in training mode only.
+        is in the other mode: BatchNorm mixes examples in training mode only.
         """
         if self._checked is not None and self._checked.same():
             return

@@ -176,7 +176,7 @@ def together(examples: list[Any], collate: Collate = default_collate) -> Batch:
             raise
         remedy = "or give collate" if collate is default_collate else f"or correct collate ({_raised(error)})"
         raise DataError(
-            "the examples of data cannot be put into one batch: let the Dataset return tensors of one shape (padded), "
+            "the examples of data cannot be put into one batch: make the Dataset return tensors of one shape (padded), "
             f"{remedy}"
         ) from None
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
@@ -352,8 +352,8 @@ def _refuse_mixed(examples: Sequence[Any]) -> None:
         for one, other in zip(first, types(example), strict=False):  # other structures are for collate to refuse
             if one != other:
                 raise DataError(
-                    f"the examples of data must hold values of one type, got {one} and {other}: let the Dataset "
-                    "convert every example, such as torch.as_tensor(x, dtype=torch.float32)"
+                    f"the examples of data must hold values of one type, got {one} and {other}: convert every "
+                    "example in the Dataset, such as torch.as_tensor(x, dtype=torch.float32)"
                 )
 
 

@@ -25,9 +25,7 @@ def embedding(
 ) -> dict[str, Use]:
     """y_t = W[x_t]; the row ``padding_idx`` gets no gradient."""
     if max_norm is not None or scale_grad_by_freq:
-        raise UnsupportedModelError(
-            "an embedding with max_norm or scale_grad_by_freq lets examples act on each other: turn both off"
-        )
+        raise UnsupportedModelError("an embedding with max_norm or scale_grad_by_freq mixes examples: turn both off")
     ids, g = input.flatten(1), g.flatten(1, -2)
     if padding_idx is not None:
         row = padding_idx % weight.shape[0]

@@ -96,7 +96,7 @@ def refuse_training(training: bool, mean: Tensor | None, var: Tensor | None) -> 
     """The fixed statistics of a BatchNorm; one that has none, or gathers them, is refused."""
     if training or mean is None or var is None:
         raise UnsupportedModelError(
-            "BatchNorm in training mode lets examples act on each other: replace it by GroupNorm with "
+            "BatchNorm in training mode mixes examples: replace it by GroupNorm with "
             "dpgrad.grads.convert(model), or put it in eval mode with public statistics"
         )
     return mean, var
