@@ -163,8 +163,8 @@ class Attributed:
                 return found
         why = "; ".join([*self._mixed.values()][:1] + reasons)
         raise UnsupportedModelError(
-            f"gradients cannot be attributed to single examples ({why}): make each output depend only on its own row, or "
-            "use engine='single', which passes one example at a time"
+            f"gradients cannot be attributed to single examples ({why}): make each output depend only on its own row, "
+            "or use engine='single', which passes one example at a time"
         )
 
     def decided(self) -> None:
