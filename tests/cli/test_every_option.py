@@ -73,7 +73,7 @@ _REMEMBERING = [
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured, drawn or computed twice: what is spoilt is refused before that, or is well."""
     monkeypatch.setattr(prepare, "expected_seconds", lambda *_, **__: 0.0)
-    monkeypatch.setattr(Chart, "svg", lambda _: "<svg/>")
+    monkeypatch.setattr(Chart, "html", lambda _: "<svg/>")
     monkeypatch.setattr(curvature, "_NEWTON_STEPS", 2)
     monkeypatch.setattr(audit, "step", lambda *job, step=audit.step, **how: step(*job, **how | {"checks": ["ledger"]}))
     for module, name, remembering in _REMEMBERING:

@@ -89,7 +89,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: what is spoilt is refused before that, or is well."""
     monkeypatch.setattr(prepare, "expected_seconds", lambda *_, **__: 0.0)
-    monkeypatch.setattr(Chart, "svg", lambda _: "<svg/>")
+    monkeypatch.setattr(Chart, "html", lambda _: "<svg/>")
 
 
 def options(command: str) -> dict[str, argparse.Action]:

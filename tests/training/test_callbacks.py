@@ -42,7 +42,7 @@ def fitted(*callbacks: Any, data: Any = None, **options: Any) -> Fitted:
 
 @pytest.fixture(autouse=True)
 def _nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chart, "svg", lambda _: "<svg/>")
+    monkeypatch.setattr(Chart, "html", lambda _: "<svg/>")
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def fitted(data: Any = None, model: nn.Module | None = None, **options: Any) -> 
 @pytest.fixture(autouse=True)
 def _nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here looks at the charts of a report; tests/reports and tests/cli do."""
-    monkeypatch.setattr(Chart, "svg", lambda _: "<svg/>")
+    monkeypatch.setattr(Chart, "html", lambda _: "<svg/>")
 
 
 @pytest.fixture(scope="module")
