@@ -192,6 +192,6 @@ def file_style() -> Iterator[None]:
     """Within the block matplotlib draws for a file: the same figure gives the same bytes, whatever the user's style."""
     import matplotlib
 
-    settings = {"svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **settings}):
+    settings = {**matplotlib.rcParamsDefault, "svg.hashsalt": "dpgrad", "font.size": 10, "font.family": "DejaVu Sans"}
+    with matplotlib.rc_context(settings):
         yield
