@@ -426,7 +426,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for and write the results; the other part stays as it was."""
+    """Run what is asked for, part by part."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--games", type=int, default=800)
@@ -434,22 +434,23 @@ def main() -> None:
     parser.add_argument("--only", choices=("faults", "runs", "alarms"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
     if args.only in (None, "runs"):
         ran = environment.describe("benchmarks.audit")
-        found["runs"] = {"environment": ran, "runs": args.runs, "rows": whole_runs(args.runs)}
+        keep(runs={"environment": ran, "runs": args.runs, "rows": whole_runs(args.runs)})
     if args.only in (None, "faults"):
         ran = environment.describe("benchmarks.audit")
-        found["faults"] = {"environment": ran, "games": args.games, "rows": list(faults(args.games))}
+        keep(faults={"environment": ran, "games": args.games, "rows": list(faults(args.games))})
     if args.only in (None, "alarms"):
         ran = environment.describe("benchmarks.audit")
         sensitivity = sensitivity_alarms(args.repetitions)
         rows = list(alarms(args.repetitions))
-        found["alarms"] = {
-            "environment": ran, "pairs": args.repetitions, "sensitivity": list(sensitivity), "rows": rows,
-        }  # fmt: skip
+        keep(alarms={"environment": ran, "pairs": args.repetitions, "sensitivity": list(sensitivity), "rows": rows})
+
+
+def keep(**part: dict[str, Any]) -> None:
+    """Write a part as soon as it is there; the others stay as they were."""
     path = RESULTS / "audit.json"
-    data = {**(json.loads(path.read_text("utf-8")) if path.exists() else {}), **found}
+    data = {**(json.loads(path.read_text("utf-8")) if path.exists() else {}), **part}
     path.write_text(json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n", "utf-8")
     (RESULTS / "audit.md").write_text(page(data), "utf-8")
     print(f"wrote {path.relative_to(environment.ROOT)}")
