@@ -49,6 +49,28 @@ def test_a_gaussian_has_its_trade_off(mu: float) -> None:
     assert found.advantage == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("event", "relation"),
+    [
+        (Gaussian(900.0), ADD),
+        (Repeat(Gaussian(900.0), 3), REPLACE),
+        (Shuffle(4, Gaussian(900.0)), ZERO),
+        (Compose((Gaussian(900.0), Approximate(0.1, 0.0, ADD))), ADD),
+        (Shifted(0.1, Gaussian(900.0)), ZERO),
+        (Repeat(Poisson(0.5, Gaussian(900.0)), 3), ADD),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_delta_is_rounded_to_nothing(event: Event, relation: Relation, size: int) -> None:
+    """δ = 0 would say that the release is purely ε-private, which Gaussian noise never is."""
+    for accountant in ("pld", "exact", "rdp"):
+        if accountant == "exact" and isinstance(event, Repeat) and isinstance(event.event, Poisson):
+            continue
+        assert min(promised(event, relation, accountant).deltas([1.0, 60.0])) > 0
+        assert min(curves.deltas(event, relation, [1.0, 60.0], size, accountant)) > 0
+        assert account(event, relation, accountant).delta(60.0) > 0
+
+
 def test_a_gaussian_to_many_digits() -> None:
     with mpmath.workdps(40):
         true = mpmath.ncdf(mpmath.mpf(1) / 2) - mpmath.ncdf(-mpmath.mpf(1) / 2)

@@ -21,6 +21,7 @@ Two kinds of leaves that are not Gaussian compose with them in closed form too (
 
 import math
 import operator
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ __all__ = [
     "SingleProfile",
     "account",
     "apart",
+    "delta",
     "epsilon",
     "log_delta",
     "mu_for",
@@ -71,6 +73,7 @@ NAME = "exact"
 _ONCE = (Laplace, DiscreteGaussian, RandomizedResponse, Exponential)  # closed forms of one release
 _MOST_SIGNS = 4096  # sums of the signs of approximate leaves; beyond, their ε add up
 _MOST_SHIFTED = 1000  # subsets of shifted leaves; beyond, the μ of some are rounded up, which only adds
+_LEAST = sys.float_info.min  # a δ too small for a float is not zero
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
@@ -94,6 +97,16 @@ def log_delta(mu: float, epsilon: float) -> float:
     else:
         gap = float(_mills(low) - _mills(high))
     return -(low * low) / 2 - 0.5 * math.log(2 * math.pi) + (math.log(gap) if gap > 0 else -math.inf)
+
+
+def delta(mu: float, epsilon: float) -> float:
+    """δ(ε) of a μ-GDP mechanism at ε ≥ 0, rounded up in the last digits; zero only where μ is.
+
+    >>> delta(1e-3, 9.0), delta(0.0, 0.0)
+    (2.2250738585072014e-308, 0.0)
+    """
+    found = math.exp(log_delta(mu, epsilon)) * (1 + 1e-12)
+    return min(max(found, _LEAST), 1.0) if mu else 0.0
 
 
 def _mills(t: "float | pairs.Array") -> "pairs.Array":
@@ -151,7 +164,7 @@ class GaussianProfile:
 
     def delta(self, epsilon: float) -> float:
         _validate.non_negative(epsilon=epsilon)
-        return min(math.exp(log_delta(self.mu, epsilon)) * (1 + 1e-12), 1.0)
+        return delta(self.mu, epsilon)
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,8 @@ class MixedProfile:
         """The least δ at ``epsilon``, from above."""
         _validate.non_negative(epsilon=epsilon)
         inside = math.fsum(chance * self._closed(epsilon - loss) for loss, chance in self._signs().items())
-        return min((self.certain + (1 - self.certain) * inside) * (1 + 1e-11), 1.0)
+        found = min((self.certain + (1 - self.certain) * inside) * (1 + 1e-11), 1.0)
+        return max(found, _LEAST) if self.mu or self.shifted or epsilon < self.total else found
 
     def _signs(self) -> dict[float, float]:
         """The sums of the losses of the approximate leaves, where none fails, and their probabilities."""

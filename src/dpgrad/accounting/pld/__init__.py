@@ -347,7 +347,7 @@ class Side:
             return single.bound(self._one, question.epsilon, upper)
         if isinstance(question, EpsilonAt):
             return exact.epsilon(self.mu, question.delta)
-        return min(math.exp(exact.log_delta(self.mu, question.epsilon)) * (1 + 1e-12), 1.0)
+        return exact.delta(self.mu, question.epsilon)
 
     def rough(self, question: Question) -> float:
         """The answer to within some percent: which direction to look at first."""
