@@ -49,7 +49,7 @@ def draw(found: dict[str, dict[str, list[float]]]) -> None:
     figure, axes = pyplot.subplots(1, len(found), figsize=(12, 4), sharex=True)
     for place, (epsilon, ways) in zip(axes, found.items(), strict=True):
         for name, values in ways.items():
-            dashed = "--" if name.startswith(("Gupta", "composition")) else "-"
+            dashed = "--" if name.startswith("composition") else "-"
             place.plot(MEANS, values, dashed, label=name)
         place.set(xscale="log", yscale="log", title=f"one trial: ε = {epsilon}", xlabel="mean number of trials")
         place.grid(alpha=0.3)
@@ -63,8 +63,7 @@ def page(found: dict[str, dict[str, list[float]]], ran: dict[str, Any]) -> str:
     parts = [environment.heading(ran, "What choosing costs")]
     parts.append(
         f"ε at δ = {DELTA:g} of choosing among trials of {STEPS:,} Poisson-sampled steps at rate {RATE:g}, zero-out "
-        "neighbours, by the (mean) number of trials, which is also the number of settings. Gupta et al. is shown as "
-        "Abadi et al. state it and is no guarantee of dpgrad's. The figure is tuning.svg."
+        "neighbours, by the (mean) number of trials, which is also the number of settings. The figure is tuning.svg."
     )
     for epsilon, ways in found.items():
         rows = [["one trial: ε = " + epsilon, *(f"{mean:g}" for mean in MEANS)]]

@@ -25,11 +25,10 @@ def test_prices_are_those_of_the_accountants() -> None:
     assert found["composition of all 4 settings"].epsilon < composed
     poisson = account(Selection((trial,), PoissonTrials(8.0)), Relation.ZERO_OUT, "rdp").epsilon(1e-5)
     assert found["best of a random number, poisson"].epsilon == poisson
-    named = found["Gupta et al. (2010)"]
-    assert not named.guarantee
-    calls = int(named.trials)
-    assert named.epsilon == account(trial, Relation.ZERO_OUT, "rdp").epsilon(1e-5 / calls) + 0.5
-    assert all(one.guarantee for one in found.values() if one is not named)
+    best = {name: found[f"best of a random number, {name}"].epsilon for name in ("logarithmic", "geometric")}
+    searched = found["first to meet a target"]
+    assert found["one trial"].epsilon < searched.epsilon < best["logarithmic"] < best["geometric"]
+    assert (searched.trials, searched.most) == (8, 35)  # 35 = ceil(log 0.01/log(7/8))
 
 
 @pytest.mark.parametrize(("trials", "relation"), [("logarithmic", "replace-one"), ("poisson", "zero-out")])
