@@ -107,7 +107,5 @@ def table(prices: Sequence[Price]) -> list[list[str]]:
     >>> table([Price("one trial", 1.0, 1e-5, 1, 1)])[1][:3]
     ['one trial', '1', '1']
     """
-    rows = [["way of choosing", "ε", "trials", "of which 99 % of the time at most", ""]]
-    for one in prices:
-        rows.append([one.name, up(one.epsilon), f"{one.trials:.4g}", f"{one.most:,}", one.note])
-    return rows
+    head = ["way of choosing", "ε", "trials", "of which 99 % of the time at most", ""]
+    return [head, *([one.name, up(one.epsilon), f"{one.trials:.4g}", f"{one.most:,}", one.note] for one in prices)]
