@@ -111,13 +111,18 @@ class TestNoise:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many values each draw of secure noise has; ordinary noise and samples are refused."""
+    """How many values each draw of secure noise has; ordinary noise and samples, and a stream used twice, are refused."""
     counts: list[int] = []
+    used: set[bytes] = set()
     fill = secure.fill
 
     def spied(key: Key, wanted: Any, threads: int = 1) -> None:
         assert key.secure
-        counts.extend(len(each.values) for each in wanted)
+        for each in wanted:
+            own = secure.stream(key, *each.names)
+            assert own not in used, f"two sums have the noise of {each.names}"
+            used.add(own)
+            counts.append(len(each.values))
         fill(key, wanted, threads)
 
     def refused(*given: object) -> None:

@@ -16,7 +16,9 @@ event of dp-accounting, and a tree that went through JSON can be read where dp-a
 | SelfComposedDpEvent, ComposedDpEvent | `Repeat`, `Compose` |
 
 Everything else is refused by name. Both libraries define the noise multiplier as noise over the bound on one
-row's contribution, under every neighbouring relation.
+row's contribution, under every neighbouring relation. dp-accounting's PLD accountant reads it so. Its Rényi accountant
+takes noise over the distance of neighbours under REPLACE_ONE, twice as far: there, give it half the multiplier, or it
+understates ε.
 
 >>> tree = to_dp_accounting(Repeat(Poisson(0.01, Gaussian(1.0)), 1000))
 >>> tree["class_name"], tree["count"], tree["event"]["class_name"]
