@@ -1,6 +1,7 @@
 """The two-world game, its e-process, one run, and audits of estimators; statistical tests have fixed seeds."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from dpgrad.accounting.events import Gaussian, Poisson, Repeat
 from dpgrad.audit import games, single
 from dpgrad.audit.claims import ClaimCurve, claimed
 from dpgrad.audit.games import Wrong
-from dpgrad.convex import DPLogisticRegression, DPStandardScaler
+from dpgrad.convex import DPLinearSVC, DPStandardScaler
+from dpgrad.convex.estimators import preprocessing
 from dpgrad.convex.solvers import gd, output
 from dpgrad.errors import AuditError, OptionError, ReportError
 from dpgrad.mechanism.mechanism import Mechanism
@@ -163,51 +165,65 @@ class TestOneRun:
         assert stats.binom.sf(above - 1, 200, 0.05) > 1e-4
 
 
-ROWS = np.random.default_rng(0).uniform(-0.5, 0.5, (100, 2))
-ANSWERS = (ROWS[:, 0] > 0).astype(int)
+ROWS = np.random.default_rng(0).uniform(-0.05, 0.05, (100, 2))
+ROWS[0] = 1.0, 0.0
+SIDES = np.arange(100) % 2
 
 
-def regression() -> DPLogisticRegression:
-    return DPLogisticRegression(
-        epsilon=1.0,
-        solver="output",
-        data_norm=1.0,
-        max_iter=5,
-        l2=0.1,
-        classes=[0, 1],
-        relation="replace-one",
+def fitted_coefficients(trials: int = 80) -> audit.Audit:
+    """One row exchanged for its opposite moves this fit as far as the solver declares."""
+    made = DPLinearSVC(
+        epsilon=1.0, solver="output", data_norm=1.0, max_iter=5, l2=0.1, classes=[0, 1], relation="replace-one",
         fit_intercept=False,
-    )
-
-
-def audited(trials: int = 80) -> audit.Audit:
+    )  # fmt: skip
     return audit.estimator(
-        regression(), ROWS, ANSWERS, read=lambda fitted: fitted.coef_, row=[-1.0, 0.0], target=1,
-        released="coefficients", trials=trials,
+        made, ROWS, SIDES, read=lambda fitted: fitted.coef_, row=[-1.0, 0.0], target=0, released="coefficients",
+        trials=trials,
     )  # fmt: skip
 
 
+def fitted_mean(trials: int = 80) -> audit.Audit:
+    made = DPStandardScaler(epsilon=1.0, bounds=(-1.0, 1.0), relation="replace-one")
+    rows = ROWS.copy()
+    rows[0] = -1.0
+    return audit.estimator(
+        made, rows, read=lambda fitted: fitted.mean_, row=[1.0, 1.0], released="mean and mean square", trials=trials
+    )
+
+
+FITS = pytest.mark.parametrize("fitted", [fitted_coefficients, fitted_mean])
+
+
 class TestEstimator:
-    def test_honest_fit_is_not_refuted(self) -> None:
-        found = audited()
+    @FITS
+    def test_honest_fit_is_not_refuted(self, fitted: Callable[..., audit.Audit]) -> None:
+        found = fitted()
         found.assert_held()
         assert [check.name for check in found.checks] == ["sensitivity", "two-world game"]
+        assert "by 1.0000 of the declared sensitivity" in found.checks[0].says
 
-    def test_understated_sensitivity_is_refuted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_half_the_sensitivity_of_coefficients_is_refuted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = output.stability
-        monkeypatch.setattr(output, "stability", lambda *args: real(*args) / 100)
-        found = audited()
-        assert found.refuted
-        assert found.checks[0].refuted
+        monkeypatch.setattr(output, "stability", lambda *args: real(*args) / 2)
+        assert "sensitivity: a row moves coefficients by 2.0000 of the declared" in fitted_coefficients().words
 
-    def test_halved_noise_of_a_scaler_is_refuted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_half_the_sensitivity_of_a_mean_is_refuted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = preprocessing.Statistic
+        monkeypatch.setattr(
+            preprocessing, "Statistic", lambda name, moved, std, share: real(name, moved / 2, std, share)
+        )
+        assert "sensitivity: a row moves mean and mean square by 2.0000 of the declared" in fitted_mean().words
+
+    @FITS
+    @pytest.mark.parametrize("left", [0.5, 0.0])
+    def test_half_the_noise_and_none_are_refuted(
+        self, fitted: Callable[..., audit.Audit], left: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         real = gd.gaussian
-        monkeypatch.setattr(gd, "gaussian", lambda *args: real(*args) / 4)
-        made = DPStandardScaler(epsilon=1.0, bounds=(-1.0, 1.0), relation="replace-one")
-        rows = ROWS.copy()
-        rows[0] = -1.0
-        found = audit.estimator(made, rows, read=lambda fitted: fitted.mean_, row=[1.0, 1.0], trials=600)
-        assert found.refuted
+        monkeypatch.setattr(gd, "gaussian", lambda *args: real(*args) * left)
+        found = fitted(2000 if left else 100)
+        assert found.checks[1].refuted
+        assert found.words.startswith("REFUTED: two-world game: ")
 
     def test_zero_out_is_refused(self) -> None:
         made = DPStandardScaler(epsilon=1.0, bounds=(-1.0, 1.0), relation="zero-out")
