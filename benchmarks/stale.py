@@ -22,11 +22,12 @@ from benchmarks import environment
 from dpgrad.papers import convex
 
 Status = tuple[str, str, int]  # file, "current", "stale" or "unknown", how many results
+_ELSEWHERE = environment.ROOT / "results"  # that of `benchmarks.audit` and `benchmarks.tuning`, among those of the lab
 
 
-def statuses(folder: Path = environment.RESULTS) -> Iterator[Status]:
-    """What is known of each results file."""
-    for file in sorted(folder.glob("*.json")):
+def statuses(folder: Path = environment.RESULTS, other: Path | None = None) -> Iterator[Status]:
+    """What is known of each results file, and of those in JSON of another folder."""
+    for file in sorted([*folder.glob("*.json"), *(other.glob("*.json") if other else ())]):
         content = json.loads(file.read_text("utf-8"))
         if isinstance(content, list):
             for status, count in sorted(Counter(map(of_trial, content)).items()):
@@ -46,7 +47,9 @@ def of_trial(trial: dict[str, Any]) -> str:
 
 
 def of_file(content: dict[str, Any]) -> str:
-    """The status of a file with an environment."""
+    """The status of a file with an environment; where each part has one, that of the first that is not current."""
+    if content and all(isinstance(part, dict) and "environment" in part for part in content.values()):
+        return next((status for status in map(of_file, content.values()) if status != "current"), "current")
     ran = content.get("environment", {})
     named = re.match(r"python -m ([\w.]+)", ran.get("command", ""))
     return _status(ran.get("source"), environment.digest(named.group(1)) if named else None)
@@ -77,7 +80,7 @@ def main() -> int:
         dropped = forget(set(given.forget), dataset=given.dataset)
         print(f"{dropped:,} trials taken out: run python -m benchmarks.convex run")
         return 0
-    found = list(statuses())
+    found = list(statuses(other=_ELSEWHERE))
     print(
         environment.table([["file", "status", "results"], *([name, what, f"{count:,}"] for name, what, count in found)])
     )

@@ -149,11 +149,17 @@ LOOPS: dict[str, dict[str, Any]] = {
     "engine vmap": {"engine": "vmap", "taken": 2},
     "mostly empty": {"rate": 0.02, "taken": 6},
     "empty": {"rate": 1e-9, "taken": 2},
+    "secure noise": {"rate": 1e-9, "taken": 2, "mechanism": {"groups": GROUPS, "secure_values": 10**5}},
     "a unit a layer": {"layers": True, "microbatch": 5, "taken": 1},
 }
 
 
-OF_THREE = ("frozen, checkpointed", "mostly empty", "empty")  # three ranks take these alone, to save time
+OF_THREE = (
+    "frozen, checkpointed",
+    "mostly empty",
+    "empty",
+    "secure noise",
+)  # three ranks take these alone, to save time
 
 
 def sharded_loops(rank: int, ranks: int, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Code that is not dpgrad's: a loop written out, two processes, and scripts of Opacus, with and without a fault."""
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from benchmarks import planted
 from dpgrad import Relation, audit, sampling, schedules
-from dpgrad.audit.trials import Trial
+from dpgrad.audit import sensitivity
+from dpgrad.audit.trials import PrivateSteps, Trial, UnderAudit
 from dpgrad.errors import AuditError, OptionError
 
 MECHANISM = planted.poisson(steps=8)
@@ -178,3 +180,26 @@ class TestOpacus:
 
     def test_sampler_is_not_refuted(self) -> None:
         audited(opacus_script, ["sampling"], MECHANISM, steps=8).assert_held()
+
+
+def bump(model: torch.nn.Module, batch: tuple[Tensor]) -> Tensor:
+    """A loss whose gradient is small at the rows as they are and vanishes far from them."""
+    (inputs,) = batch
+    found: Tensor = model(inputs)[:, 0] * torch.exp(-inputs.square().sum(1) / 8)
+    return found
+
+
+def test_gradient_ascent_finds_rows_that_contribute_more_than_real_ones_at_any_scale() -> None:
+    model, inputs = planted.seeded(lambda: torch.nn.Linear(4, 1, bias=False)), 0.02 * planted.rows()[0]
+    target = UnderAudit.of(model, bump, MECHANISM, (inputs,), PrivateSteps(), 0)
+
+    def length(row: tuple[Tensor, ...]) -> float:
+        (found,) = torch.autograd.grad(bump(model, row).sum(), [model.weight])
+        return float(found.norm())
+
+    real = (inputs[:1],)
+    (found,) = sensitivity.ascended(target, real)
+    assert length((found,)) > 1.1 * max(length((inputs[:1] * scale,)) for scale in sensitivity.SCALES)
+    assert length((found,)) > 0.9 * 2 * math.exp(-0.5)  # the largest there is
+    said = audited(planted.own_loop, ["sensitivity"])
+    assert not any("ascent" in left for left in said.not_tried)

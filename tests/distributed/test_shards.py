@@ -77,6 +77,14 @@ def test_the_noise_of_a_shard_is_the_slice_of_the_whole(ranks: int, folder: Path
     assert len({len(held["words.weight"]) for held in every}) == 2  # 11 rows are uneven
 
 
+@pytest.mark.parametrize("ranks", COUNTS)
+def test_secure_noise_of_a_shard_lies_on_the_grid_of_the_whole(ranks: int, folder: Path, alone: dict[str, Any]) -> None:
+    """To the bit: a grid for as many values as a shard has would differ in the last digits."""
+    wanted = alone["secure noise"]["gradients"]
+    for found in ranked.results(folder, "sharded_loops", ranks):
+        assert all(torch.equal(mean, wanted[name]) for name, mean in found["secure noise"]["gradients"].items())
+
+
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [
