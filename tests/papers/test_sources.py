@@ -134,8 +134,12 @@ def test_stale_results_are_found(source: str | None, status: str, tmp_path: Path
     (tmp_path / "other" / "audit.json").write_text(json.dumps(parts), "utf-8")
     found = sorted(stale.statuses(tmp_path, tmp_path / "other"))
     assert found == sorted(
-        [("convex_adult.json", "peer", 1), ("convex_adult.json", status, 2)]
-        + [("engines.json", status, 1), ("audit.json", status, 1)]
+        [
+            ("convex_adult.json", "peer", 1),
+            ("convex_adult.json", status, 2),
+            ("engines.json", status, 1),
+            ("audit.json", status, 1),
+        ]
     )
     assert stale.forget({"amp"}, tmp_path) == (0 if status == "current" else 2)
 
