@@ -13,14 +13,16 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dpgrad import Mechanism, Relation, grads
 from dpgrad.accounting.events import NOTHING, Compose, Gaussian, Poisson, Repeat, leaves
-from dpgrad.errors import UnsupportedModelError
+from dpgrad.errors import OptionError, UnsupportedModelError
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import RULES, Hard, Psasc, ScaleRule
 from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.randomness import noise
 from dpgrad.training.private import Observed, PrivateGradient
+from dpgrad.training.step import release
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, STEPS, DIVISOR = 24, 3, 6.0
@@ -598,6 +600,37 @@ def test_what_is_no_mechanism_loss_or_model_is_refused_at_once() -> None:
         PrivateGradient(network(), loss, mechanism(groups=(Group("[02]*"), Group("conv*"))))
     with pytest.raises(ValueError, match="sampling_rate must be above 0"):
         PrivateGradient(network(), loss, Mechanism(sampling.Poisson(0), 1, 1.0, batch_size=1))
+
+
+@pytest.mark.parametrize("clip", [1e-42, schedules.geometric(1.0, 1e-20, 1e-40)])
+@pytest.mark.parametrize("options", [{}, {"secure_values": 99}, {"groups": (Group("0.*"), Group("2.*"))}])
+def test_a_clip_bound_that_floats_do_not_hold_is_refused(clip: Any, options: dict[str, Any]) -> None:
+    """Below the least normal float products lose digits: at 1e-44 a row moved the sum by 1.6 clip bounds."""
+    plan = mechanism(clip=clip, **options)
+    with pytest.raises(OptionError, match=r"clip must be at least 9.86e-32 for sums of torch.float32, got 1e-4"):
+        PrivateGradient(network().float(), loss, plan)
+    PrivateGradient(network(), loss, plan)  # float64 holds it
+
+
+def test_a_clip_bound_that_a_quantile_may_move_too_far_is_refused() -> None:
+    plan = mechanism(clip=1e-28, adaptive_clip=AdaptiveClip(0.5))
+    with pytest.raises(OptionError, match=r"clip must be at least 9.86e-26 .* adaptive_clip may lower it .* got 1e-28"):
+        PrivateGradient(network().float(), loss, plan)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 5e3, 7.3e4, 1e7])
+def test_no_row_contributes_more_than_the_smallest_clip_bound(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, add, clip = [], release.OnHost.add, 1e-31
+
+    def spied(self: Any, part: Any, total: Tensor) -> None:
+        seen.append(total.double().flatten())
+        add(self, part, total)
+
+    monkeypatch.setattr(release.OnHost, "add", spied)
+    plan = Mechanism(sampling.FullBatch(), 2, 1.0, clip=clip, batch_size=1)
+    row = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(2)) * scale
+    PrivateGradient(nn.Linear(50_000, 1, bias=False), lambda model, x: model(x)[:, 0], plan).step(row)
+    assert 0.99 * clip < torch.cat(seen).norm() <= clip
 
 
 def test_a_batch_instead_of_the_dataset_is_refused() -> None:

@@ -18,8 +18,9 @@ from dpgrad.errors import DataError, OptionError, UnsupportedModelError
 from dpgrad.grads import ENGINES
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.scaling import ScaleRule, fault
-from dpgrad.grads.sums import trainable
+from dpgrad.grads.sums import sum_dtype, trainable
 from dpgrad.mechanism import sampling
+from dpgrad.mechanism.adaptive import FAR
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Mechanism
 from dpgrad.training.augment import Augment
@@ -32,6 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 _TRIED = 20  # steps at which a rule is tried, over the schedule of its clip bound
+_CLIPS = 100_000  # steps whose clip bounds are looked at, as many as a mechanism checks
 _FAR = 4.0  # how many times its divisor, or as small a share of it, a batch is not on purpose
 
 
@@ -140,7 +142,7 @@ def check_examples(
 
 
 def refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
-    """Refuse a model that has nothing to train, has no values yet, or lacks the parameters of a group."""
+    """Refuse a model without parameters to train or of a group, without values, or whose clip bounds are too small."""
     if not trainable(model):
         raise UnsupportedModelError("model must have a parameter to train, got none with requires_grad")
     for name, parameter in model.named_parameters():
@@ -151,6 +153,23 @@ def refuse_model(model: nn.Module, mechanism: Mechanism) -> None:
     for group in mechanism.groups:
         if not any(fnmatchcase(name, group.pattern) for name, _ in model.named_parameters()):
             raise OptionError(f"group {group.pattern!r} matches no parameter of the model: change its pattern")
+    types = {sum_dtype(parameter.dtype) for parameter in trainable(model).values()}
+    _refuse_clips(min(types, key=lambda dtype: dtype.itemsize), mechanism)
+
+
+def _refuse_clips(dtype: torch.dtype, mechanism: Mechanism) -> None:
+    """Refuse clip bounds at which clipped gradients lose digits: one row could move the sum further than its bound."""
+    floats, far = torch.finfo(dtype), 1.0 if mechanism.adaptive_clip is None else FAR
+    least = floats.tiny / floats.eps * far
+    few = range(min(mechanism.steps, _CLIPS) if callable(mechanism.clip) else 1)
+    for group in mechanism.groups or (None,):
+        for steps in (few, range(mechanism.steps - 1, mechanism.steps)):
+            if (found := mechanism.clips(steps, group).min()) < least:
+                raise OptionError(
+                    f"clip must be at least {least:.3g} for sums of {dtype}"
+                    f"{'' if far == 1 else ', since adaptive_clip may lower it to a millionth'}, got {found:.3g}"
+                    f"{'' if group is None else f' for group {group.pattern!r}'}: rescale the loss"
+                )
 
 
 def rule_fault(rule: ScaleRule, clip_at: Callable[[int], float | Tensor], steps: int, device: torch.device) -> str:
