@@ -1,10 +1,11 @@
 """Planted faults against the methods of `dpgrad.audit`, and how often the audits raise a false alarm on honest code.
 
-    python -m benchmarks.audit [--repetitions 1000] [--games 800] [--runs 400] [--only faults|runs|alarms]
+    python -m benchmarks.audit [--repetitions 1000] [--games 800] [--runs 400] [--only faults|fits|runs|alarms]
 
 Every planted fault (`benchmarks.planted`) is audited by the step audit, by the two-world game over single steps and
 over whole runs, and by one run with 1,000 canaries. A game's score reads the noisy sums along the canary (white box),
-the final weights along it, or the loss of a mislabelled row at the final weights (black box). For the false alarms each
+the final weights along it, or the loss of a mislabelled row at the final weights (black box). Estimators
+(`benchmarks.planted_fits`) are audited by fits on neighbouring data, coupled and in a game. For the false alarms each
 check is repeated on honest code, on slices of long runs: steps are independent under the claim, so slices are
 repetitions.
 Results go to results/audit.{json,md}.
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import environment, planted
+from benchmarks import environment, planted, planted_fits
 from dpgrad import audit
 from dpgrad.accounting.events import Relation
 from dpgrad.audit import claims, exact, games, noise, price, sampled
@@ -224,6 +225,20 @@ def whole_runs(runs: int) -> dict[str, Any]:
     return found
 
 
+def fits(trials: int) -> Iterator[dict[str, Any]]:
+    """Every fault of every estimator."""
+    for name, (audited, own) in planted_fits.FITS.items():
+        for fault, made in planted_fits.FAULTS.items():
+            with made(own)():
+                found = audited(trials)
+            print(name, fault, found.refuted, flush=True)
+            coupled, game = found.checks
+            yield {
+                "fit": name, "fault": fault, "coupled": coupled.says, "violated": coupled.refuted,
+                "game": {"refuted": game.refuted, "p": game.p},
+            }  # fmt: skip
+
+
 # ---------------------------------------------------------------- false alarms
 def noise_alarms(repetitions: int) -> dict[str, list[float]]:
     """The checks of the noise on slices of three long runs."""
@@ -401,6 +416,19 @@ def page(data: dict[str, Any]) -> str:
             "runs can only find gross faults.",
             environment.table([head, *(shown(row, whole["rows"].get(row["fault"], {})) for row in part["rows"])]),
         ]
+    if "fits" in data:
+        part = data["fits"]
+        rows = [
+            [row["fit"], row["fault"], f"{'REFUTED' if row['violated'] else 'not refuted'}, {row['coupled']}",
+             played(row["game"])]
+            for row in part["rows"]
+        ]  # fmt: skip
+        parts += [
+            environment.heading(part["environment"], "Planted faults of estimators").replace("# ", "## ", 1),
+            "One of 100 rows is exchanged, as far as its bounds allow; ε = 1. Coupled fits have one seed, and the game "
+            f"has 2 × {part['trials'] // 2:,} fits, and the level is 0.001 for both together.",
+            environment.table([["release", "planted fault", "coupled fits", "game over fits"], *rows]),
+        ]
     if "alarms" in data:
         part = data["alarms"]
         head = ["check", "repetitions", *(f"rejected at {level:g} [95 % interval], P[as many]" for level in LEVELS)]
@@ -431,7 +459,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--games", type=int, default=800)
     parser.add_argument("--runs", type=int, default=400)
-    parser.add_argument("--only", choices=("faults", "runs", "alarms"))
+    parser.add_argument("--only", choices=("faults", "fits", "runs", "alarms"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.only in (None, "runs"):
@@ -440,6 +468,9 @@ def main() -> None:
     if args.only in (None, "faults"):
         ran = environment.describe("benchmarks.audit")
         keep(faults={"environment": ran, "games": args.games, "rows": list(faults(args.games))})
+    if args.only in (None, "fits"):
+        ran, trials = environment.describe("benchmarks.audit"), 2 * args.games
+        keep(fits={"environment": ran, "trials": trials, "rows": list(fits(trials))})
     if args.only in (None, "alarms"):
         ran = environment.describe("benchmarks.audit")
         sensitivity = sensitivity_alarms(args.repetitions)

@@ -1,7 +1,6 @@
 """The two-world game, its e-process, one run, and audits of estimators; statistical tests have fixed seeds."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,15 +8,14 @@ import pytest
 from scipy import stats
 
 import dpgrad
+from benchmarks import planted_fits
 from dpgrad import audit, sampling
 from dpgrad.accounting import account
 from dpgrad.accounting.events import Gaussian, Poisson, Repeat
 from dpgrad.audit import games, single
 from dpgrad.audit.claims import ClaimCurve, claimed
 from dpgrad.audit.games import Wrong
-from dpgrad.convex import DPLinearSVC, DPStandardScaler
-from dpgrad.convex.estimators import preprocessing
-from dpgrad.convex.solvers import gd, output
+from dpgrad.convex import DPStandardScaler
 from dpgrad.errors import AuditError, OptionError, ReportError
 from dpgrad.mechanism.mechanism import Mechanism
 
@@ -165,70 +163,33 @@ class TestOneRun:
         assert stats.binom.sf(above - 1, 200, 0.05) > 1e-4
 
 
-ROWS = np.random.default_rng(0).uniform(-0.05, 0.05, (100, 2))
-ROWS[0] = 1.0, 0.0
-SIDES = np.arange(100) % 2
-
-
-def fitted_coefficients(trials: int = 80) -> audit.Audit:
-    """One row exchanged for its opposite moves this fit as far as the solver declares."""
-    made = DPLinearSVC(
-        epsilon=1.0, solver="output", data_norm=1.0, max_iter=5, l2=0.1, classes=[0, 1], relation="replace-one",
-        fit_intercept=False,
-    )  # fmt: skip
-    return audit.estimator(
-        made, ROWS, SIDES, read=lambda fitted: fitted.coef_, row=[-1.0, 0.0], target=0, released="coefficients",
-        trials=trials,
-    )  # fmt: skip
-
-
-def fitted_mean(trials: int = 80) -> audit.Audit:
-    made = DPStandardScaler(epsilon=1.0, bounds=(-1.0, 1.0), relation="replace-one")
-    rows = ROWS.copy()
-    rows[0] = -1.0
-    return audit.estimator(
-        made, rows, read=lambda fitted: fitted.mean_, row=[1.0, 1.0], released="mean and mean square", trials=trials
-    )
-
-
-FITS = pytest.mark.parametrize("fitted", [fitted_coefficients, fitted_mean])
-
-
+@pytest.mark.parametrize("fit", planted_fits.FITS)
 class TestEstimator:
-    @FITS
-    def test_honest_fit_is_not_refuted(self, fitted: Callable[..., audit.Audit]) -> None:
-        found = fitted()
+    def test_honest_fit_is_not_refuted(self, fit: str) -> None:
+        found = planted_fits.FITS[fit][0]()
         found.assert_held()
         assert [check.name for check in found.checks] == ["sensitivity", "two-world game"]
         assert "by 1.0000 of the declared sensitivity" in found.checks[0].says
 
-    def test_half_the_sensitivity_of_coefficients_is_refuted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = output.stability
-        monkeypatch.setattr(output, "stability", lambda *args: real(*args) / 2)
-        assert "sensitivity: a row moves coefficients by 2.0000 of the declared" in fitted_coefficients().words
+    def test_half_the_sensitivity_is_refuted(self, fit: str) -> None:
+        audited, fault = planted_fits.FITS[fit]
+        with fault():
+            found = audited()
+        assert found.words.startswith("REFUTED: sensitivity: a row moves ")
+        assert "by 2.0000 of the declared sensitivity" in found.words
 
-    def test_half_the_sensitivity_of_a_mean_is_refuted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = preprocessing.Statistic
-        monkeypatch.setattr(
-            preprocessing, "Statistic", lambda name, moved, std, share: real(name, moved / 2, std, share)
-        )
-        assert "sensitivity: a row moves mean and mean square by 2.0000 of the declared" in fitted_mean().words
-
-    @FITS
-    @pytest.mark.parametrize("left", [0.5, 0.0])
-    def test_half_the_noise_and_none_are_refuted(
-        self, fitted: Callable[..., audit.Audit], left: float, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real = gd.gaussian
-        monkeypatch.setattr(gd, "gaussian", lambda *args: real(*args) * left)
-        found = fitted(2000 if left else 100)
+    @pytest.mark.parametrize(("left", "trials"), [(0.5, 2000), (0.0, 100)])
+    def test_half_the_noise_and_none_are_refuted(self, fit: str, left: float, trials: int) -> None:
+        with planted_fits.noise_times(left)():
+            found = planted_fits.FITS[fit][0](trials)
         assert found.checks[1].refuted
         assert found.words.startswith("REFUTED: two-world game: ")
 
-    def test_zero_out_is_refused(self) -> None:
-        made = DPStandardScaler(epsilon=1.0, bounds=(-1.0, 1.0), relation="zero-out")
-        with pytest.raises(OptionError, match="relation='replace-one'"):
-            audit.estimator(made, ROWS, read=lambda fitted: fitted.mean_, row=[1.0, 1.0])
+
+def test_zero_out_is_refused() -> None:
+    made = DPStandardScaler(epsilon=1.0, bounds=(-1.0, 1.0), relation="zero-out")
+    with pytest.raises(OptionError, match="relation='replace-one'"):
+        audit.estimator(made, planted_fits.ROWS, read=lambda fitted: fitted.mean_, row=[1.0, 1.0])
 
 
 def test_reports_carry_the_words_and_no_more() -> None:
