@@ -97,7 +97,7 @@ def test_costs_the_same(theirs: dp_event.DpEvent, ours: Event, name: str) -> Non
 
 
 def test_their_renyi_accountant_needs_half_the_multiplier() -> None:
-    """Under REPLACE_ONE it reads the multiplier as noise over the distance of neighbours, unlike their PLD accountant."""
+    """Under REPLACE_ONE it reads it as noise over the distance of neighbours, unlike their PLD accountant."""
 
     def theirs(event: dp_event.DpEvent) -> float:
         found = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)

@@ -86,8 +86,8 @@ class TestNoise:
     def test_rounding_is_in_the_sensitivity(self, total: list[float], seed: int, std: float, far: float) -> None:
         """Totals that differ by the sensitivity keep the noise multiplier std/sensitivity, as they are rounded.
 
-        Those that differ by k times as much, as where k rows change or one is exchanged, keep a kth of it, and sums that
-        the grid does not hold too.
+        Those that differ by k times as much, as where k rows change or one is exchanged, keep a kth of it; so do sums
+        that the grid does not hold.
         """
         one = np.array(total)
         way = np.random.default_rng(seed).standard_normal(len(one))
@@ -119,7 +119,7 @@ class TestNoise:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many values each draw of secure noise has; ordinary noise and samples, and a stream used twice, are refused."""
+    """How many values each draw of secure noise has; other noise, other samples and a stream used twice are refused."""
     counts: list[int] = []
     used: set[bytes] = set()
     fill = secure.fill
