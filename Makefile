@@ -14,6 +14,7 @@
 # make stale       which committed results were made with other code than there is now
 # make soak        100 SIGKILLs of private runs at random moments (some minutes)
 # make docs        the site, in build/docs; warnings are errors, no network
+# make docs-browser the site in Chromium: two screens, a phone, light and dark; pictures in build/pictures
 # make notebooks   docs/notebooks from three guides
 # make coverage    branch coverage of src by file, all tests without real datasets; writes what `make test` then asks for
 # make api-names   tests/public_names.txt, after a public name was added or changed
@@ -44,7 +45,7 @@ MEASURED := PYTHONDONTWRITEBYTECODE= $(ONE_THREAD) $(BIN)/python tests/covered.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex docs notebooks coverage measured api-names release-check mutants mutants-listed bench-audit conformance soak stale clean
+.PHONY: help install demo browser test test-fast test-exhaustive test-portable test-gpu check format pytest wheel-test bench bench-engines bench-gpu bench-ways table-convex docs docs-browser notebooks coverage measured api-names release-check mutants mutants-listed bench-audit conformance soak stale clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -139,6 +140,9 @@ docs: install $(VENV)/.docs
 $(VENV)/.docs: $(STAMP)
 	$(PIP) install --quiet -c $(CONSTRAINTS) --no-build-isolation --editable '.[docs]'
 	touch $@
+
+docs-browser: docs browser
+	$(BIN)/python tests/site_browser.py --pictures build/pictures
 
 notebooks: install
 	$(BIN)/python docs/notebooks/make.py

@@ -53,4 +53,4 @@ html_extra_path = ["_extra"]  # index.html, which leads to the home page
 html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
-pygments_style, pygments_dark_style = "friendly", "github-dark"
+pygments_style, pygments_dark_style = "default", "github-dark"  # contrasts of 4.5 and more

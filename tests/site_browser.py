@@ -1,8 +1,10 @@
-"""The built site in Chromium: ``python tests/site_browser.py [build/docs] [--pictures FOLDER]``, after ``make docs``.
+"""The built site in Chromium: `make docs-browser`.
 
-Home, a guide, a page of the API and a search, on two screens and on a phone of 390 pixels, light and dark: no page is
-wider than its window, every picture and style is there, and the search finds what it is asked for. Not a test of
-pytest, since the site takes minutes to build. With --pictures, what was seen is kept.
+Home, guides, a page of the API and a search, on two screens and on a phone of 390 pixels, light and dark: no page is
+wider than its window, no words are cut off, all stand out from what is behind them (a contrast of 4.5, as WCAG 2.1 asks
+at level AA), every picture and style is there, no script complains, nothing is asked of another host, and the search
+finds what it is asked for. Not a test of pytest, since the site takes minutes to build. With --pictures, what was seen
+is kept.
 """
 
 import argparse
@@ -21,10 +23,44 @@ PAGES = {
     "guide": "docs/own_loop.html",
     "tables": "docs/benchmarks.html",
     "opacus": "docs/from_opacus.html",
+    "estimators": "docs/scikit_learn.html",
+    "errors": "docs/troubleshooting.html",
+    "proof": "docs/proofs/secure_noise.html",
     "commands": "docs/commands.html",
     "api": "docs/api/modules/dpgrad.mechanism.mechanism.html",
     "search": "search.html?q=noise_multiplier",
 }
+# What is wrong with words on a page: cut off at the side, or hardly darker or lighter than what is behind them.
+FAULTS_OF_WORDS = """() => {
+    const found = [], channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    const numbers = (color) => {
+        const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+        canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    const behind = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+            const color = numbers(getComputedStyle(at).backgroundColor);
+            if (color[3] === 255) return color;
+        }
+        return [255, 255, 255, 255];
+    };
+    for (const element of document.querySelectorAll("body *")) {
+        const words = [...element.childNodes].filter((node) => node.nodeType === 3 && node.data.trim());
+        const box = element.getBoundingClientRect(), style = getComputedStyle(element);
+        if (!words.length || !element.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+        if (box.width < 2 || box.height < 2 || box.right < 0 || box.left > innerWidth) continue;
+        const said = words[0].data.trim().slice(0, 40);
+        if (element.scrollWidth > element.clientWidth + 1 && ["hidden", "clip"].includes(style.overflowX))
+            found.push(`cut off: ${said}`);
+        const [one, other] = [light(numbers(style.color)), light(behind(element))].sort((a, b) => b - a);
+        const contrast = (one + 0.05) / (other + 0.05);
+        const kind = element.className || element.tagName;
+        if (contrast < 4.5) found.push(`contrast ${contrast.toFixed(2)}: ${said} (${kind})`);
+    }
+    return found;
+}"""
 VIEWS = {
     "wide": {"width": 1440, "height": 900},
     "laptop": {"width": 1280, "height": 900},
@@ -45,6 +81,7 @@ def faults(page: Page, name: str, address: str) -> list[str]:
     page.on("response", lambda one: failed.append(f"{one.status} {one.url}") if one.status >= 400 else None)
     page.on("request", lambda one: None if one.url.startswith(address) else failed.append(f"asks for {one.url}"))
     page.on("pageerror", lambda error: failed.append(f"script: {error}"))
+    page.on("console", lambda said: failed.append(f"{said.type}: {said.text}") if said.type != "log" else None)
     page.goto(f"{address}/{PAGES[name]}")
     page.wait_for_load_state("networkidle")
     if name == "home":
@@ -54,7 +91,7 @@ def faults(page: Page, name: str, address: str) -> list[str]:
     wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     if wide[0] > wide[1]:
         failed.append(f"{wide[0]} pixels wide in a window of {wide[1]}")
-    return failed
+    return failed + page.evaluate(FAULTS_OF_WORDS)
 
 
 def main() -> int:
@@ -83,7 +120,7 @@ def main() -> int:
                     found += [f"{name}, {view}, {scheme}: {one}" for one in wrong]
                     if given.pictures:
                         given.pictures.mkdir(parents=True, exist_ok=True)
-                        page.screenshot(path=given.pictures / f"{name}-{view}-{scheme}.png")
+                        page.screenshot(path=given.pictures / f"{name}-{view}-{scheme}.png", full_page=True)
                     page.close()
         browser.close()
     served.shutdown()

@@ -125,9 +125,13 @@ def test_every_table_has_a_date_and_hardware() -> None:
 
 
 def test_release_files_name_this_version() -> None:
-    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    citation, changes = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "CHANGELOG.md"))
+    cited = re.search(r"^version: (\S+)\ndate-released: (\S+)$", citation, re.MULTILINE)
+    newest = re.search(r"^## \[(\d\S*)\] - (\S+)$", changes, re.MULTILINE)
     assert cited is not None
+    assert newest is not None
     assert cited[1] == dpgrad.__version__
+    assert newest.groups() == cited.groups()
 
 
 def test_extras_are_those_that_the_docs_name() -> None:
