@@ -47,6 +47,7 @@ smartquotes = False  # `--json` is an option, not a dash
 
 html_theme = "furo"
 html_title = f"dpgrad {release}"
+html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_extra"]  # index.html, which leads to the home page
