@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,43 +37,60 @@ TRIED = ROOT / "benchmarks" / "mutants_tried.json"
 REASONS = ROOT / "benchmarks" / "mutants.toml"
 SOURCES = ROOT / "src" / "dpgrad"
 
-# The tests of each file, the quickest first.
+# The tests of each file, the quickest first: files, or tests in them.
+_PRIVATE, _QUANTILE = "training/test_private.py", "training/step/test_quantile.py"
+_STEP = f"{_PRIVATE}::test_step_is_the_step_written_out"
+_RUN = f"{_QUANTILE}::test_a_run_is_the_run_written_out"
+_RELEASE = ("training/step/test_release.py", "training/step/test_secure_release.py")
+_REPLAYED = "training/step/test_graphed.py::TestSameRun"
 TESTS: dict[str, tuple[str, ...]] = {
     "mechanism/normal.py": ("randomness/test_noise.py",),
+    "mechanism/chacha.py": ("mechanism/test_chacha.py",),
+    "mechanism/schedules.py": ("mechanism/test_schedules.py", "mechanism/test_mechanism.py"),
     "randomness/noise.py": ("randomness/test_noise.py",),
     "randomness/device_noise.py": ("randomness/test_device_noise.py",),
+    "randomness/secure_noise.py": (_RELEASE[1], "distributed/test_in_threads.py"),
+    "randomness/secure_kernels.py": ("randomness/test_secure_kernels.py",),
     "randomness/philox.py": ("randomness/test_draw.py", "randomness/test_device_noise.py"),
     "randomness/draw.py": ("randomness/test_draw.py",),
     "mechanism/keys.py": ("mechanism/test_keys.py",),
     "grads/scaling.py": ("grads/test_own_rules.py", "grads/test_scaling.py"),
-    "grads/clip.py": (
-        "grads/test_precision.py", "grads/test_own_rules.py", "grads/test_edges.py", "grads/test_engines.py",
-    ),
-    "mechanism/mechanism.py": ("mechanism/test_mechanism.py", "training/test_private.py"),
-    "training/private.py": (
-        "training/test_private_attacks.py", "training/test_same_data.py", "training/test_private.py",
-    ),
-    "training/step/bodies.py": ("training/step/test_graphed.py", "training/test_private.py"),
-    "training/step/release.py": ("training/step/test_graphed.py", "training/test_private.py"),
+    "grads/clip.py": ("grads/test_precision.py", "grads/test_own_rules.py", "grads/test_edges.py", _STEP),
+    "grads/precision.py": ("grads/test_precision.py", "grads/test_edges.py"),
+    "mechanism/mechanism.py": ("mechanism/test_mechanism.py", "mechanism/test_secured.py", _STEP, _RUN),
+    "training/private.py": (_STEP, "training/test_private_attacks.py", "training/test_same_data.py", _PRIVATE),
+    "training/step/bodies.py": (_STEP, _RELEASE[0], _QUANTILE, _REPLAYED, "training/step/test_straight.py"),
+    "training/step/release.py": (*_RELEASE, "distributed/test_in_threads.py", _STEP, _RUN, _REPLAYED),
+    "training/step/quantile.py": (_RELEASE[1], _QUANTILE),
+    "training/step/taped.py": (_STEP, _RELEASE[0], _PRIVATE),
+    "training/step/work.py": (_STEP, "training/test_private_attacks.py", _QUANTILE, _PRIVATE),
     "training/step/graphed.py": ("training/step/test_graphed.py",),
-    "training/step/lots.py": ("training/step/test_graphed.py",),
-    "training/step/pieces.py": ("training/step/test_straight.py", "training/step/test_graphed.py"),
+    "training/step/lots.py": (_REPLAYED,),
+    "training/step/feeds.py": (_REPLAYED, "training/step/test_step_attacks.py"),
+    "training/step/sizes.py": ("training/step/test_graphed.py::TestSizes", _REPLAYED),
+    "training/step/pieces.py": (_REPLAYED, "training/step/test_step_attacks.py", "training/step/test_straight.py"),
     "training/step/straight.py": ("training/step/test_straight.py",),
     "training/units.py": ("training/test_units.py",),
+    "training/temperature.py": ("training/test_temperature.py",),
     "tuning/selecting.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
+    "tuning/scores.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
+    "tuning/planned.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
+    "tuning/store.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
     "mechanism/sampling.py": ("mechanism/test_sampling.py", "mechanism/test_mechanism.py"),
     "mechanism/secure.py": ("mechanism/test_secure.py", "mechanism/test_secured.py"),
-    "mechanism/adaptive.py": ("mechanism/test_adaptive.py", "training/step/test_quantile.py"),
+    "mechanism/adaptive.py": ("mechanism/test_adaptive.py", _QUANTILE),
     "distributed/share.py": ("distributed/test_steps.py", "distributed/test_fits.py"),
-    "distributed/exchange.py": ("distributed/test_steps.py",),
-    "distributed/shards.py": ("distributed/test_shards.py",),
+    "distributed/exchange.py": ("distributed/test_in_threads.py", "distributed/test_steps.py"),
+    "distributed/rounds.py": ("distributed/test_in_threads.py",),
+    "distributed/stored.py": ("distributed/test_stored.py",),
     "runs/replay.py": ("runs/test_replay.py",),
-    "runs/checkpoint.py": ("runs/test_checkpoint.py", "training/test_fit.py", "runs/test_faults.py"),
+    "runs/snapshot.py": ("runs/test_snapshot.py", "runs/test_checkpoint.py"),
+    "runs/checkpoint.py": ("runs/test_checkpoint.py", "runs/test_faults.py"),
     "runs/writeahead.py": ("runs/test_writeahead.py", "runs/test_checkpoint.py", "runs/test_faults.py"),
     "accounting/ledger.py": ("accounting/test_ledger.py",),
     "_processes.py": ("test_processes.py",),
     "training/pca.py": ("training/test_pca.py",),
-    "training/source.py": ("training/test_same_data.py", "training/test_private.py"),
+    "training/source.py": ("training/test_same_data.py", _PRIVATE),
     **{f"convex/solvers/{name}.py": (f"convex/solvers/test_{name}.py", "convex/test_attacks.py")
        for name in ("output", "objective", "amp", "gd", "sgd", "perturbed")},
     **{f"convex/{name}.py": (f"convex/test_{name}.py", "convex/test_attacks.py") for name in ("bounds", "design")},
@@ -286,9 +304,19 @@ class Bench:
             import pytest
 
             here = ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-q", "-x", "-m", "not slow", *tests]
-            code = int(pytest.main(here))
+            ran = _Ran()
+            code = int(pytest.main(here, plugins=[ran])) or int(not ran.some)
         finally:
             os._exit(code)
+
+
+class _Ran:
+    """Whether any test was not skipped: where none runs, nothing can survive."""
+
+    some = False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.some = self.some or (report.when == "call" and not report.skipped)
 
 
 def _waited(child: int, limit: float) -> str:

@@ -46,7 +46,7 @@ def test_names_differ_and_do_not_depend_on_lines() -> None:
 @pytest.mark.parametrize("file", mutants.TESTS)
 def test_every_mapped_file_and_test_is_there(file: str) -> None:
     text = (mutants.SOURCES / file).read_text("utf-8")
-    assert all((mutants.ROOT / "tests" / name).is_file() for name in mutants.TESTS[file])
+    assert all((mutants.ROOT / "tests" / name.partition("::")[0]).is_file() for name in mutants.TESTS[file])
     made = mutants.mutants(text)
     assert len(made) > 10
     plain = ast.unparse(ast.parse(text))
@@ -88,11 +88,15 @@ def test_a_mutant_is_tried_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "spec.loader.exec_module(module)\ndef test_half():\n    assert module.half(4) == 2\n",
         "utf-8",
     )
+    (root / "tests" / "randomness" / "test_none.py").write_text(
+        "import pytest\n@pytest.mark.skip\ndef test_none():\n    pass\n", "utf-8"
+    )
     monkeypatch.setattr(mutants, "ROOT", root)
     monkeypatch.setitem(mutants.TESTS, "noise.py", ("test_noise.py",))
     bench = mutants.Bench(tmp_path / "copy")
     assert bench.outcome(FILE, None, 120.0) == "survived"
     assert bench.outcome(FILE, "def half(x):\n    return x * 2\n", 120.0) == "killed"
+    assert bench.outcome(FILE, None, 120.0, ("randomness/test_none.py",)) == "killed"  # where no test runs
     assert bench.outcome(FILE, "while True:\n    pass\n", 2.0) == "stalled"
     assert "x / 2" in (root / "src" / "dpgrad" / FILE).read_text("utf-8")
 
@@ -103,7 +107,7 @@ class TestListed:
     def test_every_fault_fits_its_file(self) -> None:
         for one in mutants_listed.read():
             assert one.source() != (mutants.SOURCES / one.file).read_text("utf-8"), one.name
-            assert all((mutants.ROOT / "tests" / name).exists() for name in one.tests), one.name
+            assert all((mutants.ROOT / "tests" / name.partition("::")[0]).is_file() for name in one.tests), one.name
 
     def test_there_are_fifty_and_every_topic_has_some(self) -> None:
         listed = mutants_listed.read()

@@ -25,6 +25,7 @@ from dpgrad.grads import scaling
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.precision import exact_products
 from dpgrad.mechanism import sampling, schedules
+from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.training.augment import Shifts
 from dpgrad.training.private import Observed, PrivateGradient
@@ -32,7 +33,7 @@ from dpgrad.training.step import lots, sizes
 from dpgrad.training.step.bodies import Bodies
 from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.sizes import CALLED, Sizes
-from replayed import on_cpu
+from replayed import on_cpu, warmed_on_cpu
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ROWS, STEPS, TAKEN = 400, 30, 12  # examples, steps of a plan, and those that are taken of it
@@ -170,6 +171,13 @@ class TestSameRun:
         if sampler != "poisson" and microbatch < 16:
             pytest.skip("the same path as the others, in many pieces")
         assert_same_run(mechanism(sampler), microbatch=microbatch, steps=6)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="a device captures")
+    @pytest.mark.parametrize("given", [{}, {"adaptive_clip": AdaptiveClip()}], ids=["fixed", "adaptive"])
+    def test_bodies_that_are_warmed_up_add_nothing(self, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is first needed within a step is called before its capture: its rows must not count twice."""
+        warmed_on_cpu(monkeypatch)
+        assert_same_run(mechanism(**given), microbatch=16)
 
     def test_memory_limit(self) -> None:
         assert_same_run(mechanism("full-batch"), memory_limit=300_000, steps=5)

@@ -1,9 +1,11 @@
 """Steps whose clip bound follows the norms, against the same steps written out one example at a time."""
 
 import copy
+import dataclasses
 import io
 import math
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from dpgrad.randomness import noise
 from dpgrad.training.options import RunFolder
 from dpgrad.training.private import Observed, PrivateGradient
 from dpgrad.training.step import straight
+from dpgrad.training.step.graphed import Graphed
+from dpgrad.training.step.sizes import Sizes
+from replayed import on_cpu
 
 ROWS, DIVISOR = 40, 10.0
 RULE = AdaptiveClip(0.4, 0.3, 1.5)
@@ -115,6 +120,36 @@ def test_a_run_is_the_run_written_out(groups: tuple[Group, ...], options: dict[s
         descend(hand.model)
     assert private.ledger == plan.with_steps(5).event()
     assert len({bounds[0] for bounds in private.clip_bounds}) == 5
+
+
+def follows(plan: Mechanism, steps: int, **options: Any) -> PrivateGradient:
+    """Take some steps beside the same ones written out."""
+    model = network()
+    private = PrivateGradient(model, loss, plan, seed=5, **options)
+    hand = ByHand(plan, private.key)
+    for step in range(steps):
+        private.step(DATA)
+        assert private.clip_bounds[step] == pytest.approx(hand.step(step), rel=1e-9)
+        descend(model)
+        descend(hand.model)
+    return private
+
+
+@pytest.mark.filterwarnings("ignore:about 0.8 of the 40 rows")
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_step_without_examples_counts_none_of_the_step_before(capture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu(monkeypatch)
+    plan = dataclasses.replace(mechanism(12), sampler=sampling.Poisson(0.02))
+    key = follows(plan, 12, capture=capture).key
+    counts = [len(plan.sampler.draw(ROWS, step, key)) for step in range(11)]
+    assert any(before and not now for before, now in pairwise(counts))
+
+
+def test_places_beyond_the_examples_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number follows from that of the examples."""
+    on_cpu(monkeypatch)
+    monkeypatch.setattr(Sizes, "of", lambda *_, **__: Sizes(16, 4))  # pieces of 4, 8, 12 and 16 places
+    assert follows(mechanism(12), 8, capture=True).form == Graphed.form
 
 
 def test_recorded_code_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
