@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpgrad.distributed.exchange import Exchange
 from dpgrad.distributed.rounds import Held, Rounds, Slices, Spread, Totals
 from dpgrad.errors import RunError
 from dpgrad.mechanism import sampling, secure
@@ -93,9 +94,14 @@ def sums(rank: int, step: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator).double() for name, shape in SHAPES.items()}
 
 
+def whole(size: int, step: int) -> dict[str, Tensor]:
+    """The sums over all ranks."""
+    return {name: torch.stack([sums(rank, step)[name] for rank in range(size)]).sum(0) for name in SHAPES}
+
+
 def wanted(size: int, step: int, plan: Mechanism, key: Key) -> dict[str, Tensor]:
     """(sum over all ranks + noise) / divisor of every parameter, as one process would form it."""
-    total = {name: torch.stack([sums(rank, step)[name] for rank in range(size)]).sum(0) for name in SHAPES}
+    total = whole(size, step)
     stds = {name: plan.std_at(step, plan.groups[PLACES[name]]) for name in SHAPES}
     if not key.secure:
         likes = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -145,6 +151,19 @@ def test_sums_of_all_ranks_get_the_noise_of_one_process(size: int, source: str) 
         for name, mean in wanted(size, step, plan, key).items():
             assert all(torch.equal(each[place][name], every[0][place][name]) for each in every)
             torch.testing.assert_close(every[0][place][name], mean.float(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_rank_makes_the_means_of_its_own_shard(size: int) -> None:
+    """What follows from where a shard begins is right at every place of the whole."""
+
+    def job(ranks: Any) -> Tensor:
+        made = Exchange(ranks, 30, torch.device("cpu"), torch.float64)
+        made.sums.fill_(1 + ranks.rank)
+        return made.run(0, lambda total, first: total + torch.arange(first, first + len(total))).clone()
+
+    for means in on_ranks(size, job):
+        assert torch.equal(means, size * (size + 1) / 2 + torch.arange(len(means)).double())
 
 
 def held(size: int, rank: int, spread: Spread) -> list[list[Held]]:
@@ -208,6 +227,9 @@ def test_shards_of_the_sums_get_their_part_of_the_noise(
         for step in (0, 2):
             made.at(step)
             taken(ranks, spread, made.totals, step)
+            for names, total in zip(made.totals.buckets, made.totals.sums, strict=True):
+                parts = [whole(spread.ranks, step)[name].flatten()[slice(*made.totals.ends(name))] for name in names]
+                torch.testing.assert_close(total, torch.cat(parts), rtol=0, atol=1e-14)  # float64 all the way
             found.append({name: mean.flatten() for name, mean in made.show().items()})
         with pytest.raises(RunError, match="the sums of step 2 were exchanged"):
             made.totals.begin(2)
@@ -220,3 +242,22 @@ def test_shards_of_the_sums_get_their_part_of_the_noise(
             for rank, each in enumerate(every):
                 own = slice(cuts[spread.shard(rank)], cuts[spread.shard(rank) + 1])
                 torch.testing.assert_close(each[place][name], mean.flatten()[own].float(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_block_of_rounds_that_failed_does_not_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever caught the failure, as a model may, comes to it again: sums are missing."""
+    spread = Spread(1, 1)
+
+    def job(ranks: Any) -> str:
+        totals = totals_of(ranks, spread)
+        totals.begin(0)
+        rounds = Rounds(ranks, 0, held(1, 0, spread), spread, totals)
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "exchange", None)
+            with pytest.raises(TypeError):
+                rounds.give(0, torch.ones(42))
+        with pytest.raises(TypeError):
+            rounds.end()
+        return "raised again"
+
+    assert on_ranks(1, job) == ["raised again"]

@@ -74,7 +74,7 @@ def test_noise_of_parameters_of_several_types_is_that_of_the_step() -> None:
 
 @pytest.mark.parametrize("capture", [None, False])
 def test_the_sums_of_many_pieces_lose_nothing(capture: bool | None) -> None:
-    """Added up in float32, ones beside 2^24 would vanish: a rounding that nothing accounts for."""
+    """Added up in float32, ones beside 2^26 would vanish: a rounding that nothing accounts for."""
     found = []
     for ones in (1.0, 0.0):
         model, seen = nn.Linear(1, 1, bias=False), []
@@ -82,7 +82,7 @@ def test_the_sums_of_many_pieces_lose_nothing(capture: bool | None) -> None:
         private = PrivateGradient(
             model, lambda model, x: model(x)[:, 0], plan, seed=3, microbatch=1, capture=capture, observe=seen.append
         )
-        private.step(torch.tensor([[2.0**24], *[[ones]] * 4]))
+        private.step(torch.tensor([[2.0**26], *[[ones]] * 4]))
         found.append(float(seen[0].clipped_sum["weight"]))
     assert found[0] - found[1] == pytest.approx(4.0, abs=0.01)
 
