@@ -26,7 +26,9 @@ from dpgrad.grads.history import InnerMomentum
 from dpgrad.grads.precision import exact_products
 from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.adaptive import AdaptiveClip
+from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
+from dpgrad.randomness import draw
 from dpgrad.training.augment import Shifts
 from dpgrad.training.private import Observed, PrivateGradient
 from dpgrad.training.step import lots, sizes
@@ -195,7 +197,9 @@ class TestSameRun:
     @pytest.mark.parametrize("microbatch", [None, 16])
     def test_augmentation(self, microbatch: int | None) -> None:
         assert_same_run(mechanism(), augment=Shifts(3), microbatch=microbatch, steps=8)
-        assert_same_run(mechanism(), augment=lambda batch, random: shaken(batch, random), steps=4)
+        assert_same_run(
+            mechanism(), augment=lambda batch, random: shaken(batch, random), microbatch=microbatch, steps=4
+        )
 
     def test_several_rows(self) -> None:
         inputs, targets = rows()
@@ -260,6 +264,15 @@ class TestSameRun:
         monkeypatch.setattr(sizes, "_RARELY", -1.0)
         assert_same_run(mechanism())
         assert_same_run(mechanism(), Pairs())
+
+    def test_lots_are_those_of_their_steps_however_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lot beyond the places that are drawn ahead is drawn by itself: no place is taken for another row."""
+        monkeypatch.setattr(sizes, "_RARELY", 0.0)
+        plan, key, device = mechanism(), Key.from_seed(5), torch.device(DEVICE)
+        ahead = lots.Lots(plan, ROWS, key, device, beyond=0)
+        for step in range(STEPS):
+            lot, wanted = ahead.at(step), draw.chosen(plan.sampler, ROWS, step, key, device)
+            assert torch.equal(lot.indices[: lot.count], wanted)
 
     def test_observed(self) -> None:
         for given in ({}, {"microbatch": 16}, {"inner_momentum": InnerMomentum(0.5, 1)}):

@@ -244,6 +244,14 @@ def test_a_number_of_the_rule_that_changes_is_followed(form: dict[str, Any]) -> 
     assert abs(float(after.norm() / before.norm()) - 2) < 0.01
 
 
+def test_a_rule_that_is_exchanged_is_followed(form: dict[str, Any]) -> None:
+    private = PrivateGradient(linear(), squares, plan(), seed=SEED, rule=lambda norms, clip: 0.5 * clip / norms, **form)
+    *_, before = sums(private, rows(), 5)
+    private.rule = lambda norms, clip: clip / norms
+    (after,) = sums(private, rows(), 1)
+    assert abs(float(after.norm() / before.norm()) - 2) < 0.01
+
+
 def test_parameters_that_are_exchanged_get_the_gradients(form: dict[str, Any]) -> None:
     model = linear()
     private = PrivateGradient(model, squares, plan(), seed=SEED, **form)
