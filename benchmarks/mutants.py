@@ -87,13 +87,18 @@ TESTS: dict[str, tuple[str, ...]] = {
     "runs/snapshot.py": ("runs/test_snapshot.py", "runs/test_checkpoint.py"),
     "runs/checkpoint.py": ("runs/test_checkpoint.py", "runs/test_faults.py"),
     "runs/writeahead.py": ("runs/test_writeahead.py", "runs/test_checkpoint.py", "runs/test_faults.py"),
-    "accounting/ledger.py": ("accounting/test_ledger.py",),
     "_processes.py": ("test_processes.py",),
     "training/pca.py": ("training/test_pca.py",),
     "training/source.py": ("training/test_same_data.py", _PRIVATE),
     **{f"convex/solvers/{name}.py": (f"convex/solvers/test_{name}.py", "convex/test_attacks.py")
        for name in ("output", "objective", "amp", "gd", "sgd", "perturbed")},
+    **{f"convex/solvers/{name}.py": (f"convex/solvers/test_{name}.py",)
+       for name in ("auto", "one_vs_rest", "regression")},
     **{f"convex/{name}.py": (f"convex/test_{name}.py", "convex/test_attacks.py") for name in ("bounds", "design")},
+    "convex/weighted.py": ("convex/test_weighted.py",),
+    **{f"accounting/{name}.py": (f"accounting/test_{name}.py",)
+       for name in ("calibrate", "events", "exact", "group", "inexact", "interchange", "ledger", "online", "pairs", "rdp",
+                    "selection")},
 }  # fmt: skip
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

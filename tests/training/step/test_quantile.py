@@ -18,7 +18,7 @@ from dpgrad import Mechanism, Relation, recipes
 from dpgrad.errors import OptionError, ResumeError, UnsupportedModelError
 from dpgrad.grads import ENGINES
 from dpgrad.grads.history import InnerMomentum
-from dpgrad.mechanism import sampling
+from dpgrad.mechanism import sampling, schedules, secure
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group
@@ -27,6 +27,7 @@ from dpgrad.training.options import RunFolder
 from dpgrad.training.private import Observed, PrivateGradient
 from dpgrad.training.step import straight
 from dpgrad.training.step.graphed import Graphed
+from dpgrad.training.step.quantile import Quantile
 from dpgrad.training.step.sizes import Sizes
 from replayed import on_cpu
 
@@ -120,6 +121,26 @@ def test_a_run_is_the_run_written_out(groups: tuple[Group, ...], options: dict[s
         descend(hand.model)
     assert private.ledger == plan.with_steps(5).event()
     assert len({bounds[0] for bounds in private.clip_bounds}) == 5
+
+
+@pytest.mark.parametrize("values", [0, 9], ids=["ordinary", "secure"])
+def test_each_count_gets_the_noise_of_its_step(values: int) -> None:
+    """Whose size follows that of the gradients, where the rule leaves it to them."""
+    rule = AdaptiveClip(0.5, 0.3)
+    plan = mechanism(noise=schedules.piecewise([1], [1.0, 3.0]), adaptive_clip=rule, secure_values=values)
+    key = Key.from_seed(4).secured() if values else Key.from_seed(4)
+    quantile = Quantile(plan, key)
+    for step in range(3):
+        (bound,) = quantile.at(step)
+        quantile.follow(step, torch.tensor([4.0]))
+        std = plan.count_std_at(step)
+        if values:
+            unit = secure.grid(std, 0.5, 1)
+            noisy = (round(4 / unit) + int(secure.draw(key, 0, 1, "noise", ".clip", str(step))[0])) * unit
+        else:
+            noisy = 4 + float(noise.gaussian(torch.zeros(1, dtype=torch.float64), std, key, step, ".clip"))
+        assert quantile.at(step + 1) == [rule.following(bound, noisy, plan.divisor)]
+    assert plan.count_std_at(2) > plan.count_std_at(0)
 
 
 def follows(plan: Mechanism, steps: int, **options: Any) -> PrivateGradient:
