@@ -696,6 +696,20 @@ def test_examples_padded_to_the_longest_of_a_batch_are_refused() -> None:
         some_steps()
 
 
+def test_an_augmentation_that_gives_other_shapes_later_is_refused() -> None:
+    many = [2]
+
+    def augment(batch: tuple[Tensor, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs, targets = (leaf[:, None].repeat_interleave(many[0], 1) for leaf in batch)
+        return inputs, targets
+
+    private = PrivateGradient(network(), loss, mechanism("full-batch"), augment=augment, seed=5)
+    private.step(rows())
+    many[0] = 3
+    with pytest.raises(ValueError, match="augment gives examples of other shapes than before"):
+        private.step(rows())
+
+
 def taken(private: PrivateGradient, steps: int, model: nn.Module) -> list[Tensor]:
     """The gradients of some steps, each followed by a step of descent."""
     found = []

@@ -80,6 +80,19 @@ def test_dropout_does_not_draw_from_a_seed_that_the_caller_may_tell() -> None:
     assert float((found[0] - found[1]).norm()) > 0.1
 
 
+def test_each_step_and_rank_draws_its_own_masks() -> None:
+    work = private(nn.Linear(3, 2)).work
+    ranks = copy.copy(work.ranks)
+    found = []
+    for step, rank in ((0, 0), (1, 0), (0, 1), (0, 0)):
+        work.ranks = copy.copy(ranks)
+        work.ranks.rank = rank
+        with work.own_randomness(step):
+            found.append(torch.rand(3))
+    assert torch.equal(found[0], found[3])
+    assert len(torch.stack(found).unique(dim=0)) == 3
+
+
 def test_a_difference_that_shows_later_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compare` refuses on the rows of a later batch is refused before that step is taken.
 
