@@ -55,7 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "randomness/draw.py": ("randomness/test_draw.py",),
     "mechanism/keys.py": ("mechanism/test_keys.py",),
     "grads/scaling.py": ("grads/test_own_rules.py", "grads/test_scaling.py"),
-    "grads/clip.py": ("grads/test_precision.py", "grads/test_own_rules.py", "grads/test_edges.py", _STEP),
+    "grads/clip.py": ("grads/test_clip.py", _STEP, f"{_PRIVATE}::test_groups_have_their_own_clip_and_noise"),
     "grads/precision.py": ("grads/test_precision.py", "grads/test_edges.py"),
     "mechanism/mechanism.py": ("mechanism/test_mechanism.py", "mechanism/test_secured.py", _STEP, _RUN),
     "training/private.py": (_STEP, "training/test_private_attacks.py", "training/test_same_data.py", _PRIVATE),
@@ -97,8 +97,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"convex/{name}.py": (f"convex/test_{name}.py", "convex/test_attacks.py") for name in ("bounds", "design")},
     "convex/weighted.py": ("convex/test_weighted.py",),
     **{f"accounting/{name}.py": (f"accounting/test_{name}.py",)
-       for name in ("calibrate", "events", "exact", "group", "inexact", "interchange", "ledger", "online", "pairs", "rdp",
-                    "selection")},
+       for name in (
+           "calibrate", "events", "exact", "group", "inexact", "interchange", "ledger", "online", "pairs", "rdp",
+           "selection",
+       )},
 }  # fmt: skip
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

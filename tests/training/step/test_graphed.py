@@ -28,7 +28,7 @@ from dpgrad.mechanism import sampling, schedules
 from dpgrad.mechanism.adaptive import AdaptiveClip
 from dpgrad.mechanism.keys import Key
 from dpgrad.mechanism.mechanism import Group, Mechanism
-from dpgrad.randomness import draw
+from dpgrad.randomness.draw import chosen
 from dpgrad.training.augment import Shifts
 from dpgrad.training.private import Observed, PrivateGradient
 from dpgrad.training.step import lots, sizes
@@ -271,7 +271,7 @@ class TestSameRun:
         plan, key, device = mechanism(), Key.from_seed(5), torch.device(DEVICE)
         ahead = lots.Lots(plan, ROWS, key, device, beyond=0)
         for step in range(STEPS):
-            lot, wanted = ahead.at(step), draw.chosen(plan.sampler, ROWS, step, key, device)
+            lot, wanted = ahead.at(step), chosen(plan.sampler, ROWS, step, key, device)
             assert torch.equal(lot.indices[: lot.count], wanted)
 
     def test_observed(self) -> None:
