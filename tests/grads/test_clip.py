@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgrad.grads import clip
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error
 from dpgrad.grads.scaling import Bounded, Hard
@@ -41,9 +42,13 @@ def written_out(found: dict[str, Tensor], clips: Tensor, groups: dict[str, int] 
     return total
 
 
+@pytest.mark.parametrize("held", [1, clip._HELD])
 @pytest.mark.parametrize("groups", [None, GROUPS], ids=["one", "groups"])
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_sum_is_the_sum_written_out(count: int, groups: dict[str, int] | None) -> None:
+def test_the_sum_is_the_sum_written_out(
+    count: int, groups: dict[str, int] | None, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clip, "_HELD", held)  # how many short sums are formed at a time
     found = gradients(count)
     if count > SUMMED_AT_ONCE:
         found["a"][3, 0, 0], found["b"][count - 1, 2] = math.nan, math.inf
@@ -53,6 +58,7 @@ def test_the_sum_is_the_sum_written_out(count: int, groups: dict[str, int] | Non
     )
     for name, total in written_out(found, clips[:, 0], groups).items():
         torch.testing.assert_close(clipped.sums[name].double(), total, rtol=1e-5, atol=1e-5)
+        assert clipped.sums[name].dtype == (torch.float32 if count <= SUMMED_AT_ONCE else torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

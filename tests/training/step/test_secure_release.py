@@ -98,6 +98,17 @@ class TestStep:
         assert (totals != moved).any()
         assert torch.equal(secure_noise.added(totals, noise, unit), secure_noise.added(moved, noise, unit))
 
+    def test_sums_beyond_the_grid_are_cut_as_on_a_cpu(self) -> None:
+        """Where no number of units stands for a sum, one does not show how far beyond it is."""
+        totals, noise = torch.tensor([np.nan, np.inf, -np.inf, 1e300, -1e18, 2.6]).double(), torch.ones(6).double()
+        expected = (secure.rounded(totals.numpy(), 0.5) + 1) * 0.5
+        assert np.array_equal(secure_noise.added(totals, noise, 0.5).numpy(), expected)
+        assert float(np.abs(expected).max()) <= (secure.LIMIT + 1) * 0.5
+
+    def test_a_part_of_a_parameter_gets_its_part_of_the_noise(self) -> None:
+        whole = secure_noise.drawn(Key.from_seed(7), 3, "a", 9)
+        assert torch.equal(secure_noise.drawn(Key.from_seed(7), 3, "a", 4, start=5), whole[5:])
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_other_types(self, dtype: torch.dtype) -> None:
         model = network().to(dtype)
