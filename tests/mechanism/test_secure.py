@@ -127,14 +127,26 @@ class TestDraw:
         assert secure.draw(KEY, 0, 5, "noise", "weight", "0").tolist() == DRAWN
 
     def test_values_are_made_of_their_own_words(self) -> None:
-        words = chacha.words(KEY.derive("secure noise", "a"), 0, 4).reshape(8, 4)
-        assert secure.draw(KEY, 0, 8, "a").tolist() == secure.numbers(words).tolist()
+        """Of so many values that the digits of each part decide some: in most columns they do not matter."""
+        words = chacha.words(KEY.derive("secure noise", "a"), 0, 400).reshape(800, 4)
+        assert secure.draw(KEY, 0, 800, "a").tolist() == secure.numbers(words).tolist()
         assert secure.numbers(words).tolist() == [one(line.tolist()) for line in words]
 
     @given(st.integers(0, 2**34), st.integers(0, 9), st.integers(0, 9))
     def test_any_part_is_a_part_of_the_whole(self, start: int, before: int, count: int) -> None:
         whole = secure.draw(KEY, start, before + count + 3, "a")
         assert secure.draw(KEY, start + before, count, "a").tolist() == whole[before : before + count].tolist()
+
+    def test_what_is_drawn_together_has_streams_of_its_own(self) -> None:
+        names, sizes = [("noise", "a", "0"), ("noise", "b", "0"), ("noise", "a", "1")], (5, 7, 40_000)
+        together = [
+            secure.Wanted(np.empty(size), name, start)
+            for start, name, size in zip((1, 0, 2), names, sizes, strict=True)
+        ]
+        secure.fill(KEY, together)
+        for wanted in together:
+            assert wanted.values.tolist() == secure.draw(KEY, wanted.start, len(wanted.values), *wanted.names).tolist()
+        assert together[0].values.tolist() != together[1].values[1:6].tolist()
 
     def test_threads_do_not_matter(self) -> None:
         count = 3 * secure._AT_ONCE + 7
