@@ -422,7 +422,9 @@ def _limit(bench: Bench, file: str) -> float:
     began = time.monotonic()
     if bench.outcome(file, None, 1800.0) != "survived":
         print(
-            f"error: the tests of {file} fail without a mutant: {', '.join(TESTS[file])}", file=sys.stderr, flush=True
+            f"error: without a mutant the tests of {file} fail, or none runs here: {', '.join(TESTS[file])}",
+            file=sys.stderr,
+            flush=True,
         )
         return 0.0
     return 60 + 5 * (time.monotonic() - began)
