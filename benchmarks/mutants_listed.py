@@ -87,7 +87,7 @@ def sections(every: Sequence[Listed], outcomes: dict[str, str]) -> list[str]:
         for topic in TOPICS
     ]
     rows = [
-        [one.topic, one.file, f"`{one.before}`", f"`{one.after}`", one.equivalent or told[one], " ".join(one.tests)]
+        [one.topic, one.file, _told(one.before), _told(one.after), one.equivalent or told[one], " ".join(one.tests)]
         for one in every
     ]
     return [
@@ -96,6 +96,11 @@ def sections(every: Sequence[Listed], outcomes: dict[str, str]) -> list[str]:
         markdown.table([["topic", *kinds], *counts]),
         markdown.table([["topic", "file", "before", "after", "outcome", "tests"], *rows]),
     ]
+
+
+def _told(code: str) -> str:
+    """Lines of code in one cell."""
+    return f"`{' '.join(code.split())}`" if code else "nothing"
 
 
 def main() -> int:
