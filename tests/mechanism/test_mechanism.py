@@ -308,6 +308,14 @@ class TestSpeed:
     def test_a_hundred_thousand_distinct_steps(self) -> None:
         assert len(yu(100_000).event().events) == 100_000
 
+    def test_chunks_of_a_sampling_rate_that_moves_join(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rates = schedules.piecewise([9, 20], [0.01, 0.02, 0.05])
+        plan = Mechanism(sampling.Poisson(rates), 30, 1.0, batch_size=10)
+        whole = plan.event()
+        monkeypatch.setattr("dpgrad.mechanism.mechanism._CHUNK", 7)
+        assert plan.event() == whole
+        assert [leaf.count for leaf in whole.events] == [9, 11, 10]
+
     def test_chunks_join(self, monkeypatch: pytest.MonkeyPatch) -> None:
         mechanism = replace(yu(50), noise=schedules.piecewise([64], [1.0, 2.0])).with_steps(100)
         whole = mechanism.event()

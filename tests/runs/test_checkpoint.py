@@ -242,6 +242,14 @@ def test_another_seed_is_another_key(tmp_path: Path) -> None:
             run.save(run.start, {})
 
 
+def test_a_seed_of_a_later_key_makes_the_run_unfit_for_release(tmp_path: Path) -> None:
+    """Whoever guesses it subtracts the noise of the steps under that key, whatever the first one was."""
+    for seed, reproducible in ((None, False), (5, True), (None, True)):
+        with opened(tmp_path / "run", seed=seed) as run:
+            assert run.reproducible == reproducible
+            taken(run, 1)
+
+
 def test_the_same_seed_on_other_data_is_another_key(tmp_path: Path) -> None:
     """The noise of one key on two sums would reveal their difference."""
     with opened(tmp_path / "seeded", seed=5) as run:
