@@ -108,6 +108,21 @@ def test_the_best_of_as_many_trials_as_were_drawn(counted: list[str]) -> None:
     assert found.fitted.event == found.plan.event
 
 
+def test_each_trial_of_a_seeded_selection_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials with the same noise would reveal the difference of their sums."""
+    seeds: list[int] = []
+
+    def failing(*_: Any, **options: Any) -> Any:
+        seeds.append(options["seed"])
+        raise ValueError
+
+    monkeypatch.setattr(selecting._Task, "rehearse", lambda *_: None)
+    monkeypatch.setattr(selecting, "fit", failing)
+    with pytest.raises(RunError, match="ended without a model"):
+        chosen(seed=next(seed for seed in range(50) if drawn(seed) == 5))
+    assert len(set(seeds)) == len(seeds) == 5
+
+
 def test_the_number_of_trials_has_its_law() -> None:
     """Of 2,000 keys. A chi-squared statistic of 5 cells is above 18.5 once in a thousand sound laws."""
     law = NegativeBinomial(0.0, 0.3)
