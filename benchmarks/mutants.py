@@ -60,7 +60,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "mechanism/mechanism.py": ("mechanism/test_mechanism.py", "mechanism/test_secured.py", _STEP, _RUN),
     "training/private.py": (_STEP, "training/test_private_attacks.py", "training/test_same_data.py", _PRIVATE),
     "training/step/bodies.py": (
-        _STEP, _RELEASE[0], _QUANTILE, f"{_REPLAYED}::test_microbatches", f"{_REPLAYED}::test_averages",
+        _STEP, *_RELEASE, _QUANTILE, f"{_REPLAYED}::test_microbatches", f"{_REPLAYED}::test_averages",
         f"{_REPLAYED}::test_observed", f"{_PRIVATE}::test_what_is_observed_is_what_the_step_did",
         "training/step/test_straight.py::test_the_same_to_the_bit",
     ),
@@ -93,7 +93,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "training/step/straight.py": ("training/step/test_straight.py",),
     "training/units.py": ("training/test_units.py",),
     "training/temperature.py": ("training/test_temperature.py",),
-    "tuning/selecting.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
+    "tuning/selecting.py": (
+        "tuning/test_selecting.py::test_each_trial_of_a_seeded_selection_has_a_seed_of_its_own",
+        "tuning/test_selecting.py::test_the_whole_is_charged_before_the_first_trial",
+        "tuning/test_selecting_attacks.py", "tuning/test_selecting.py",
+    ),
     "tuning/scores.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
     "tuning/planned.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),
     "tuning/store.py": ("tuning/test_selecting.py", "tuning/test_selecting_attacks.py"),

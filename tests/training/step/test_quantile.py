@@ -143,6 +143,17 @@ def test_each_count_gets_the_noise_of_its_step(values: int) -> None:
     assert plan.count_std_at(2) > plan.count_std_at(0)
 
 
+def test_bounds_of_a_run_that_begins_later_are_restored() -> None:
+    plan, key = mechanism(), Key.from_seed(4)
+    one, other = (Quantile(plan, key, first=2) for _ in range(2))
+    one.follow(2, torch.tensor([4.0]))
+    first, bounds = one.state(3)
+    other.restore(bounds, first, 3)
+    assert other.at(3) == one.at(3) != one.at(2)
+    with pytest.raises(ResumeError, match="no clip bounds"):
+        other.restore(bounds[:-1], first, 3)
+
+
 def follows(plan: Mechanism, steps: int, **options: Any) -> PrivateGradient:
     """Take some steps beside the same ones written out."""
     model = network()
