@@ -62,6 +62,7 @@ def test_constants_are_those_of_the_loss(loss: Weighted) -> None:
         ((1.0,), "one value for each of 2 classes, got 1"),
         ((0.5, 0.2), "relative to the largest, which is 1, got 0.5"),
         ((1.0, 2.0), "relative to the largest, which is 1, got 2.0"),
+        ((0.5, 1 + 1e-9), "relative to the largest, which is 1, got 1.000000001"),
         ((1.0, -1.0), "weight must be zero or more"),
     ],
 )

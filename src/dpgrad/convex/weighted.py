@@ -96,7 +96,7 @@ class Weighted:
         classes = max(2, self.loss.outputs)
         if len(self.weights) != classes:
             raise OptionError(f"weights must have one value for each of {classes} classes, got {len(self.weights)}")
-        if not math.isclose(largest := max(self.weights), 1):
+        if (largest := max(self.weights)) != 1:
             raise OptionError(f"weights must be relative to the largest, which is 1, got {largest!r} as the largest")
 
     @property
