@@ -295,6 +295,9 @@ class TestCommand:
         assert code == 2
         assert "has no trials of toy, " not in err
         assert "has no trials of toy: run them first" in err
+        (tmp_path / "toy.jsonl").touch()  # stopped in its first trial
+        assert self.run(capsys, "toy", "--finished", "--out", str(tmp_path))[2] == err
+        assert "](toy.md)" not in summary.page(tmp_path)
         running.reproduce(TOY, Place(), tmp_path, seeds=1)
         (tmp_path / "toy.jsonl").rename(tmp_path / "toy-lacking.jsonl")
         code, out, err = self.run(capsys, "toy-lacking", "--finished", "--out", str(tmp_path))

@@ -32,6 +32,14 @@ def test_a_cell_is_the_mean_of_the_trials_that_are_there() -> None:
     assert summary.cell(ROOT / "results", "best-mnist", OURS).startswith(f"{mean:.2f} ± ")
 
 
+def test_a_cell_of_fewer_trials_than_asked_for_says_so(tmp_path: Path) -> None:
+    lines = (ROOT / "results" / "best-mnist.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "best-mnist.jsonl").write_text("".join(lines[:2]), "utf-8")
+    assert summary.cell(tmp_path, "best-mnist", OURS).endswith(" (2 of 5 trials)")
+    (tmp_path / "best-mnist.jsonl").write_text("", "utf-8")
+    assert summary.cell(tmp_path, "best-mnist", OURS) == "not run yet"
+
+
 def test_what_has_not_been_run_is_left_out(tmp_path: Path) -> None:
     assert len(summary.table(tmp_path).splitlines()) == 2
 

@@ -97,7 +97,7 @@ def _finished(args: argparse.Namespace) -> "tuple[list[Experiment], dict[str, st
 
     size: Size = "quick" if args.quick else "full"
     named = {one.name: one for word in args.names for one in catalogue.named(word)[0]}
-    chosen = [one for one in named.values() if running.trials_path(one, size, Path(args.out)).exists()]
+    chosen = [one for one in named.values() if running.has_trials(one, size, Path(args.out))]
     if not chosen:
         raise OptionError(f"--finished: {args.out} has no trials of {', '.join(named)}: run them first")
     return chosen, {}

@@ -70,7 +70,7 @@ def _printed(arm: str, value: float, outcomes: Outcomes) -> bool | None:
 
 
 EPSILON = Experiment(
-    "abadi-epsilon", PAPER, "Section 3.1, ε by the moments accountant and by strong composition",
+    "abadi-epsilon", PAPER, "Section 3.1 and Figure 2, ε by the moments accountant and by strong composition",
     "ε of 10,000 steps at q = 0.01, σ = 4 and δ = 1e-5 by every accountant, and over the steps before. The paper's "
     "9.34 is strong composition with (qε, qδ) for a sampled step and the classical Gaussian beyond its range: no "
     "guarantee (strong-printed); in a form that holds ε is larger (strong). Nor is the leading term of the asymptotic "

@@ -57,14 +57,14 @@ def grows(small: tuple[float, float], large: tuple[float, float]) -> bool | None
 
 
 def reaches(outcomes: Outcomes, arm: str, figure: str, value: float, errors: float = 2.0) -> bool | None:
-    """Whether the mean is at least ``value``; None where it is below by less than ``errors`` standard errors.
+    """Whether the mean is at least ``value``.
 
-    >>> reaches(Outcomes({"a": [{"x": 2.0}, {"x": 2.2}]}), "a", "x", 2.0)
+    None where it is below by less than ``errors`` standard errors, and where there are not two trials.
+
+    >>> reaches(Outcomes({"a": [{"x": 2.0}, {"x": 2.2}], "b": [{"x": 2.1}]}), "a", "x", 2.0)
     True
     """
     mean, error = outcomes.mean(arm, figure), outcomes.error(arm, figure)
-    if math.isnan(mean):
+    if math.isnan(error):
         return None
-    if mean >= value:
-        return True
-    return None if math.isnan(error) or mean + errors * error >= value else False
+    return True if mean >= value else None if mean + errors * error >= value else False

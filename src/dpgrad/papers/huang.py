@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -297,13 +298,16 @@ def _momentum_arms(name: str, size: Size) -> tuple[Arm, ...]:
 
 
 def _matters_late(outcomes: Outcomes) -> bool | None:
-    """Whether accuracy differs more between values of s at the end than after the first eighth of the run."""
+    """Whether accuracy differs more between values of s at the end than after the first eighth of the run.
+
+    By more than two standard errors over the seeds.
+    """
     kept = [arm for arm in outcomes.arms if "same step" not in arm]
-    curves = [outcomes.curve(arm, "curve") for arm in kept]
-    if len(curves) < 2 or any(len(curve) < 3 for curve in curves):
-        return None
-    early, late = ([curve[at] for curve in curves] for at in (0, -1))
-    return max(late) - min(late) > max(early) - min(early)
+    seeds = zip(*([trial["curve"] for trial in outcomes.of(arm)] for arm in kept), strict=False)
+    apart = [[max(column) - min(column) for column in zip(*curves, strict=False)] for curves in seeds]
+    known = [{"early": found[0], "late": found[-1]} for found in apart if len(found) > 2]
+    sides = {side: [{"apart": each[side]} for each in known] for side in ("early", "late")}
+    return Outcomes(sides).above("late", "early", "apart")
 
 
 def _draw_scales(outcomes: Outcomes, figure: "Figure") -> None:
@@ -351,7 +355,10 @@ def _learns(outcomes: Outcomes) -> bool | None:
 
 _LEARNS = Claim("every arm learns: it is far better than the most frequent class", _learns, certain=True, kind="ours")
 KEPT = Claim("every trial keeps its certified ε within the budget", _within, certain=True, kind="construction")
-_ORDER = tuple(_better(one, other) for other, one in zip(METHODS, list(METHODS)[1:], strict=False))
+_ORDER = (
+    *(_better(one, other) for other, one in pairwise(METHODS)),
+    *(_better("DP-PSASC", other) for other in ("DP-SGD", "Auto-S")),
+)
 
 
 def _experiments(name: str) -> tuple[Experiment, ...]:

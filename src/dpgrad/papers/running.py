@@ -36,6 +36,7 @@ __all__ = [
     "TrialLog",
     "arms_of",
     "digest",
+    "has_trials",
     "lacks",
     "missing",
     "processes",
@@ -103,6 +104,11 @@ def trials_path(experiment: Experiment, size: Size, out: Path) -> Path:
     """The file of an experiment's trials."""
     path = stem(experiment, size, out)
     return path.with_name(f"{path.name}.jsonl")
+
+
+def has_trials(experiment: Experiment, size: Size, out: Path) -> bool:
+    """Whether a folder has a trial of an experiment: a run that was stopped in its first leaves an empty file."""
+    return bool(TrialLog(trials_path(experiment, size, out)).lines)
 
 
 class TrialLog:

@@ -64,13 +64,15 @@ def cell(out: Path, experiment: str, arm: str) -> str:
     'not run yet'
     """
     found = catalogue.experiments().get(experiment)
-    if found is None or not running.trials_path(found, "full", out).exists():
+    if found is None or not running.has_trials(found, "full", out):
         return _NOT_RUN
     done = running.reproduce(found, Place(), out, run=False)
     outcomes = done.outcomes
-    if not outcomes.values(arm, "accuracy"):
+    trials = len(outcomes.values(arm, "accuracy"))
+    if not trials:
         return _NOT_RUN
-    return tables.number(outcomes.mean(arm, "accuracy"), outcomes.error(arm, "accuracy"))
+    told = tables.number(outcomes.mean(arm, "accuracy"), outcomes.error(arm, "accuracy"))
+    return told if trials == done.seeds else f"{told} ({trials} of {done.seeds} trials)"
 
 
 def table(out: Path) -> str:
@@ -124,7 +126,7 @@ def page(out: Path) -> str:
 
 
 def _row(experiment: Experiment, out: Path) -> list[str]:
-    if not running.trials_path(experiment, "full", out).exists():
+    if not running.has_trials(experiment, "full", out):
         return [experiment.name, experiment.item, "0", "", "", ""]
     done = running.reproduce(experiment, Place(), out, run=False)
     whole = len(done.arms) * done.seeds
