@@ -69,6 +69,7 @@ def test_what_it_says(browser: Browser, written: Path) -> None:
     assert "two\t96.50\t96.00 ± 0.58" in said  # the paper beside ours
     told = figure.inner_text()
     assert "Partial: 11 of 12 trials." in told
+    assert "every trial is a line of curved.tiny.jsonl" in told
     assert "not judged at this size" in told
     figure.locator("summary").nth(0).click()
     numbers = figure.locator("table.data").nth(0)
@@ -86,6 +87,13 @@ def test_in_print(browser: Browser, written: Path) -> None:
     assert not seen.page.locator("nav").is_visible()
     assert pixels(seen.page.screenshot())[:, -2:].mean() > 250
     seen.context.close()
+
+
+def test_one_experiment_is_named_once(tmp_path: Path) -> None:
+    found = page.page([running.reproduce(TOY, PLACE, tmp_path, seeds=1)])
+    assert "<title>Nobody 2026, Table 1</title>" in found
+    assert "<h1>Nobody 2026</h1>" in found
+    assert "<h2>Table 1</h2>" in found
 
 
 def test_an_experiment_that_has_not_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Figures are those of `figures`. They are interactive (`reports.interactive`), an
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,45 +30,52 @@ def page(found: Sequence[Done]) -> str:
     """The page of one or more experiments, in their order."""
     if not found:
         raise OptionError("a page needs at least one experiment")
-    title = "Papers and ours" if len(found) > 1 else f"{found[0].experiment.paper}, {found[0].experiment.item}"
-    sections = "".join(map(_section, found))
+    alone = len(found) == 1
+    title, top = (_title(found[0]), found[0].experiment.paper) if alone else ("Papers and ours",) * 2
+    sections = "".join(_section(done, done.experiment.item if alone else _title(done)) for done in found)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n<h1>{html.escape(title)}</h1>\n{_contents(found)}"
+        f"<style>{STYLE}</style></head><body>\n<h1>{html.escape(top)}</h1>\n{_contents(found)}"
         f"{sections}"
         '<p class="note">The trials come from fixed seeds: none of these models is for release. '
         f"Written by dpgrad {__version__}.</p>\n{script(sections)}</body></html>\n"
     )
 
 
+def _title(done: Done) -> str:
+    return f"{done.experiment.paper}, {done.experiment.item}"
+
+
 def _contents(found: Sequence[Done]) -> str:
     if len(found) == 1:
         return ""
     listed = "".join(
-        f'<li><a href="#{html.escape(done.experiment.name)}">'
-        f"{html.escape(f'{done.experiment.paper}, {done.experiment.item}')}</a></li>"
-        for done in found
+        f'<li><a href="#{html.escape(done.experiment.name)}">{html.escape(_title(done))}</a></li>' for done in found
     )
     return f'<nav aria-label="Contents"><ul>{listed}</ul></nav>\n'
 
 
-def _section(done: Done) -> str:
+def _section(done: Done, head: str) -> str:
     experiment = done.experiment
-    head = html.escape(f"{experiment.paper}, {experiment.item}")
     size = {"quick": "Quick size: not the paper's settings.", "tiny": "Tiny size: a test."}.get(done.place.size, "")
     partial = "" if done.complete else f"Partial: {len(done.lines)} of {len(done.arms) * done.seeds} trials."
     warning = " ".join(filter(None, (size, partial)))
     return (
-        f'<section id="{html.escape(experiment.name)}"><h2>{head}</h2>\n<p>{html.escape(experiment.about)}</p>\n'
+        f'<section id="{html.escape(experiment.name)}"><h2>{html.escape(head)}</h2>\n'
+        f"<p>{html.escape(experiment.about)}</p>\n"
         + (f'<p class="warning">{warning}</p>\n' if warning else "")
         + f"{_claims(done)}{_drawn(done)}{_arms(tables.rows(done))}"
         '<p class="note">Mean ± standard error over trials with different seeds.</p>\n'
         f"{_curves(done.outcomes)}{_settings(done)}"
-        f'<p class="note"><code>{html.escape(tables.command(done))}</code><br>{html.escape(tables.made(done))}</p>'
+        f'<p class="note"><code>{html.escape(tables.command(done))}</code><br>{_coded(tables.made(done))}</p>'
         "</section>\n"
     )
+
+
+def _coded(markdown: str) -> str:
+    return re.sub("`(.+?)`", r"<code>\1</code>", html.escape(markdown))
 
 
 def _claims(done: Done) -> str:
@@ -90,7 +98,7 @@ def _drawn(done: Done) -> str:
         with page_colours(done.experiment.name):
             figure = figures.drawn(done.experiment, done.outcomes)
             figure.set_size_inches(*(_SMALLER * side for side in figure.get_size_inches()))
-            label = f"{done.experiment.paper}, {done.experiment.item}: the table below has its numbers"
+            label = f"{_title(done)}: the table below has its numbers"
             made = plots(figure, inlined(figure, label), label)
     except ImportError:
         return '<p class="note">No figure: install matplotlib and run the command again with --finished.</p>\n'
