@@ -247,6 +247,16 @@ class TestWritten:
         assert found[0] == found[1]
         assert {*found[0]} == {f"toy.{ending}" for ending in ("svg", "png", "md", "csv", "tex")}
 
+    def test_one_trial_is_drawn_without_an_error(self, tmp_path: Path) -> None:
+        done = running.reproduce(TOY, PLACE, tmp_path, seeds=2)
+        for lines, errors, label in (
+            (done.lines[:3], 1, "ours, with two standard errors"),
+            (done.lines[:1], 0, "ours"),
+        ):
+            (axes,) = figures.drawn(TOY, replace(done, lines=lines).outcomes).axes
+            assert sum(bool(bar.has_yerr) for bar in axes.containers) == errors
+            assert label in axes.get_legend_handles_labels()[1]
+
     def test_without_matplotlib_there_is_no_figure(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         assert figures.write(TOY, Outcomes({}), tmp_path / "toy") == []

@@ -62,11 +62,20 @@ def compared(experiment: Experiment, outcomes: Outcomes, figure: "Figure") -> No
         axes.plot([outcomes.mean(arm, experiment.figure) for arm in arms], ".", color=COLOURS[0])
         finish(axes, "setting, in the order of the table", experiment.figure, f"{experiment.paper}, {experiment.item}")
         return
-    for place, arm in enumerate(arms):
-        mean, error = outcomes.mean(arm, experiment.figure), outcomes.error(arm, experiment.figure)
-        whisker = 0.0 if math.isnan(error) else 2 * error
-        label = "ours, with two standard errors" if place == 0 else None
-        axes.errorbar(place, mean, yerr=whisker, fmt="o", color=COLOURS[0], capsize=4, label=label)
+    errors = [outcomes.error(arm, experiment.figure) for arm in arms]
+    ours = "ours" if all(map(math.isnan, errors)) else "ours, with two standard errors"
+    for place, (arm, error) in enumerate(zip(arms, errors, strict=True)):
+        whisker = None if math.isnan(error) else 2 * error  # one trial has none
+        label = ours if place == 0 else None
+        axes.errorbar(
+            place,
+            outcomes.mean(arm, experiment.figure),
+            yerr=whisker,
+            fmt="o",
+            color=COLOURS[0],
+            capsize=4,
+            label=label,
+        )
     printed = [(place, experiment.printed[arm]) for place, arm in enumerate(arms) if arm in experiment.printed]
     if printed:
         across, up = zip(*printed, strict=True)
