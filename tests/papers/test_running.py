@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import chosen
 from dpgrad import cli
 from dpgrad.errors import DataError, MissingFileError, ReportError, RunError
 from dpgrad.papers import best_training, catalogue, figures, huang, prepared, running, searching, summary, tables, tasks
@@ -381,6 +382,29 @@ class TestSearching:
         assert searching.told("search", found, "psac", 3, "") == "best of 3 settings"
         assert searching.told("search", found, "psac", 5, "") == "best of 3 of 5 settings so far"
         assert searching.told("search", found, "other", 5, "the middle") == "not searched yet: the middle"
+
+    def test_choices_that_come_with_dpgrad_are_those_of_complete_searches(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def candidates(size: str) -> tuple[Arm, ...]:
+            return tuple(Arm(f"rate {rate}", {"method": "psac", "rate": rate, "mean": rate}) for rate in (1, 2))
+
+        search = replace(TOY, name="search", arms=candidates)
+        table = replace(TOY, name="table", after=("search", "toy"))  # the settings of toy have no method
+        monkeypatch.setattr(catalogue, "experiments", lambda: {"search": search, "toy": TOY, "table": table})
+        monkeypatch.setattr(searching, "COMMITTED", tmp_path / "chosen.json")
+        monkeypatch.setattr(searching, "committed", dict)
+        running.reproduce(TOY, Place(), tmp_path)
+        running.reproduce(replace(search, arms=lambda size: candidates(size)[:1]), Place(), tmp_path)
+        assert chosen.write(tmp_path) == {}
+        running.reproduce(search, Place(), tmp_path)
+        assert chosen.write(tmp_path) == {"search": {"psac": {"method": "psac", "rate": 2, "mean": 2}}}
+
+    def test_choices_that_come_with_dpgrad_are_those_of_its_results(self) -> None:
+        results = Path(__file__).resolve().parents[2] / "results"
+        for search, methods in searching.committed().items():
+            tried = searching.outcomes(search, "full", results)
+            assert {method: searching.chosen(search, tried, method) for method in methods} == methods
 
     def test_a_candidate_without_a_number_is_not_chosen(self) -> None:
         def tried(rate: int, accuracy: float | None) -> list[dict[str, Any]]:
