@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from dpgrad import fit, recipes
+from dpgrad.accounting import account
+from dpgrad.accounting.events import Event, Gaussian, Poisson, Relation, Repeat
 from dpgrad.papers import abadi, abadi_mnist, private_sgd
 from dpgrad.papers.experiment import Arm, Outcomes, Place
 from dpgrad.training.options import Privacy
@@ -65,6 +67,32 @@ class TestNoise:
         wanted = math.sqrt(2 * STEPS * delta) * one + STEPS * one * math.expm1(one)
         assert part == pytest.approx(wanted / (Q * 0.5 * math.sqrt(STEPS)))
         assert found["delta_part_over_steps"] == pytest.approx([1 + steps * Q for steps in (100, 100_000)])
+
+
+class TestSelection:
+    def test_every_way_of_paying_for_two_settings(self) -> None:
+        run = Repeat(Poisson(Q, Gaussian(SIGMA)), STEPS)
+        calls = math.ceil(2 / 0.0625 * math.log(20))  # ε′ = 1/16 and β = 1/20
+
+        def costs(event: Event, delta: float, accountant: str) -> object:
+            return pytest.approx(account(event, Relation.ADD_REMOVE, accountant).epsilon(delta), rel=1e-12)
+
+        def asked(way: str) -> float:
+            return float(trial("abadi-selection", way)["of_two_settings"])  # type: ignore[arg-type]
+
+        assert asked("one trial") == costs(run, DELTA, "rdp")
+        assert asked("all settings added up") == costs(Repeat(run, 2), DELTA, "pld")
+        assert asked("Gupta et al. (2010)") - 8 / 16 == costs(run, DELTA / calls, "rdp")
+
+    def test_claims_see_the_number_of_settings(self) -> None:
+        def found(*gupta: float) -> Outcomes:
+            ways = {"all settings added up": (1.0, 2.0, 3.0), "Gupta et al. (2010)": gupta}
+            return Outcomes({way: [{"settings": [2, 5, 10], "epsilon_of": list(e)}] for way, e in ways.items()})
+
+        large, any_number, _ = abadi.SELECTION.claims
+        assert (large.holds(found(1.5, 1.6, 1.7)), any_number.holds(found(1.5, 1.6, 1.7))) == (True, False)
+        assert any_number.holds(found(0.5, 1.6, 1.7)) is True
+        assert large.holds(found(0.5, 2.6, 1.7)) is False
 
 
 class TestMechanism:

@@ -3,7 +3,7 @@
 The excerpt at hand prints no settings of these runs; they are those of the full paper: 60 directions by DP-PCA, one
 hidden layer of 1,000 ReLU units, lots of 600, clip bound 4, learning rate 0.1 falling to 0.052 over 10 epochs, and
 noise 8, 4 and 2 (PCA: 16, 7 and 4) for ε = 0.5, 2 and 8 at δ = 1e-5. The PCA is charged: its event and that of the
-training are priced together. Selection among settings at its price waits for `dpgrad.tuning`.
+training are priced together. The price of a selection among settings is in `abadi`.
 """
 
 import functools
@@ -182,8 +182,8 @@ HEADLINE = Experiment(
     "60 directions by DP-PCA, charged; 1,000 ReLU units; lots of 600; C = 4; learning rate 0.1 falling to 0.052 over "
     "10 epochs. As published: σ = 8, 4, 2 (PCA 16, 7, 4) until the moments accountant has spent ε; the column epsilon "
     "is what the same run costs by the PLD accountant. Certified noise: as many steps, with the least noise that the "
-    "PLD accountant certifies for ε. The settings are those of the full paper; nothing was tuned here. Selection among "
-    "settings at its price, which the paper mentions, waits for dpgrad.tuning.",
+    "PLD accountant certifies for ε. The settings are those of the full paper; nothing was tuned here. What it would "
+    "cost to choose them is in abadi-selection.",
     ("mnist",), _headline_arms, _train, "accuracy", also=("epsilon", "steps", "noise_multiplier"),
     printed={arm: PRINTED[epsilon][2] for arm, epsilon in _HEADLINES.items()},
     draw=partial(_draw_curves, "MNIST, 60 private directions, 1,000 units"),
