@@ -69,7 +69,7 @@ class TestNoise:
         assert found["delta_part_over_steps"] == pytest.approx([1 + steps * Q for steps in (100, 100_000)])
 
 
-class TestSelection:
+class TestSettingsTried:
     def test_every_way_of_paying_for_two_settings(self) -> None:
         run = Repeat(Poisson(Q, Gaussian(SIGMA)), STEPS)
         calls = math.ceil(2 / 0.0625 * math.log(20))  # ε′ = 1/16 and β = 1/20
