@@ -57,7 +57,8 @@ def test_of_a_function_only_what_it_needs_counts(package: Path) -> None:
     """Claims and figures of an experiment stand in the module of its trials, and compute nothing."""
     source = (
         "from dpgrad import inner, apart\nSIZE = 3\ndef helper(x):\n    return x * SIZE\n"
-        "def trial(x):\n    return helper(inner.VALUE)\nCLAIM = 'better'\ndef draw():\n    return apart.VALUE\n"
+        "def trial(x):\n    model = helper(inner.VALUE)\n    return model\nCLAIM = 'better'\n"
+        "def draw():\n    return apart.VALUE\nALL = [draw() + len(CLAIM) for model in range(3)]\n"
     )
 
     def found(text: str) -> str:

@@ -108,9 +108,20 @@ class TestClaims:
 
     def test_amended_is_compared_with_dp_sgd_of_as_many_epochs(self) -> None:
         holds = self.claim("yu2018-figure4-covertype", "the amended algorithm is above")
-        names = {"DP-SGD, 2 epochs": 60.0, "amended, 2 epochs": 62.0, "amended, more steps, 2 epochs": 50.0}
+        names = {f"DP-SGD, {epochs} epochs": 60.0 for epochs in (2, 5, 10)}
+        names |= {f"amended, {epochs} epochs": 62.0 for epochs in (2, 5, 10)} | {"amended, more steps, 5 epochs": 50.0}
         assert holds(outcomes(**names)) is True  # type: ignore[operator]
         assert holds(outcomes(**{**names, "amended, 2 epochs": 59.0})) is False  # type: ignore[operator]
+        del names["amended, 10 epochs"]
+        assert holds(outcomes(**names)) is None  # type: ignore[operator]
+
+    def test_an_improvement_at_all_target_epochs_needs_all_of_them(self) -> None:
+        holds = self.claim("yu2018-figure2-cnn", "momentum c = 0.6 improves")
+        names = {f"DP-SGD, {epochs} epochs": 60.0 for epochs in (5, 10, 20, 40)}
+        names |= {f"momentum, {epochs} epochs": 62.0 for epochs in (5, 10, 20)}
+        assert holds(outcomes(**names)) is None  # type: ignore[operator]
+        assert holds(outcomes(**names, **{"momentum, 40 epochs": 62.0})) is True  # type: ignore[operator]
+        assert holds(outcomes(**names, **{"momentum, 40 epochs": 59.0})) is False  # type: ignore[operator]
 
     def test_a_coefficient_outside_the_claimed_ones_refutes_it(self) -> None:
         holds = self.claim("yu2018-figure3", "the best accuracy")

@@ -132,13 +132,15 @@ def _needed(statements: list[ast.stmt], function: str) -> list[ast.stmt]:
 
 
 def _defined(statement: ast.stmt) -> set[str]:
-    """The names that a statement of a module gives a meaning."""
+    """The names that a statement of a module gives a meaning; what a comprehension runs over ends with it."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-    stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    return {node.id for node in stored}
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    over = [node.target for node in ast.walk(statement) if isinstance(node, ast.comprehension)]
+    inner = {name for target in over for name in ast.walk(target)}
+    return {node.id for node in names if node not in inner}
 
 
 @functools.cache
