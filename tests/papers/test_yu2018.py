@@ -115,6 +115,15 @@ class TestClaims:
         del names["amended, 10 epochs"]
         assert holds(outcomes(**names)) is None  # type: ignore[operator]
 
+    def test_what_any_target_may_reach_needs_all_of_them_to_be_refuted(self) -> None:
+        holds = self.claim("yu2018-figure4-mnist", "the amended algorithm reaches")
+        rest = {f"CNN: amended, {epochs} epochs": 85.0 for epochs in (5, 10, 20)}
+        rest |= {f"CNN: amended, {how}, 10 epochs": 85.0 for how in ("arithmetic", "more steps")}
+        assert holds(outcomes(**rest)) is False  # type: ignore[operator]
+        assert holds(outcomes(**{**rest, "CNN: amended, 20 epochs": 92.0})) is True  # type: ignore[operator]
+        del rest["CNN: amended, 20 epochs"]
+        assert holds(outcomes(**rest)) is None  # type: ignore[operator]
+
     def test_an_improvement_at_all_target_epochs_needs_all_of_them(self) -> None:
         holds = self.claim("yu2018-figure2-cnn", "momentum c = 0.6 improves")
         names = {f"DP-SGD, {epochs} epochs": 60.0 for epochs in (5, 10, 20, 40)}

@@ -240,16 +240,19 @@ FIGURE_3 = Experiment(
 
 # Figure 4
 
+_Arms = Callable[[Size], tuple[Arm, ...]]
 
-def _amended_above(arms: Callable[[Size], tuple[Arm, ...]], prefix: str, outcomes: Outcomes) -> bool | None:
+
+def _amended_above(arms: _Arms, prefix: str, outcomes: Outcomes) -> bool | None:
     """The printed form, geometric with less noise, at every target."""
     plain = [arm.name for arm in arms("full") if arm.name.startswith(f"{prefix}DP-SGD, ")]
     return every(outcomes.above(name.replace("DP-SGD", "amended"), name, "accuracy") for name in plain)
 
 
-def _some_reach(prefix: str, value: float, outcomes: Outcomes) -> bool | None:
-    found = [reaches(outcomes, arm, "accuracy", value) for arm in outcomes.arms if arm.startswith(f"{prefix}amended")]
-    return True if True in found else None if None in found or not found else False
+def _some_reach(arms: _Arms, prefix: str, value: float, outcomes: Outcomes) -> bool | None:
+    names = [arm.name for arm in arms("full") if arm.name.startswith(f"{prefix}amended")]
+    found = [reaches(outcomes, name, "accuracy", value) for name in names]
+    return True if True in found else None if None in found else False
 
 
 def _within_half(outcomes: Outcomes) -> bool | None:
@@ -283,7 +286,7 @@ FIGURE_4_MNIST = Experiment(
         Claim("the amended algorithm is above DP-SGD, at all target epochs (softmax)",
               partial(_amended_above, _ON_MNIST, "softmax: ")),
         Claim("the amended algorithm reaches about 91.5 % (CNN, any of the target epochs)",
-              partial(_some_reach, "CNN: ", 91.5)),
+              partial(_some_reach, _ON_MNIST, "CNN: ", 91.5)),
         Claim("every run is within ε = 0.5 for replace-one neighbours, certified", _within_half, certain=True,
               kind="construction"),
     ),
