@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from test_pld import side
 
 from dpgrad.accounting import calibrate, pld
-from dpgrad.accounting.events import Compose, Event, FixedSize, Gaussian, Poisson, Relation, Repeat
+from dpgrad.accounting.events import (
+    Compose,
+    DiscreteGaussian,
+    Event,
+    Exponential,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    RandomizedResponse,
+    Relation,
+    Repeat,
+)
 from dpgrad.accounting.pairs import Kind
 from dpgrad.accounting.pld import DeltaAt, EpsilonAt, Side
 
@@ -18,6 +29,10 @@ ORACLE_ERROR = 1e-9
 
 def run(rate: float, noise: float, steps: int) -> Event:
     return Repeat(Poisson(rate, Gaussian(noise)), steps)
+
+
+def run_fixed(rows: int, batch: int, noise: float, steps: int) -> Event:
+    return Repeat(FixedSize(rows, batch, Gaussian(noise)), steps)
 
 
 def truth(steps: oracle.Steps, delta: float) -> float:
@@ -79,6 +94,37 @@ def test_estimates_of_rates_and_noise_that_change_together(steps: int) -> None:
     profile = pld.account(Compose(tuple(Poisson(0.01 * x, Gaussian(x)) for x in levels)), precision=1e-4)
     interval = profile.interval(1e-5)
     assert interval.lower <= profile.estimate(1e-5) <= interval.upper
+
+
+MANY = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Repeat(RandomizedResponse(0.9, 2), 100),
+        Repeat(RandomizedResponse(0.9, 5), 60),
+        Repeat(DiscreteGaussian(20.0), 5),
+        pytest.param(Repeat(DiscreteGaussian(300.0), 50), marks=MANY),
+        Compose((DiscreteGaussian(4.5), RandomizedResponse(0.64, 5))),
+        pytest.param(Compose((Repeat(DiscreteGaussian(6.0), 20), run(0.01, 1.0, 5))), marks=MANY),
+        Repeat(Exponential(0.1, Relation.REPLACE_ONE), 20),
+    ],
+    ids=str,
+)
+def test_estimates_of_losses_with_atoms(event: Event) -> None:
+    """Atoms come into step again beyond any frequency at which the integrand seemed to have faded."""
+    profile = pld.account(event, Relation.REPLACE_ONE)
+    interval = profile.interval(1e-6)
+    assert interval.lower <= profile.estimate(1e-6) <= interval.upper
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_range_beside_fixed_size_samples() -> None:
+    """At large orders e^{cL} overflowed where P has next to no mass, and numpy warned."""
+    event = Compose((Exponential(0.6186, Relation.REPLACE_ONE), run_fixed(10_000, 20, 6.8112, 38)))
+    found = pld.account(event, Relation.REPLACE_ONE).epsilon(4.7e-9)
+    assert 0.6186 < found < 0.7
 
 
 class TestDeltaAtSmallEpsilon:

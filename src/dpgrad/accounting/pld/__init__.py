@@ -119,7 +119,7 @@ class PldProfile:
 
     def estimate(self, delta: float) -> float:
         """The estimate of ε at ``delta`` alone: no bound, several times quicker than `interval`."""
-        if self._others:
+        if self._others or self._ranged:
             return self.epsilon(delta)
         question = EpsilonAt(delta)
         sides = sorted(

@@ -175,14 +175,28 @@ class Blend:
 
     def transform(self, c: float, w: Array, tail: float = 0.0) -> Complex:
         """K(c + iw) but for whole turns, which a whole number of steps does not see."""
+        logs = self._logs(c, w, tail)
+        top = logs.real.max(axis=0)
+        return np.asarray(top + np.log(np.exp(logs - top).sum(axis=0)))
+
+    def revival(self, c: float, w: Array, tail: float = 0.0) -> Array:
+        """What Re K(c + iw′) may be again at some w′ beyond w: atoms come into step again and again.
+
+        Only what has a density fades for good.
+        """
+        logs = self._logs(c, w, tail).real
+        for place, (weight, part) in enumerate(self.parts):
+            if isinstance(part, Atom | Whole):
+                logs[place] = math.log(weight) + part.tilted(c, tail).value
+        return np.asarray(np.logaddexp.reduce(logs, axis=0))
+
+    def _logs(self, c: float, w: Array, tail: float) -> Complex:
         z: Complex = np.asarray(c + 1j * w, np.complex128)
-        logs = np.array([
+        return np.array([
             math.log(weight)
             + (cumulants.transform(part, c, w, tail) if isinstance(part, Pair) else part.transform(z, tail))
             for weight, part in self.parts
         ])  # fmt: skip
-        top = logs.real.max(axis=0)
-        return np.asarray(top + np.log(np.exp(logs - top).sum(axis=0)))
 
 
 Step = Pair | Blend

@@ -52,6 +52,14 @@ class Total(NamedTuple):
             total += weight * one
         return total
 
+    def revival(self, c: float, w: Array, tail: float = 0.0) -> Array:
+        """What Re K(c + iw′) may be again at some w′ beyond w; where a step has a density, what it is at w."""
+        total = np.zeros(len(w))
+        for pair, weight in zip(self.pairs, self.weights, strict=True):
+            blend = isinstance(pair, Blend)
+            total += weight * (pair.revival(c, w, tail) if blend else cumulants.transform(pair, c, w, tail).real)
+        return total
+
 
 def _tilted(step: Step, c: float, tail: float) -> cumulants.Tilted:
     return step.tilted(c, tail) if isinstance(step, Blend) else cumulants.tilted(step, c, tail)
@@ -243,7 +251,7 @@ class Contour:
             block = self._spacing * np.arange(len(w), len(w) + 64, dtype=float)
             new = self._integrand(composed, block)
             w, terms = np.concatenate([w, block]), np.concatenate([terms, new])
-            left = float(np.abs(new[-8:]).max()) * len(w) / float(np.abs(terms).sum())
+            left = float(self._ends(composed, block, new).max()) * len(w) / float(np.abs(terms).sum())
             self.converged = left < 1e-13
             if (
                 len(w) >= 128
@@ -260,6 +268,15 @@ class Contour:
         again[:1] /= 2
         one, two = (float((np.exp(-1j * self._w * epsilon) @ terms).real) for terms in (self._terms, again))
         return abs(one - two) <= _AGREEMENT * abs(one)
+
+    def _ends(self, composed: Total, block: Array, terms: cumulants.Complex) -> Array:
+        """What the integrand may be again beyond the last frequencies of a block."""
+        if not any(isinstance(step, Blend) for step in composed.pairs):
+            return np.abs(terms[-8:])
+        z = self._tilt + 1j * block[-8:]
+        return np.asarray(
+            np.exp(composed.revival(self._tilt, block[-8:], self._tail) - self._value) / np.abs(z * (z + 1))
+        )
 
     def _integrand(self, composed: Total, w: Array) -> cumulants.Complex:
         z = self._tilt + 1j * w

@@ -135,7 +135,11 @@ def tilted(pair: Pair, c: float, tail: float = 0.0) -> Tilted:
     mass = weight.sum()
     mean = weight @ loss / mass
     # log E e^{cL} = log1p(E[e^{cL} − 1]): a tiny K keeps its digits
-    value = top + np.log(mass) if abs(top + np.log(mass)) > 0.5 else np.log1p(np.exp(log_p) @ np.expm1(c * loss))
+    value = top + np.log(mass)
+    if abs(value) <= 0.5:
+        high = c * loss > 1  # where P's mass may be too small, and e^{cL} too large, to be multiplied
+        near = np.exp(log_p) * np.expm1(np.where(high, 0.0, c * loss))
+        value = np.log1p(np.where(high, np.exp(exponent) - np.exp(log_p), near).sum())
     return Tilted(float(value), float(mean), float(weight @ (loss - mean) ** 2 / mass))
 
 
