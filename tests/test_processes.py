@@ -16,6 +16,7 @@ from dpgrad.grads.swap import unwrapped
 from dpgrad.mechanism import sampling
 from dpgrad.training import pca
 
+LAUNCHERS = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"]
 SEVERAL = "this runs in one process"
 DATA = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
@@ -65,7 +66,7 @@ def test_every_release_is_refused_before_anything_is_written(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+@pytest.mark.parametrize("variable", LAUNCHERS)
 def test_a_launcher_is_seen_before_the_processes_are_connected(
     name: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +76,7 @@ def test_a_launcher_is_seen_before_the_processes_are_connected(
 
 
 @pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+@pytest.mark.parametrize("variable", LAUNCHERS)
 def test_processes_that_are_not_connected_are_told_the_line_to_add(
     name: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

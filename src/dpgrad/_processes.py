@@ -9,8 +9,8 @@ import sys
 from dpgrad.errors import UnsupportedSystemError
 
 RANK_TIMEOUT = 45.0  # seconds without a sign of life of a rank: with the rest of a step, all end within a minute
-# What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin.
-_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin, MVAPICH, srun.
+_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def refuse_several() -> None:
@@ -23,7 +23,7 @@ def refuse_several() -> None:
     if found:
         raise UnsupportedSystemError(
             f"this runs in one process, and {found}: each process would release a result of its own, with noise of "
-            "its own, and the budget covers one. Run it in one process, without torchrun; on several train with "
+            "its own, and the budget covers one. Run it in one process, without torchrun or srun; on several train with "
             "dpgrad.fit or PrivateGradient (docs/several_processes.md)"
         )
 
@@ -38,7 +38,7 @@ def refuse_unconnected() -> None:
         raise UnsupportedSystemError(
             f"{found} and they are not connected: each would release a model of its own, and the budget covers one. "
             "Call torch.distributed.init_process_group() first, and they train one model together; or run in one "
-            "process, without torchrun"
+            "process, without torchrun or srun"
         )
 
 
