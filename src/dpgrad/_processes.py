@@ -23,8 +23,8 @@ def refuse_several() -> None:
     if found:
         raise UnsupportedSystemError(
             f"this runs in one process, and {found}: each process would release a result of its own, with noise of "
-            "its own, and the budget covers one. Run it in one process, without torchrun or srun; on several train with "
-            "dpgrad.fit or PrivateGradient (docs/several_processes.md)"
+            "its own, and the budget covers one. Run it in one process, without torchrun or srun; on several train "
+            "with dpgrad.fit or PrivateGradient (docs/several_processes.md)"
         )
 
 

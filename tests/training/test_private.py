@@ -1,5 +1,6 @@
 """One private step against the same step written out: draw, clip one example at a time, add noise, divide."""
 
+import dataclasses
 import io
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -839,10 +840,32 @@ def test_a_state_belongs_to_its_key(another: dict[str, Any]) -> None:
     assert leaves(again.ledger) == leaves(plan.event())
 
 
+@pytest.mark.parametrize(
+    "changed", [{"noise_multiplier": 6.3}, {"clip": 0.1}, {"sampler": sampling.Poisson(0.1)}], ids=str
+)
+def test_a_state_belongs_to_its_mechanism(changed: dict[str, Any]) -> None:
+    """With the key and other noise, a step would repeat the noise of one that the first object may take: 9 r₁ − r₂."""
+    private = PrivateGradient(network(), loss, mechanism(), seed=5)
+    private.step(rows())
+    state = stored(private.state())
+    with pytest.raises(
+        ValueError, match="taken with other batches, clip bounds or noise, at step 1: give the mechanism"
+    ):
+        PrivateGradient(network(), loss, dataclasses.replace(mechanism(), **changed), seed=5).restore(state)
+    PrivateGradient(network(), loss, mechanism().with_steps(9), seed=5).restore(state)  # more of the same
+    del state["noise"]
+    PrivateGradient(network(), loss, mechanism(), seed=5).restore(state)
+
+
+def test_a_state_before_the_first_step() -> None:
+    state = PrivateGradient(network(), loss, mechanism(), seed=5).state()
+    PrivateGradient(network(), loss, mechanism(noise_multiplier=6.3), seed=5).restore(state)
+
+
 def test_a_state_of_0_1_0_is_one_of_another_key() -> None:
     private = PrivateGradient(network(), loss, mechanism(), seed=5)
     private.step(rows())
-    state = {name: value for name, value in private.state().items() if name != "key"}
+    state = {name: value for name, value in private.state().items() if name not in ("key", "noise")}
     with pytest.raises(ValueError, match="under another key"):
         PrivateGradient(network(), loss, mechanism(), seed=5).restore(state)
     PrivateGradient(network(), loss, mechanism(), start=1, before=private.ledger).restore(state)

@@ -85,14 +85,21 @@ def opened(
 
 def mechanism_word(mechanism: Mechanism) -> str:
     """The mechanism by what it does at each step: a schedule may be a function, which has no other form."""
-    digest = hashlib.blake2b(digest_size=16)
-    steps = range(mechanism.steps)
-    for group in mechanism.groups or (None,):
-        digest.update(np.ascontiguousarray(mechanism.clips(steps, group)).tobytes())
-        digest.update(np.ascontiguousarray(mechanism.stds(steps, group)).tobytes())
     patterns = [group.pattern for group in mechanism.groups]
     told = mechanism.steps, mechanism.divisor, mechanism.relation.value, patterns, repr(mechanism.adaptive_clip)
-    return f"{type(mechanism.sampler).__qualname__} {told} {to_json(mechanism.event())} {digest.hexdigest()}"
+    noise = noise_digest(mechanism, range(mechanism.steps))
+    return f"{type(mechanism.sampler).__qualname__} {told} {to_json(mechanism.event())} {noise}"
+
+
+def noise_digest(mechanism: Mechanism, steps: range) -> str:
+    """A digest of the batches, the clip bounds and the noise of ``steps``."""
+    digest = hashlib.blake2b(digest_size=16)
+    for step in steps[:1]:
+        digest.update(to_json(mechanism.sampler.event(1.0, step)).encode())
+    for group in (mechanism.groups or (None,)) if steps else ():
+        digest.update(np.ascontiguousarray(mechanism.clips(steps, group)).tobytes())
+        digest.update(np.ascontiguousarray(mechanism.stds(steps, group)).tobytes())
+    return digest.hexdigest()
 
 
 def model_word(model: nn.Module) -> str:

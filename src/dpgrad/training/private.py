@@ -433,6 +433,7 @@ class PrivateGradient:
             "key": self.key.derive("state").hex(),
             "step": self._step,
             "start": self._start,
+            "noise": agreed.noise_digest(self.mechanism, range(self._start, self._step)),
             "ledger": to_json(self._own_ledger),
             "microbatch": self.work.microbatch,
             "iterates": [{name: value.clone() for name, value in iterate.items()} for iterate in self.work.iterates],
@@ -447,8 +448,8 @@ class PrivateGradient:
         is a new release: ``start`` must be where the state ends, and ``before`` must hold what the state spent. The
         averages of single examples then start again, because they are vectors of the rows there were.
         """
-        fields = {"key", "step", "start", "ledger", "microbatch", "iterates", "average", "clips"}
-        if set(state) | {"key", "clips"} != fields:
+        fields = {"key", "step", "start", "noise", "ledger", "microbatch", "iterates", "average", "clips"}
+        if set(state) | {"key", "noise", "clips"} != fields:
             raise ResumeError(f"not the state of a PrivateGradient: it has fields {_validate.shown(sorted(state))}")
         if self._step != self._start or self._charged:
             raise ResumeError("restore a state before the first step, not after")
@@ -456,6 +457,11 @@ class PrivateGradient:
         if same and state["start"] != self._start:
             raise ResumeError(f"start must be {state['start']:,}, as when the state was taken, got {self._start:,}")
         _validate.whole(least=self._start, most=self.mechanism.steps, **{"step of the state": step})
+        if same and state.get("noise") not in (None, agreed.noise_digest(self.mechanism, range(self._start, step))):
+            raise ResumeError(
+                f"the state was taken with other batches, clip bounds or noise, at step {step:,}: give the mechanism "
+                "it was taken with; or, for another one, a new key, whose noise is its own"
+            )
         if not same and step != self._start:
             raise ResumeError(
                 f"the state was taken under another key, at step {step:,}: give that key; or, for a new one, "
