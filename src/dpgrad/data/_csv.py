@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from dpgrad.data._opened import Chunk, FileTable, guarded, regular
+from dpgrad.data._opened import SAVE, Chunk, FileTable, guarded, regular
 from dpgrad.data._schema import FileFormat
 from dpgrad.errors import DataError
 
@@ -90,7 +90,7 @@ def lines_of(path: Path, file: FileFormat) -> Iterator[str]:
         start = raw.read(4)
         for mark, named in _MARKS:
             if encoding == "utf-8-sig" and start.startswith(mark):
-                remedy = f'write encoding = "{named}" under [file]' if named else "unpack it first"
+                remedy = f'{SAVE}, write encoding = "{named}" under [file]' if named else "unpack it first"
                 raise DataError(f"{path} is not UTF-8 text: {remedy}")
         raw.seek(0)
         number = 0

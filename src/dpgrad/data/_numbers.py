@@ -71,6 +71,8 @@ def _array(path: Path, stream: IO[bytes], size: int, shape: tuple[int, ...]) -> 
     if not fits(given, shape):
         raise DataError(f"{path} must hold rows of shape {shape}, got an array of shape {given}")
     rows, width = given[0], math.prod(shape)
+    if not rows:
+        raise DataError(f"{path} holds no rows: its array is empty")
     if fortran:  # the rows lie across the whole array
         whole = np.frombuffer(_exactly(path, stream, math.prod(given) * dtype.itemsize), dtype).reshape(
             given, order="F"

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from dpgrad.errors import DataError, MissingFileError
 
+SAVE = "save it as UTF-8, or, where a schema tells how it is read"
 _LONGEST = 400  # characters of a path in a message
 
 
@@ -30,7 +31,7 @@ def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
         damaged = f"as {kind}: it is damaged or of another format"
         raise DataError(f"{named} cannot be read{f': {error.strerror}' if error.strerror else f' {damaged}'}") from None
     except UnicodeDecodeError as error:
-        remedy = 'write encoding = "latin-1", or the one it has, under [file], or save it as UTF-8'
+        remedy = f'{SAVE}, write encoding = "latin-1", or the one it has, under [file]'
         raise DataError(f"{named} is not text in {error.encoding}: {remedy}") from None
     except ImportError as error:
         extra = {"pyarrow": "parquet", "PIL": "images", "datasets": "text"}.get((error.name or "").partition(".")[0])
