@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from dpgrad import Mechanism, PrivateGradient
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads import ENGINES, clipped_sum, vmap
 from dpgrad.grads.check import check, compare
@@ -22,6 +23,7 @@ from dpgrad.grads.convert import convert
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.uses import Dense, Use
 from dpgrad.grads.ways import Attributed, Way
+from dpgrad.mechanism import sampling
 from thinned import thinned
 
 WIDTH = 6
@@ -591,6 +593,30 @@ def test_a_model_that_squeezes_its_output_is_taken() -> None:
     one = clipped_sum(model, lambda model, x: model(x).square(), x[:1], lambda norms: torch.ones_like(norms))
     wanted = torch.autograd.grad(model(x[:1]).square(), model.layer.weight)[0]
     torch.testing.assert_close(one.sums["layer.weight"], wanted, rtol=2e-3, atol=1e-6)
+
+
+def strict(model: nn.Module, batch: Any) -> Tensor:
+    """Raises a ValueError where shapes differ, as () and (1,) do."""
+    return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1], reduction="none")
+
+
+@pytest.mark.parametrize("loss", [strict, lambda model, batch: model(batch[0]).square()], ids=["strict", "scalar"])
+def test_a_model_that_squeezes_its_output_is_trained_on_batches_of_one(loss: Loss) -> None:
+    """The comparison of the second step met a batch of one row, and ended the run."""
+    data, plan = (rows(20), torch.rand(20)), Mechanism(sampling.Poisson(0.05), 8, 1.0, batch_size=1.0)
+    private = PrivateGradient(Squeezes(), loss, plan, seed=0)
+    sizes = [len(plan.sampler.draw(20, step, private.key)) for step in range(8)]
+    assert 1 in sizes[1:]
+    for _ in range(8):
+        private.step(data)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "single"])
+def test_engines_that_pass_one_example_say_what_to_change(engine: str) -> None:
+    data = rows(5), torch.rand(5)
+    with pytest.raises(ValueError, match=r"fails with one example.* squeeze\(-1\) in place of squeeze\(\)$"):
+        check(Squeezes(), strict, data, engine)
+    check(nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)), strict, data, engine)  # as squeeze(-1)
 
 
 class DropsAttention(nn.Module):

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpgrad._validate import shown
-from dpgrad.errors import DataError, UnsupportedModelError
+from dpgrad.errors import DataError, DpgradError, UnsupportedModelError
 from dpgrad.grads.sums import Batch, Loss
 from dpgrad.grads.unquoted import chosen
 
-__all__ = ["LossShapeError", "as_rows", "leaves", "on_device_of", "part", "row_losses", "size"]
+__all__ = ["LossShapeError", "as_rows", "leaves", "of_one_row", "on_device_of", "part", "row_losses", "size"]
 
 _TYPES = re.compile(
     r"dtype|datatype|scalar type|[Ii]nput type|output type|not implemented for '"
@@ -22,6 +22,17 @@ _PER_EXAMPLE = "use reduction='none', e.g. F.cross_entropy(model(inputs), target
 
 class LossShapeError(UnsupportedModelError):
     """A loss that does not return one value per row."""
+
+
+def of_one_row(error: Exception) -> bool:
+    """Whether an error in a pass over one row may be due to that, as where a model squeezes its output.
+
+    >>> of_one_row(ValueError("Target size ([1]) must be the same as input size ([])")), of_one_row(DataError("none"))
+    (True, False)
+    """
+    return isinstance(error, RuntimeError | IndexError | ValueError) and (
+        isinstance(error, LossShapeError) or not isinstance(error, DpgradError)
+    )
 
 
 def leaves(batch: Batch) -> list[Tensor]:

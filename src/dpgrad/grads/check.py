@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from dpgrad._validate import one_of, warn
 from dpgrad.errors import DataError, UnsupportedModelError
 from dpgrad.grads.accumulate import ENGINES, Engine, row_weights
-from dpgrad.grads.batch import LossShapeError, as_rows, leaves, on_device_of, size
+from dpgrad.grads.batch import as_rows, leaves, of_one_row, on_device_of, size
 from dpgrad.grads.precision import TF32, exact_products, own_products, tf32_is_allowed
 from dpgrad.grads.probe import COPIED, FEW, Own, Probe, length
 from dpgrad.grads.sums import Batch, Loss, trainable
@@ -31,6 +31,10 @@ __all__ = ["PROBED", "check", "compare", "prepared"]
 
 _ALONE = 12  # examples whose losses are computed alone
 PROBED = 64  # examples that are looked at where examples may meet
+_NOT_ONE = (
+    "the model or the loss fails with one example but not with several: make it accept any number, such as by "
+    "squeeze(-1) in place of squeeze()"
+)
 _MOST = 1024  # examples of a batch that are passed through the engine once
 
 
@@ -99,6 +103,8 @@ def prepared(
         probe.find_examples()
         unused = _refuse_company(probe)
         takes_one = _refuse_number(probe)
+        if probe.count > 1 and not (takes_one or isinstance(compute, Attributed)):
+            raise UnsupportedModelError(_NOT_ONE)
         with without_dropout(model):
             _refuse_engine(probe, engine, compute)
             way = compute.way if isinstance(compute, Attributed) else Way(engine)  # type: ignore[arg-type]
@@ -107,9 +113,7 @@ def prepared(
             elif unused:
                 warn(f"no loss of the few examples that were tried depends on {', '.join(unused[:5])}")
             if way.name != "batched" and not takes_one:
-                raise UnsupportedModelError(
-                    "the loss fails with one example but not with several: make it accept any number"
-                )
+                raise UnsupportedModelError(_NOT_ONE)
             if way.name != "batched":
                 _refuse_statistics(Probe(model, loss, wide, rows, probe.eps, sketched=sketched))
     if tf32_is_allowed(leaves(batch)[0].device):  # the engine takes other ways then
@@ -228,8 +232,10 @@ def _refuse_number(probe: Probe) -> bool:
     """Refuse a model in which a pass leaves the number of examples; returns whether it takes one example alone."""
     try:
         probe.own(probe.example(0), 0)
-    except (RuntimeError, IndexError, LossShapeError):
-        return False
+    except Exception as error:
+        if of_one_row(error):
+            return False
+        raise
     return True
 
 

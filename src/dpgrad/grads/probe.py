@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.errors import DataError, UnsupportedModelError
-from dpgrad.grads.batch import LossShapeError, leaves, part, row_losses, size
+from dpgrad.grads.batch import leaves, of_one_row, part, row_losses, size
 from dpgrad.grads.following import own_functions
 from dpgrad.grads.sums import Batch, Loss, sum_dtype, trainable
 from dpgrad.grads.swap import swapped
@@ -163,8 +163,13 @@ class Probe:
         """The loss and the gradient of example ``i`` in a pass of its own; beside copies of itself where it must be."""
         try:
             return self.own(self.example(i), 0)
-        except (RuntimeError, IndexError, LossShapeError):  # such as a model that squeezes its output
-            return self.own(self.copies(i), i)
+        except Exception as error:
+            if not of_one_row(error):
+                raise
+            copies = self.copies(i)
+            if self.count == 1:
+                copies = pytree.tree_map(lambda leaf: torch.cat([leaf, leaf]), copies)
+            return self.own(copies, i)
 
     def own(self, batch: Batch, i: int) -> Own:
         """The loss and the gradient of example ``i``, from one ordinary pass over a batch."""
