@@ -216,6 +216,11 @@ def test_measured_figures_are_in_the_results_that_are_linked(page: str) -> None:
     assert measured >= 3
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if re.search(r"benchmarks/results/\w+\.md\)", text_of(page))])
+def test_pages_say_that_results_may_be_older_than_the_code(page: str) -> None:
+    assert "`make stale`" in text_of(page)
+
+
 def test_our_best_is_that_of_the_results() -> None:
     rows = [line.split("|") for line in text_of("docs/best.md").splitlines() if "](../results/best-" in line]
     assert len(rows) >= 6
