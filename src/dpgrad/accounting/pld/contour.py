@@ -55,9 +55,9 @@ class Total(NamedTuple):
     def revival(self, c: float, w: Array, tail: float = 0.0) -> Array:
         """What Re K(c + iw′) may be again at some w′ beyond w; where a step has a density, what it is at w."""
         total = np.zeros(len(w))
-        for pair, weight in zip(self.pairs, self.weights, strict=True):
-            blend = isinstance(pair, Blend)
-            total += weight * (pair.revival(c, w, tail) if blend else cumulants.transform(pair, c, w, tail).real)
+        for step, weight in zip(self.pairs, self.weights, strict=True):
+            again = step.revival(c, w, tail) if isinstance(step, Blend) else cumulants.transform(step, c, w, tail).real
+            total += weight * again
         return total
 
 
