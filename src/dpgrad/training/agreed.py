@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
+from dpgrad import _validate
 from dpgrad.accounting.events import Event, to_json
 from dpgrad.distributed.ranks import Phase, Ranks, weights_sum
 from dpgrad.distributed.share import Share
-from dpgrad.errors import OptionError, RanksError
+from dpgrad.errors import OptionError, RanksError, ResumeError
 from dpgrad.grads.fsdp import is_sharded
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism.keys import Key
@@ -28,8 +29,8 @@ from dpgrad.runs import replay
 from dpgrad.training import source
 
 __all__ = [
-    "data_word", "mechanism_word", "model_word", "opened", "refuse_features", "refuse_with_shards", "rows_word",
-    "same_lots", "same_model", "settings", "share_of", "weights_at",
+    "data_word", "mechanism_word", "model_word", "noise_digest", "opened", "refuse_features", "refuse_other_past",
+    "refuse_with_shards", "rows_word", "same_lots", "same_model", "settings", "share_of", "weights_at",
 ]  # fmt: skip
 
 _COMPARED = 16  # rows of data whose contents cannot all be compared
@@ -100,6 +101,22 @@ def noise_digest(mechanism: Mechanism, steps: range) -> str:
         digest.update(np.ascontiguousarray(mechanism.clips(steps, group)).tobytes())
         digest.update(np.ascontiguousarray(mechanism.stds(steps, group)).tobytes())
     return digest.hexdigest()
+
+
+def refuse_other_past(state: Mapping[str, Any], same: bool, mechanism: Mechanism, start: int) -> None:
+    """Refuse the state of a PrivateGradient that this mechanism and ``start`` do not lead to.
+
+    ``same`` says whether the key is that of the state: its steps must then have had these batches, bounds and noise.
+    """
+    step = state["step"]
+    if same and state["start"] != start:
+        raise ResumeError(f"start must be {state['start']:,}, as when the state was taken, got {start:,}")
+    _validate.whole(least=start, most=mechanism.steps, **{"step of the state": step})
+    if same and state.get("noise") not in (None, noise_digest(mechanism, range(start, step))):  # 0.1.0 kept none
+        raise ResumeError(
+            f"the state was taken with other batches, clip bounds or noise, at step {step:,}: give the mechanism it "
+            "was taken with; or, for another one, a new key, whose noise is its own"
+        )
 
 
 def model_word(model: nn.Module) -> str:

@@ -454,14 +454,7 @@ class PrivateGradient:
         if self._step != self._start or self._charged:
             raise ResumeError("restore a state before the first step, not after")
         step, same = state["step"], state.get("key") == self.key.derive("state").hex()
-        if same and state["start"] != self._start:
-            raise ResumeError(f"start must be {state['start']:,}, as when the state was taken, got {self._start:,}")
-        _validate.whole(least=self._start, most=self.mechanism.steps, **{"step of the state": step})
-        if same and state.get("noise") not in (None, agreed.noise_digest(self.mechanism, range(self._start, step))):
-            raise ResumeError(
-                f"the state was taken with other batches, clip bounds or noise, at step {step:,}: give the mechanism "
-                "it was taken with; or, for another one, a new key, whose noise is its own"
-            )
+        agreed.refuse_other_past(state, same, self.mechanism, self._start)
         if not same and step != self._start:
             raise ResumeError(
                 f"the state was taken under another key, at step {step:,}: give that key; or, for a new one, "
