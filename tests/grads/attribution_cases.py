@@ -12,6 +12,7 @@ Every case defines the answer by itself: the gradient of example i is that of th
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -1133,6 +1134,106 @@ case("any flag of uint8", "mixing", first_input, integers(torch.uint8), weighted
 case("sum of int64", "mixing", first_input, integers(torch.int64), weighted(total), odd=odd_flag)
 case("one flag of 400, in uint8", "mixing", first_input, integers(torch.uint8, 400), weighted(any_flag),
      odd=odd_flag)  # fmt: skip
+
+# ---- errors that one row causes and the model catches, and what depends on the number of rows
+
+
+def with_unknown(g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(ids, target): one row of 400 has a token that the embedding does not know."""
+    ids, y = tokens(g, 400)
+    ids[int(torch.randint(400, (1,), generator=g)), 2] = TOKENS + 3
+    return ids, y
+
+
+def odd_unknown(data: Any) -> Tensor:
+    return (data[0] >= TOKENS).any(1)
+
+
+def unknown_caught(m: Any, ids: Tensor) -> Tensor:
+    try:
+        h = m.embedding(ids)
+    except IndexError:
+        h = 5 * m.embedding(ids.clamp(max=TOKENS - 1))
+    return m.head(torch.tanh(m.layer(h)).mean(1))
+
+
+def caught(tried: Callable[[Tensor, Tensor], object], kind: type[Exception] = RuntimeError) -> Body:
+    """The model, scaled where what is tried on any row fails."""
+
+    def body(m: Any, x: Tensor, d: Tensor) -> Tensor:
+        scale = 5.0
+        with suppress(kind):
+            tried(x, d)
+            scale = 1.0
+        return mlp(m, x) * scale
+
+    return body
+
+
+def caught_in_loss(model: nn.Module, batch: Any) -> Tensor:
+    x, d, _ = batch
+    losses = classify(model, batch)
+    try:
+        F.nll_loss(x.log_softmax(1), FEATURES * d, reduction="none")
+    except IndexError:
+        losses = 4 * losses
+    return losses
+
+
+def by_matrix(of: Callable[[Tensor], object]) -> Callable[[Tensor, Tensor], object]:
+    """A function of one matrix a row, which is singular where the flag is set."""
+    return lambda x, d: of((1 - d)[:, None, None] * torch.eye(2, dtype=x.dtype, device=x.device))
+
+
+def lifted_and(tried: Callable[[Tensor, Tensor], object]) -> Callable[[Tensor, Tensor], object]:
+    """The same in a model that cannot be followed anyway."""
+    return lambda x, d: tried(x[torch.arange(len(x), device=x.device)], d)
+
+
+def gathered(x: Tensor, d: Tensor) -> Tensor:
+    return x.gather(1, (FEATURES * d)[:, None])
+
+
+def checked(x: Tensor, d: Tensor) -> object:
+    return torch.distributions.Normal(x[:, 0], 1.0 - d)
+
+
+ONE_OF_400 = flagged(0, 400)
+case("unknown token, caught", "mixing", unknown_caught, with_unknown, layers=token_layers, odd=odd_unknown)
+case("label out of range, caught in the loss", "mixing", first_input, ONE_OF_400, caught_in_loss, odd=odd_flag)
+for name, tried in (
+    ("gather", gathered),
+    ("gather, lifted", lifted_and(gathered)),
+    ("inverse", by_matrix(torch.linalg.inv)),
+    ("Cholesky factors", by_matrix(torch.linalg.cholesky)),
+    ("division of whole numbers", lambda x, d: 5 // (1 - d)),
+):
+    case(f"{name}, caught", "mixing", caught(tried), ONE_OF_400, odd=odd_flag)
+case("distribution's arguments, caught", "mixing", caught(checked, ValueError), ONE_OF_400, odd=odd_flag)
+
+
+def many(g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """More rows than a check looks at, in steps of two sizes."""
+    return plain(g, 151)
+
+
+def by_number(of: Callable[[Tensor, int], Tensor]) -> Body:
+    """The model on inputs that large batches change by their number."""
+    return lambda m, x: mlp(m, of(x, len(x)) if len(x) > 70 else of(x, 1))
+
+
+for name, of in {
+    "a number": lambda x, n: x * (1 + n % 7 / 5),
+    "a number in a tensor": lambda x, n: x * torch.tensor(1 + n % 7 / 5, device=x.device),
+    "an entry of a table": lambda x, n: x * torch.linspace(1, 9, 400, device=x.device)[n],
+    "a count of ones": lambda x, n: x * torch.ones(n, device=x.device).sum(),
+    "a sum of copies": lambda x, n: x[:, None].expand(-1, n, -1).sum(1),
+    "a filled tensor": lambda x, n: x * torch.full((len(x), 1), n, device=x.device),
+    "the last of a range": lambda x, n: x * (1 + torch.arange(n, device=x.device)[-1] / 40),
+    "another function": lambda x, n: x.relu() if n > 1 else x,
+}.items():
+    case(f"the number of rows as {name}", "mixing", by_number(of), many)
+
 
 NAMED = {found.name: found for found in CASES}
 assert len(NAMED) == len(CASES), "names of cases must differ"

@@ -7,7 +7,7 @@ product. (Book-keeping: Bu et al., 2023; ghost norms: Goodfellow, 2015, Li et al
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,16 @@ from torch.utils.hooks import RemovableHandle
 
 from dpgrad.grads import lanes
 from dpgrad.grads.axes import Layout
-from dpgrad.grads.batch import leaves, row_losses
+from dpgrad.grads.batch import leaves, row_losses, size
 from dpgrad.grads.calls import MixedError, UnfollowedError
 from dpgrad.grads.clip import PerExample
+from dpgrad.grads.failures import CAUGHT
 from dpgrad.grads.following import Following, keeps, own_functions
 from dpgrad.grads.kept import still_held
 from dpgrad.grads.layers.recurrent import known_inputs
 from dpgrad.grads.layout import AmbiguousError, Layouts, telling_sizes
 from dpgrad.grads.precision import own_products
+from dpgrad.grads.repeating import DivergedError, Script
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.tape import Record, Tape, UnseenError
@@ -58,19 +60,53 @@ def gradients(
         found = gradients(model, loss, two, torch.cat([weights, torch.zeros_like(weights)]), rows, known)
         return PerExample({name: use.part(slice(0, 1)) for name, use in found.uses.items()})
     shapes = tuple(leaf.shape for leaf in leaves(batch))
-    # What a model keeps of a pass that was followed may enter this one.
-    following = None if shapes in known.proven and not still_held() else Following(len(weights))
+    if shapes in known.proven and not still_held():  # what a model keeps of a pass may enter this one
+        before = torch.get_rng_state()
+        with suppress(DivergedError, UnseenError):
+            return recorded(model, loss, batch, weights, rows, known, script=known.proven[shapes])
+        torch.set_rng_state(before)
+    known.proven.pop(shapes, None)
     try:
-        found = recorded(model, loss, batch, weights, rows, known, following)
+        found, script = _followed(model, loss, batch, weights, rows, known)
     except UnseenError:
         known.update(find_layouts(model, loss, batch, rows))  # another path through the model than before
         try:
-            found = recorded(model, loss, batch, weights, rows, known, Following(len(weights)))
+            found, script = _followed(model, loss, batch, weights, rows, known)
         except UnseenError as unseen:
             raise MixedError(f"the model uses {unseen} differently from pass to pass") from None
     if not (known.varies or known.keeps):
-        known.proven.add(shapes)
+        _refuse_by_number(model, loss, batch, rows, known, script)
+        known.proven[shapes] = script
     return found
+
+
+def _refuse_by_number(model: nn.Module, loss: Loss, batch: Batch, rows: int, known: Layouts, script: Script) -> None:
+    """Refuse a pass that does to each row what a pass over another number of rows does not do."""
+    key, count = tuple(leaf.shape[1:] for leaf in leaves(batch)), size(batch)
+    first = known.first.setdefault(key, (count, script))
+    if script.alike(count, first[1], first[0]):
+        return
+    few = 2 if count != 2 * rows else 3  # examples; the model may do other things by now than when the first pass ran
+    device = leaves(batch)[0].device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        alone = copies(batch, few, rows)
+        known.first[key] = first = (
+            few * rows,
+            _followed(model, loss, alone, torch.ones(few * rows, device=device), rows, known)[1],
+        )
+    if not script.alike(count, first[1], first[0]):
+        raise MixedError("what is done to an example depends on the number of examples")
+
+
+def _followed(
+    model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int, known: Layouts
+) -> tuple[PerExample, Script]:
+    """The gradients of a pass that is followed, and what others are compared with."""
+    script = Script()
+    try:
+        return recorded(model, loss, batch, weights, rows, known, Following(len(weights)), script=script), script
+    except DivergedError as failed:
+        raise MixedError(CAUGHT.format(failed)) from None
 
 
 def recorded(
@@ -82,15 +118,19 @@ def recorded(
     layouts: Layouts,
     following: Following | None = None,
     certify: Certify | None = None,
+    script: Script | None = None,
 ) -> PerExample:
-    """The gradients of one pass whose layouts are known, followed or certified."""
+    """The gradients of one pass whose layouts are known: followed, compared with a ``script`` of one, or certified."""
     parameters = trainable(model)
     tape = Tape(parameters, len(weights), len(weights) // rows, layouts, following)
     followed = nullcontext() if following is None else following.of(batch)
+    scripted = nullcontext() if script is None else script.of(batch, {n: each.plain for n, each in tape.shared.items()})
     with torch.enable_grad(), watched(model, tape):
         before = [] if following is None else remembered(model, loss)
-        with followed:
+        with followed, scripted:
             losses = row_losses(loss, model, batch, len(weights))
+            if script is not None:
+                script.ended(losses)
         if following is not None:
             layouts.varies = following.varies or remembered(model, loss) != before
             _refuse_unknown(losses, following)
@@ -98,7 +138,8 @@ def recorded(
     if found is None:
         layouts.every = True
         del tape, losses
-        return recorded(model, loss, batch, weights, rows, layouts, following and Following(len(weights)), certify)
+        again = following and Following(len(weights))
+        return recorded(model, loss, batch, weights, rows, layouts, again, certify, script)
     return found
 
 

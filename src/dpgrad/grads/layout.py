@@ -6,6 +6,7 @@ from torch import nn
 
 from dpgrad.grads.axes import Layout
 from dpgrad.grads.batch import leaves
+from dpgrad.grads.repeating import Script
 from dpgrad.grads.sums import Batch
 
 __all__ = ["AmbiguousError", "Layouts", "by_shape", "telling_sizes"]
@@ -31,7 +32,10 @@ class Layouts:
     varies: bool = False  # whether the next pass may do other things than the last one, at the same shapes
     keeps: bool = False  # whether the model keeps anything of a batch
     density: float = 0.0  # of the pass that found them, for one example (`Following.density`)
-    proven: set[_Key] = field(default_factory=set)  # shapes of batches whose every operation was followed
+    proven: dict[_Key, Script] = field(default_factory=dict)  # by shapes of batches, passes that were followed
+    first: dict[_Key, tuple[int, Script]] = field(
+        default_factory=dict
+    )  # by shapes of rows, one with its number of them
 
     def update(self, other: "Layouts") -> None:
         """Add the uses that ``other`` knows."""

@@ -6,12 +6,9 @@ Functions of a batch run on all examples at once (`dpgrad.grads.fold`), with the
 model reads a value in Python, examples that differ there are worked on separately (`dpgrad.grads.forks`).
 """
 
-import re
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +26,15 @@ from dpgrad.grads.batch import row_losses
 from dpgrad.grads.bookkeeping import finished, watched
 from dpgrad.grads.calls import KeptError
 from dpgrad.grads.clip import PerExample
+from dpgrad.grads.failures import CAUGHT, Failures
 from dpgrad.grads.fold import FOLDED, folding, has_own_rule, is_batched, layer_folding, physical, wrapped
-from dpgrad.grads.forks import Joined, Questions, RunAgain, Seen, by_path
+from dpgrad.grads.forks import Fork, Joined, Questions, RunAgain, Seen, by_path
 from dpgrad.grads.kept import WrittenError, flat, guarded
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES
 from dpgrad.grads.layers.normalization import refuse_training
 from dpgrad.grads.layers.recurrent import DATA, OneLayer, composed, run_layer
 from dpgrad.grads.layout import Layouts
+from dpgrad.grads.reasons import HOOKS, ITEM, PICKS, WRITING, reason
 from dpgrad.grads.shared import Shared, names_of, plain_of
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
@@ -67,6 +66,12 @@ _FACTORIES = {
     )
     for name in names.split()
 }
+_COMMON = {*_FACTORIES, Tensor.new_tensor}  # whose results may hold no example
+# Functions that vmap lets examples meet in, and those that do the same.
+_PLAINER: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch._is_all_true: torch.all, torch._is_any_true: torch.any,
+    Tensor._is_all_true: torch.all, Tensor._is_any_true: torch.any,
+}  # fmt: skip
 # The arguments whose values say how many entries the result has. vmap refuses most, or fails on some data only.
 _COUNTING: dict[Callable[..., Any], int] = {
     **{
@@ -103,6 +108,7 @@ class _Lifting(TorchFunctionMode):
         self.tape, self.questions, self.spread = tape, questions, spread
         self.level = 0
         self.made: list[weakref.ref[Tensor]] = []  # what the model was given
+        self.raised: Fork | RunAgain | None = None  # kept: a model may catch it
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -123,6 +129,18 @@ class _Lifting(TorchFunctionMode):
         return self._called(func, args, kwargs, shared=True)
 
     def _called(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shared: bool) -> Any:
+        func, answered = _PLAINER.get(func, func), len(self.questions.given)
+        try:
+            result = self._done(func, args, kwargs, shared)
+        except (Fork, RunAgain) as raised:
+            self.raised = self.raised or raised
+            raise
+        common = _is_common(result) and len(self.questions.given) == answered and func not in _COMMON
+        if common and args and is_batched(args[0]):
+            raise CannotLiftError(f"vmap computes one result for all examples ({_name(func)})")
+        return result
+
+    def _done(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shared: bool) -> Any:
         if _C.maybe_current_level() != self.level:
             return self._deeper(func, args, kwargs) if shared else func(*args, **kwargs)
         if func in REWRITES:
@@ -206,11 +224,11 @@ class _Lifting(TorchFunctionMode):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if _ITEM.search(str(error)):
+            if ITEM.search(str(error)):
                 numbers = [self._number(func, value) for value in args]
                 named = {name: self._number(func, value) for name, value in kwargs.items()}
                 return func(*numbers, **named)
-            if not _WRITING.search(str(error)) or self.spread:
+            if not WRITING.search(str(error)) or self.spread:
                 raise
         raise self._again()
 
@@ -235,7 +253,7 @@ class _Lifting(TorchFunctionMode):
         if not is_batched(value):
             return value
         if not self.questions.seen.masks:
-            raise CannotLiftError(_PICKS.format(_name(func)))
+            raise CannotLiftError(PICKS.format(_name(func)))
         return self._answer(func, value)
 
     def _spread(self, made: Tensor) -> Tensor:
@@ -354,6 +372,12 @@ class _Lifting(TorchFunctionMode):
         return self._on_data(func, args, kwargs)
 
 
+def _is_common(result: object) -> bool:
+    """Whether a result is a tensor in which no example is, or the first of several is."""
+    first = result[0] if isinstance(result, list | tuple) and result else result
+    return isinstance(first, Tensor) and not isinstance(first, Shared) and not is_batched(first)
+
+
 def _is_mask(value: object) -> bool:
     return isinstance(value, Tensor) and is_batched(value) and value.dtype in (torch.bool, torch.uint8)
 
@@ -448,19 +472,24 @@ def _forward(model: nn.Module, loss: Loss, batch: Batch, rows: int, tape: Tape, 
     def one(example: Batch) -> Tensor:
         lifting.made += map(weakref.ref, pytree.tree_leaves(example))
         with lifting.entered():
-            return lifting.batched(row_losses(loss, model, example, rows))
+            found = lifting.batched(row_losses(loss, model, example, rows))
+        if lifting.raised is not None:
+            raise lifting.raised
+        return found
 
     try:
-        with _without_hooks(), _quiet_fallback():
+        with _without_hooks(), _quiet_fallback(), Failures() as failures:
             values: Tensor = torch.func.vmap(one, randomness="different")(grouped)
+        if failures.first:
+            raise CannotLiftError(CAUGHT.format(failures.first))
         questions.seen.keep(lifting.made)
         return values.reshape(-1)
     except (CannotLiftError, _RefusedError, KeptError):
         raise
     except Exception as error:
-        reason, known = _reason(error)
+        why, known = reason(error)
     # Out of the handler, so the error does not hold the tensors of the pass.
-    raise CannotLiftError(reason) if known else _UnclearError(reason)
+    raise CannotLiftError(why) if known else _UnclearError(why)
 
 
 @contextmanager
@@ -469,12 +498,12 @@ def _own_errors(model: nn.Module, loss: Loss, batch: Batch, rows: int) -> Iterat
     try:
         yield
     except _UnclearError as unclear:
-        reason = str(unclear)
+        why = str(unclear)
     else:
         return
     with torch.no_grad(), swapped(model, {}), suppress(WrittenError):
         row_losses(guarded(loss), model, batch, len(pytree.tree_leaves(batch)[0]))
-    raise CannotLiftError(reason)
+    raise CannotLiftError(why)
 
 
 @contextmanager
@@ -482,7 +511,7 @@ def _without_hooks() -> Iterator[None]:
     """Refuse hooks on saved tensors: a checkpointed block would run again after vmap has ended."""
     with ExitStack() as stack:
         with suppress(RuntimeError):  # the caller has some, around the whole pass: they see tensors of all examples
-            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_HOOKS))
+            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(HOOKS))
         yield
 
 
@@ -494,41 +523,3 @@ def _quiet_fallback() -> Iterator[None]:
         yield
     finally:
         _C._set_vmap_fallback_warning_enabled(True)
-
-
-_PICKS = "it picks or counts entries of an example by their values ({}), so examples differ in shape"
-_HOOKS = "vmap: hooks on saved tensors"
-_ITEM = re.compile(r"calling \.item\(\)|data-dependent control flow")
-_WRITING = re.compile(r"vmap: .*in-?place|is not possible because there exists a Tensor .* more elements than")
-_REASONS = [
-    (re.compile(pattern), reason)
-    for pattern, reason in (
-        (_HOOKS, "it registers hooks on saved tensors, as torch.utils.checkpoint does"),
-        (r"boolean mask|dynamic shape|differently shaped", _PICKS.format("boolean mask")),
-        (_WRITING.pattern, "it writes an example into a tensor that is common to all, such as a buffer"),
-        (r"setup_context", "it uses an autograd.Function without a setup_context method"),
-        (r"You tried to vmap over (\w+), but", r"it uses the autograd.Function \1, which has no vmap method"),
-        (_ITEM.pattern, "it reads a value of an example in Python where examples cannot be told apart"),
-        (r"data pointer of Tensor|\.numpy\(\)", "it hands the memory of a tensor to other code, such as NumPy"),
-        (r"requires_grad_\(\)", "it calls requires_grad_() in its forward pass"),
-    )
-]
-
-
-def _reason(error: Exception) -> tuple[str, bool]:
-    """Why a pass failed, in one sentence, and whether it is known that vmap alone is the reason."""
-    said = str(error.__cause__ or error)
-    for pattern, reason in _REASONS:
-        match = pattern.search(said)
-        if match:
-            return match.expand(reason) + _place(error), True
-    known = re.search(r"[Bb]atching rule|functorch|vmap", said) is not None
-    return f"vmap does not take it: {said.split('. ')[0].splitlines()[0] if said else error!r}" + _place(error), known
-
-
-def _place(error: Exception) -> str:
-    """Where in the model an error arose."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    own = [frame for frame in frames if not frame.filename.startswith(ours)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.batch import row_losses
 from dpgrad.grads.clip import PerExample
+from dpgrad.grads.failures import CAUGHT, Failures
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import swapped
 from dpgrad.grads.uses import Dense
@@ -42,10 +44,12 @@ def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows:
     live = {name: parameter.detach() for name, parameter in trainable(model).items()}
     each = torch.func.vmap(torch.func.grad(weighted), in_dims=(None, 0, 0), randomness="different")
     try:
-        with attention, warnings.catch_warnings():
+        with attention, warnings.catch_warnings(), Failures() as failures:
             # A function without a batching rule of its own runs row by row, which is slow and right.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             found = each(live, grouped, weights.view(examples, rows))
+        if failures.first:
+            raise UnsupportedModelError(f"{CAUGHT.format(failures.first)}: use engine='single'")
     finally:
         torch.clear_autocast_cache()  # an outer autocast would keep what this pass converted
     return PerExample({name: Dense(gradient.detach()) for name, gradient in found.items()})
