@@ -9,7 +9,7 @@
 # make bench       speed of the accountants against their peers
 # make bench-engines time of one private step beside Opacus, one thread, results committed (about half an hour)
 # make bench-gpu   time, memory and set-up of one private step on a CUDA device (about half an hour; ARGS="--only mnist-cnn bert")
-# make bench-ways  time of the three ways to the clipped sum, two threads (some minutes; ARGS="--device cuda")
+# make bench-ways  time and memory of the three ways to the clipped sum (some minutes; ARGS="--device cuda")
 # make table-convex every convex solver on every dataset: the missing trials, then the tables (hours; PEER=python to compare)
 # make stale       which committed results were made with other code than there is now
 # make soak        100 SIGKILLs of private runs at random moments (some minutes)

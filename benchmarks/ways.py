@@ -1,11 +1,11 @@
 """Time and memory of the three ways to the clipped sum, beside the step without privacy, in one run.
 
-    python -m benchmarks.ways [--device cuda] [--workloads mlp ...] [--rounds 7] [--threads 2] [--write]
+    python -m benchmarks.ways [--device cuda] [--workloads mlp ...] [--rounds 7] [--threads 1] [--write]
 
 The clipped sum alone is measured: forward, backward, norms, factors and the weighted sum; no noise, no optimizer. The
 ways take turns, and a figure is the median over rounds of the ratio to the pass without privacy in the same round. On a
-CUDA device the sum is also captured as a graph, except the certified way, which cannot be. Memory is the most that was
-allocated above what stood before, on a CUDA device; elsewhere it is not measured.
+CPU it is processor time. On a CUDA device the sum is also captured as a graph, except the certified way, which cannot
+be. Memory is the most that torch had allocated above what stood before.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -75,19 +76,26 @@ def captured(body: Body) -> Body:
 def seconds(body: Body, cuda: bool, least: float) -> float:
     """Of one call: as many as take ``least`` seconds."""
     many, took = 1, 0.0
+    clock = time.perf_counter if cuda else time.process_time  # which other processes do not lengthen
     while took < least:
-        began = time.perf_counter()
+        began = clock()
         for _ in range(many):
             body()
         if cuda:
             torch.cuda.synchronize()
-        took = time.perf_counter() - began
+        took = clock() - began
         many = many if took >= least else max(2 * many, int(many * least / max(took, 1e-6)))
     return took / many
 
 
-def memory(body: Body) -> float:
-    """Bytes above what stood before."""
+def memory(body: Body, cuda: bool) -> float:
+    """The most bytes above what stood before."""
+    if not cuda:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            body()
+        made = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]  # type: ignore[union-attr]
+        made.sort(key=lambda each: each.start_ns())
+        return float(max(accumulate(each.nbytes() for each in made)))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -114,7 +122,7 @@ def measured(name: str, device: str, rounds: int, least: float) -> list[dict[str
             took = {way: seconds(body, cuda, least) for way, body in ways.items()}
             for way, of in took.items():
                 ratios[way].append(of / took["no privacy"])
-        peaks = {way: memory(body) for way, body in ways.items()} if cuda and not form else {}
+        peaks = {} if form else {way: memory(body, cuda) for way, body in ways.items()}
         for way, of in ratios.items():
             found.append(
                 {
@@ -131,7 +139,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="default: the usual ones of the device")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2, help="of torch on the processor")
+    parser.add_argument("--threads", type=int, default=1, help="of torch on the processor")
     parser.add_argument("--seconds", type=float, default=0.1, help="the least that one turn takes")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/ways[_cuda].{json,md}")
     given = parser.parse_args()
@@ -155,7 +163,8 @@ def main() -> int:
         }  # fmt: skip
         how = (
             f"Medians over {given.rounds} rounds, in which the ways take turns, of the ratio to the pass without "
-            f"privacy in the same round; {given.threads} threads, TF32 allowed."
+            f"privacy in the same round; {given.threads} thread(s), "
+            + ("TF32 allowed." if given.device == "cuda" else "processor time.")
         )
         environment.write(
             name, data, f"Three ways to the clipped sum, on {given.device}", [how, environment.table(table)]
