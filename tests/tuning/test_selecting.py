@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,33 @@ def test_a_crash_between_release_and_removal_is_completed(tmp_path: Path, monkey
     with pytest.raises(ResumeError, match="finished"):
         chosen(folder=RunFolder(tmp_path / "run", resume=True))
     assert not (tmp_path / "run" / "private").exists()
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_crash_during_the_removal_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Files are removed in any order: the state may go first."""
+    monkeypatch.setattr(selecting.Store, "forget", lambda store: None)
+    chosen(folder=tmp_path / "run")
+    monkeypatch.undo()
+    private = tmp_path / "run" / "private"
+    shutil.rmtree(next(private.glob("trial-*")))
+    assert {path.name for path in private.iterdir()} == {"README.txt", "selection.json"}
+    for name in ["selection.json", "README.txt"][:at]:
+        (private / name).unlink()
+    with pytest.raises(ResumeError, match="finished"):
+        chosen(folder=RunFolder(tmp_path / "run", resume=True))
+    assert not private.exists()
+
+
+@pytest.mark.parametrize("left", [(), ("README.txt",), ("README.txt", "selection.json.partial")], ids=len)
+def test_a_crash_before_the_first_trial_leaves_a_new_folder(tmp_path: Path, left: tuple[str, ...]) -> None:
+    private = tmp_path / "run" / "private"
+    private.mkdir(parents=True, mode=0o700)
+    for name in left:
+        (private / name).write_text("{", "utf-8")
+    chosen(folder=tmp_path / "run")
+    assert (tmp_path / "run" / "release").exists()
+    assert not private.exists()
 
 
 def test_failing_trials_are_the_worst_and_nobody_hears_of_them(

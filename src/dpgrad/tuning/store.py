@@ -28,7 +28,7 @@ from dpgrad.training.options import RunFolder
 __all__ = ["Best", "Store"]
 
 FORMAT = "dpgrad selection 1"
-_STATE, _TOLD = "selection.json", "trial.json"
+_STATE, _TOLD, _ABOUT = "selection.json", "trial.json", "README.txt"
 _README = """Private: do not look into this folder, and do not share it.
 
 It holds the trials of a selection, their scores and their number. The price of the selection is that of releasing the
@@ -82,7 +82,7 @@ class Store:
     ) -> "Store":  # fmt: skip
         private = folder / "private"
         if (folder / "release").exists():
-            if (private / _STATE).exists():
+            if (private / _STATE).exists() or _holds_no_trial(private):
                 _files.remove(private)
             raise ResumeError(f"the selection in {folder} is finished, see {folder / 'release'}: choose another folder")
         if (private / _STATE).exists():
@@ -95,10 +95,10 @@ class Store:
         if given.resume:
             raise ResumeError(f"there is no selection in {folder}: leave out resume to begin one")
         names = {path.name for path in folder.iterdir() if not path.name.endswith(_files.PARTIAL)} - {"lock", "private"}
-        if names or (private.is_dir() and any(private.iterdir())):
+        if names or not _holds_no_trial(private):
             raise RunError(f"{folder} holds other files: choose a new or empty folder")
         _files.make_folder(private, 0o700)
-        _files.replace(private / "README.txt", _README.encode())
+        _files.replace(private / _ABOUT, _README.encode())
         key = Key.fresh() if seed is None else Key.from_seed(seed)
         identifier = Key.fresh().secret.hex()[:16]
         state = {
@@ -237,3 +237,9 @@ def _told(found: Any) -> dict[str, Any]:
         **found, "public": tuple(found["public"]), "outside": tuple(found["outside"]),
         "clip_bounds": tuple(map(tuple, found["clip_bounds"])),
     }  # fmt: skip
+
+
+def _holds_no_trial(private: Path) -> bool:
+    """Whether a crash before the first trial, or while the folder was being removed, may have left it as it is."""
+    names = {path.name for path in private.iterdir()} if private.is_dir() else set()
+    return all(name == _ABOUT or name.endswith(_files.PARTIAL) for name in names)
