@@ -96,6 +96,7 @@ def test_parts_of_a_batch_are_like_each_other() -> None:
         lambda x: torch.stack([x, x * TABLE[0]], 1).mean(1),
         lambda x: x * TABLE[:3].expand(len(x), -1),
         lambda x: torch.func.vmap(lambda row: row.sum())(x),
+        lambda x: torch.func.vmap(lambda row: row.sum() + 1)(x),  # which looks at the first sum for its type
         lambda x: nn.functional.conv1d(x.view(1, 3 * len(x), 1), torch.ones(3 * len(x), 1, 1), groups=3 * len(x)),
     ],
 )
@@ -114,6 +115,8 @@ def test_passes_over_other_numbers_of_rows_do_the_same(body: Body) -> None:
         lambda x: x * torch.ones(len(x)).sum(),
         lambda x: x * torch.arange(len(x)).amax(),
         lambda x: x[:, None].expand(-1, len(x), -1).sum(1),
+        lambda x: x * x[0],
+        lambda x: x + 0 * x[0, 0].view(1).exp(),
         lambda x: x.roll(len(x), 1),
         lambda x: x * 2 if len(x) > ROWS else x + 2,
         lambda x: x * 1 * 1 if len(x) > ROWS else x * 1,

@@ -57,6 +57,13 @@ class _Given(NamedTuple):
     hooked: bool
 
 
+class _Used(NamedTuple):
+    """Memory that two passes use, and whether the tensors have the number of rows in their shape."""
+
+    memory: int
+    rows: bool
+
+
 class _Line(NamedTuple):
     """An operation with its arguments, and what of torch's state they depend on."""
 
@@ -162,18 +169,23 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(self._lines) != len(other._lines):
             return False
         sizes = (rows, of_other)
+        looked: set[int] = set()  # memory of which a row was selected
         shapes = [*zip(self._shapes, other._shapes, strict=True), ([], [])]  # the end has no results
         for one, two, (of_one, of_two) in zip(self._lines, other._lines, shapes, strict=True):
             if one.func is not two.func or one[2:] != two[2:]:
                 return False
-            given: list[bool] = []  # whether tensors have the number of rows in their shape
+            given: list[_Used] = []
             name = getattr(one.func, "_opname", "")
             places, most = _SHAPING.get(name, ()), 2 if name == "diagonal" else 1
             for place, pair in enumerate(zip_longest(one.arguments, two.arguments, fillvalue=None)):
                 if not _alike(*pair, sizes, place in places, most, given):
                     return False
-            if any(given) and of_one and of_one == of_two:
+            if any(each.memory in looked and not each.rows for each in given):
                 return False
+            if any(each.rows for each in given) and of_one and of_one == of_two:
+                if name != "select":
+                    return False
+                looked.add(given[0].memory)  # torch's vmap looks at a row for its type, and uses no value of it
         return True
 
     def _line(self, line: _Line) -> None:
@@ -236,7 +248,7 @@ def _content(made: Tensor) -> object:
     return (made.shape, made.dtype, made.tolist()) if made.numel() <= _FEW else object()
 
 
-def _alike(one: Any, two: Any, sizes: tuple[int, int], shaping: bool, most: int, given: list[bool]) -> bool:
+def _alike(one: Any, two: Any, sizes: tuple[int, int], shaping: bool, most: int, given: list[_Used]) -> bool:
     """Whether an argument is the same for as many rows each; tensors are noted in ``given``.
 
     ``shaping``: whole numbers may be those of rows. A tensor may have ``most`` dimensions of as many entries.
@@ -245,7 +257,7 @@ def _alike(one: Any, two: Any, sizes: tuple[int, int], shaping: bool, most: int,
         if (one.memory, one.hooked, len(one.shape)) != (two.memory, two.hooked, len(two.shape)):
             return False
         apart = [pair for pair in zip(one.shape, two.shape, strict=True) if pair[0] != pair[1]]
-        given.append(bool(apart))
+        given.append(_Used(one.memory, bool(apart)))
         numbers = (*apart, (one.offset, two.offset), *zip(one.stride, two.stride, strict=True))
         return len(apart) <= most and all(_multiples(pair, sizes) for pair in numbers)
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
