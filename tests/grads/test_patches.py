@@ -98,8 +98,9 @@ def test_a_layer_lets_go_of_its_input_once_its_gradient_has_arrived() -> None:
 
     def watch(_: nn.Module, inputs: tuple[Tensor]) -> None:
         if inputs[0].requires_grad:
-            storage = weakref.ref(inputs[0].untyped_storage())
-            inputs[0].register_hook(lambda _: held.append(storage() is not None))
+            with torch._C.DisableTorchFunction():  # a pass that is followed allows no looks
+                storage = weakref.ref(inputs[0].untyped_storage())
+                inputs[0].register_hook(lambda _: held.append(storage() is not None))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)[:, 0]
@@ -110,4 +111,4 @@ def test_a_layer_lets_go_of_its_input_once_its_gradient_has_arrived() -> None:
     bookkeeping.gradients(model, loss, batch, torch.ones(4, device=DEVICE), layouts=layouts)  # followed, without looks
     model[1].register_forward_pre_hook(watch)
     bookkeeping.gradients(model, loss, batch, torch.ones(4, device=DEVICE), layouts=layouts)
-    assert held == [False]
+    assert set(held) == {False}  # twice, since a pass with a hook is another one than was followed
