@@ -3,8 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -163,7 +162,7 @@ def trained(task: BestTask, setting: Mapping[str, Any], rows: Features, seed: in
     elif task.kind == "images":
         x = x[:, 0]
     size = count if task.relation == "add-remove" else None  # declared
-    with torch.random.fork_rng([]), _fast():
+    with torch.random.fork_rng([]), tasks.fast_products():
         torch.manual_seed(seed)
         model = best_models.build(setting, x.shape[2:] if several else x.shape[1:], rows.classes).to(x.device)
         fitted = fit(
@@ -228,17 +227,6 @@ def _recipe(setting: Mapping[str, Any]) -> recipes.Recipe:
     if setting["rule"] == "automatic":
         return recipes.autos(r=setting["clip"], learning_rate=setting["reach"], **common)
     return recipes.dpsgd(clip=setting["clip"], learning_rate=setting["reach"] / setting["clip"], **common)
-
-
-@contextmanager
-def _fast() -> Iterator[None]:
-    """Products in TF32 where the device has it; the clip bound holds all the same (`dpgrad.grads.precision`)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

@@ -176,19 +176,20 @@ def train(
     epochs, batch = epochs_of(given, place.size), small.get("batch_size", given["batch_size"])
     steps = int(epochs * len(rows.y) / batch)
     held_out = HeldOut((rows.x_test, rows.y_test), evaluate_every=max(1, steps // _POINTS)) if curve else None
-    fitted = fit(
-        model,
-        rows.train,
-        epsilon=small.get("epsilon", given["epsilon"]),
-        delta=given["delta"],
-        epochs=epochs,
-        batch_size=batch,
-        method=_recipe({**given, "step": small.get("step", given["step"])}),
-        held_out=held_out or HeldOut(evaluate_every=max(1, steps)),
-        callbacks=() if diagnostics is None else diagnostics,
-        seed=seed,
-        privacy=Privacy(accountant=small.get("accountant", "pld")),
-    )
+    with tasks.fast_products():
+        fitted = fit(
+            model,
+            rows.train,
+            epsilon=small.get("epsilon", given["epsilon"]),
+            delta=given["delta"],
+            epochs=epochs,
+            batch_size=batch,
+            method=_recipe({**given, "step": small.get("step", given["step"])}),
+            held_out=held_out or HeldOut(evaluate_every=max(1, steps)),
+            callbacks=() if diagnostics is None else diagnostics,
+            seed=seed,
+            privacy=Privacy(accountant=small.get("accountant", "pld")),
+        )
     return tasks.whole(fitted)
 
 

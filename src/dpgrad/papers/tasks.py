@@ -5,6 +5,8 @@ Rows are kept between the trials of a process. A search is judged on a part of t
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from dpgrad.papers.experiment import Place
 from dpgrad.training.curves import judging
 from dpgrad.training.fit import Fitted
 
-__all__ = ["Loaded", "accuracy", "load", "whole"]
+__all__ = ["Loaded", "accuracy", "fast_products", "load", "whole"]
 
 _JUDGED = 2048  # rows at a time
 
@@ -105,6 +107,24 @@ def _spaced(labels: Tensor, most: int) -> Tensor | slice:
 
 def _unit(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Within the block, products in TF32 where the device has it; the clip bound holds all the same.
+
+    `dpgrad.grads.precision` says why.
+
+    >>> with fast_products():
+    ...     torch.get_float32_matmul_precision()
+    'high'
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
