@@ -71,7 +71,7 @@ def steps(name: str, device: str) -> dict[str, Callable[[], object]]:
 def measured(what: str, bodies: dict[str, Callable[[], object]], rounds: int, cuda: bool) -> list[dict[str, Any]]:
     """One row for each source."""
     for body in bodies.values():
-        body()
+        seconds(body, cuda, 0.5)  # a step captures the sizes of its pieces as they come up
     took: dict[str, list[float]] = {source: [] for source in bodies}
     for _ in range(rounds):
         for source, body in bodies.items():
