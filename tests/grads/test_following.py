@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,8 @@ APART: dict[str, Callable[[Tensor], Tensor]] = {
     "distances": lambda x: torch.cdist(x.flatten(1), weights(3, 144)),
     "buckets": lambda x: torch.bucketize(x, weights(9).sort().values).float(),
     "channels shuffled": lambda x: torch.channel_shuffle(x, 2),
+    "memory that is filled": lambda x: torch.empty_like(x).copy_(x) * torch.empty(1).fill_(2),
+    "pools at random": lambda x: F.fractional_max_pool2d(x, 2, 4, _random_samples=torch.full((ROWS, 4, 2), 0.3)),
     "state of zeros": lambda x: F.linear(torch.zeros(ROWS, 4), weights(4, 4)).tanh() + x.sum((2, 3)),
 }  # fmt: skip
 
@@ -156,7 +159,15 @@ TOGETHER: dict[str, Callable[[Tensor], object]] = {
     "sparse": lambda x: x.flatten(1).to_sparse(),
     "hook": lambda x: x.clone().requires_grad_().register_hook(lambda g: g - g.mean(0)),
     "hook on a function": lambda x: x.clone().grad_fn,
-    "hook on what is saved": lambda x: saved(x),
+    "hook on what is saved": lambda x: saved(x, lambda kept: kept - kept.mean(0)),
+    "a module of torch on what is saved": lambda x: saved(x, nn.Sequential(nn.Softmax(0))),
+    "memory as it is": lambda x: x + torch.empty(1),
+    "memory seen otherwise": lambda x: x.flatten(1) + torch.empty(144, ROWS).t(),
+    "memory filled in part": lambda x: x * filled(torch.empty(6), lambda e: e[:3]),
+    "memory filled in one place": lambda x: x * filled(torch.empty(6), lambda e: e.as_strided((6,), (0,))),
+    "memory changed": lambda x: x * torch.empty(6).mul_(0),
+    "pools by place": lambda x: F.fractional_max_pool2d(x, 2, 4, _random_samples=weights(ROWS, 4, 2).abs()),
+    "tensors of another class": lambda x: x * Hidden(x),
     "printed": lambda x: repr(x),
     "scripted": lambda x: scripted(x),
     "seeded by place": lambda x: x.flatten(1) * torch.rand(ROWS, 1, generator=torch.Generator().manual_seed(0)),
@@ -184,9 +195,30 @@ def caught(x: Tensor) -> Tensor:
         return x
 
 
-def saved(x: Tensor) -> Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept - kept.mean(0)):
+def saved(x: Tensor, unpack: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(nn.Identity(), unpack):
         return x.sin()
+
+
+def filled(memory: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    part(memory).fill_(1)
+    return memory
+
+
+class Hidden(Tensor):
+    """One number, to look at, that does what it likes with the tensor it was made from."""
+
+    def __new__(cls, inner: Tensor) -> "Hidden":
+        made: Hidden = Tensor._make_wrapper_subclass(cls, (1,), dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    inner: Tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
+        hidden = next(each for each in args if isinstance(each, Hidden))
+        return hidden.inner - hidden.inner.mean(0)
 
 
 def centred(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from one_row import moved_by_one_row
 from torch import Tensor, nn
 
 from dpgrad.errors import UnsupportedModelError
-from dpgrad.grads import single
+from dpgrad.grads import lifted, single
 from dpgrad.grads.calls import KeptError, MixedError
 from dpgrad.grads.following import Following
 from dpgrad.grads.kept import Guarded, WrittenError
@@ -154,3 +154,19 @@ def test_the_first_row_of_a_classifier_leaves_nothing() -> None:
     with warnings.catch_warnings(), pytest.raises(UnsupportedModelError, match="writes values of the batch"):
         classes_of(model, NamedLoss("cross-entropy"), rows, torch.utils.data.default_collate)
     assert not model[0].shift.any()
+
+
+@pytest.mark.parametrize("engine", [single, lifted], ids=["single", "lifted"])
+def test_memory_that_nothing_was_written_to_holds_nothing(engine: Any) -> None:
+    """It may hold values that other examples left there."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = model(x)[:, 0] * torch.empty(1)
+        return out
+
+    torch.use_deterministic_algorithms(True)  # which writes NaN into such memory
+    try:
+        found = engine.gradients(nn.Linear(5, 1), loss, torch.randn(3, 5), torch.ones(3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not found.uses["weight"].per_example().any()

@@ -7,7 +7,7 @@ Where the batch stands in what parameters meet is guessed from shapes, and then 
   that example's places larger by exactly that power. A place that another example's loss reaches fails.
 - *Halves*. An example could still act on another without any gradient between them: through a statistic of labels, or
   of what was saved for the backward pass. So the losses of half the batch, taken at random and by the values of each
-  column, and the lengths of its gradients must be those in the whole batch.
+  column, and the lengths and the directions of its gradients must be those in the whole batch.
 
 Guarantee: on a batch that passes, every gradient belongs to the example whose loss it comes from, up to the tolerances.
 A batch that does not is refused before anything of it is released.
@@ -15,7 +15,7 @@ A batch that does not is refused before anything of it is released.
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from dpgrad.grads.precision import TF32, own_products, tf32_is_allowed
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import without_dropout
 from dpgrad.grads.tape import Record, Tape, UnseenError
-from dpgrad.grads.uses import wide
+from dpgrad.grads.uses import Use, wide
 
 __all__ = ["COST", "Certificate", "MetError", "RefusedError", "gradients", "guessed"]
 
@@ -134,32 +134,77 @@ def _compare_halves(model: nn.Module, loss: Loss, batch: Batch, rows: int, layou
     device = leaves(batch)[0].device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
         before = _random_states(device)
-        whole, norms = _measured(model, loss, batch, rows, layouts)
+        whole, uses, norms = _measured(model, loss, batch, rows, layouts)
         if not all(map(torch.equal, before, _random_states(device))):
             raise RefusedError("the model draws random numbers outside dropout layers: two passes cannot be compared")
         tolerance, eps = math.sqrt(torch.finfo(whole.dtype).eps), _coarsest(whole)
         typical = whole.abs().nan_to_num(posinf=0).mean()
+        directions = _Directions(uses, norms, eps)
+        del uses
+        for order in _orders(batch, examples, rows, device):
+            for few in order.tensor_split(2):
+                own = (few[:, None] * rows + torch.arange(rows, device=device)).flatten()
+                some = pytree.tree_map(lambda leaf, own=own: leaf[own], batch)
+                found, own_uses, own_norms = _measured(model, loss, some, rows, layouts)
+                off = (found - whole[few]).abs().nan_to_num(posinf=0)
+                if bool((off > tolerance * (whole[few].abs().nan_to_num(posinf=0) + typical)).any()):
+                    raise MetError("examples act on each other: the loss of one changes with the others in its batch")
+                for name, norm in norms.items():
+                    off = (own_norms[name] - norm[few]).abs().nan_to_num(posinf=0)
+                    if bool((off > directions.allowed[name][few]).any()):
+                        raise _changed(name)
+                directions.add(few, own_uses)
+            directions.compare()
+
+
+class _Directions:
+    """Sums of the gradients of all examples, each of length 1 and with a random sign, from the whole and from halves.
+
+    Lengths alone would not show a gradient that is turned.
+    """
+
+    def __init__(self, uses: Mapping[str, Use], norms: Mapping[str, Tensor], eps: float) -> None:
         total = sum(norm.square() for norm in norms.values()) ** 0.5
-        for few in _splits(batch, examples, rows, device):
-            own = (few[:, None] * rows + torch.arange(rows, device=device)).flatten()
-            some = pytree.tree_map(lambda leaf, own=own: leaf[own], batch)
-            found, own_norms = _measured(model, loss, some, rows, layouts)
-            off = (found - whole[few]).abs().nan_to_num(posinf=0)
-            if bool((off > tolerance * (whole[few].abs().nan_to_num(posinf=0) + typical)).any()):
-                raise MetError("examples act on each other: the loss of one changes with the others in its batch")
-            for name, norm in norms.items():
-                off = (own_norms[name] - norm[few]).abs().nan_to_num(posinf=0)
-                if bool((off > eps**0.25 * norm[few] + eps**0.75 * total[few]).any()):
-                    raise RefusedError(
-                        f"the gradient of parameter {name} changes with the others in the batch, though the loss of "
-                        "the example does not"
-                    )
+        self.allowed = {name: eps**0.25 * norm + eps**0.75 * total for name, norm in norms.items()}
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        self._factors = {}
+        for name, norm in norms.items():
+            signs = torch.randint(0, 2, norm.shape, generator=generator, device="cpu").to(norm) * 2 - 1
+            usable = norm.isfinite() & (norm > self.allowed[name])
+            self._factors[name] = torch.where(usable, signs / norm, 0)
+        self._whole = {name: _sum(use, self._factors[name]) for name, use in uses.items()}
+        self._parts: list[dict[str, Tensor]] = []
+
+    def add(self, few: Tensor, uses: Mapping[str, Use]) -> None:
+        """Note the sums of some examples."""
+        self._parts.append({name: _sum(use, self._factors[name][few]) for name, use in uses.items()})
+
+    def compare(self) -> None:
+        """Refuse where the sums of the parts that were noted are not that of the whole."""
+        for name, whole in self._whole.items():
+            off = torch.linalg.vector_norm(whole - sum(part[name] for part in self._parts))
+            if bool(off > (self._factors[name] * self.allowed[name]).nan_to_num().norm()):
+                raise _changed(name)
+        self._parts.clear()
+
+
+def _sum(use: Use, factors: Tensor) -> Tensor:
+    """The sum of the gradients that have a factor, times it."""
+    with torch.no_grad(), own_products():
+        return wide(use.kept(factors != 0).weighted_sum(factors))
+
+
+def _changed(name: str) -> RefusedError:
+    return RefusedError(
+        f"the gradient of parameter {name} changes with the others in the batch, though the loss of the example does "
+        "not"
+    )
 
 
 def _measured(
     model: nn.Module, loss: Loss, batch: Batch, rows: int, layouts: Layouts
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses, (examples, rows), and the length of each example's gradient by parameters."""
+) -> tuple[Tensor, dict[str, Use], dict[str, Tensor]]:
+    """The losses, (examples, rows), each example's gradient, and its length, by parameters."""
     losses: list[Tensor] = []
 
     def noted(model: nn.Module, batch: Batch) -> Tensor:
@@ -169,8 +214,9 @@ def _measured(
     weights = torch.ones(size(batch), device=leaves(batch)[0].device)
     found = recorded(model, noted, batch, weights, rows, layouts)
     with torch.no_grad(), own_products():
-        norms = {name: wide(use.measured()[0]).flatten() for name, use in found.uses.items()}
-    return losses[-1].detach().view(-1, rows), norms
+        measured = {name: use.measured() for name, use in found.uses.items()}
+    norms = {name: wide(norm).flatten() for name, (norm, _) in measured.items()}
+    return losses[-1].detach().view(-1, rows), {name: use for name, (_, use) in measured.items()}, norms
 
 
 def _coarsest(losses: Tensor) -> float:
@@ -185,11 +231,9 @@ def _random_states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def _splits(batch: Batch, examples: int, rows: int, device: torch.device) -> Iterator[Tensor]:
-    """Both halves of the examples: at random, and by the values of each column."""
+def _orders(batch: Batch, examples: int, rows: int, device: torch.device) -> Iterator[Tensor]:
+    """The examples in orders that are to be halved: at random, and by the values of each column."""
     generator = torch.Generator().manual_seed(secrets.randbits(63))
-    orders = [torch.randperm(examples, generator=generator, device="cpu").to(device)]
-    columns = (leaf.reshape(examples, -1).double().nan_to_num().mean(1) for leaf in leaves(batch))
-    orders += [column.argsort(stable=True) for column in columns]
-    for order in orders:
-        yield from order.tensor_split(2)
+    yield torch.randperm(examples, generator=generator, device="cpu").to(device)
+    for leaf in leaves(batch):
+        yield leaf.reshape(examples, -1).double().nan_to_num().mean(1).argsort(stable=True)

@@ -1,17 +1,26 @@
-"""Operations that fail: a model may catch the error, and what it does then depends on the values of one example."""
+"""What a pass must not go by: operations that fail, foreign hooks on saved tensors, memory that holds anything.
+
+A model may catch an error, and what it does then depends on the values of one example. Hooks on saved tensors exchange
+what a derivative is computed from. Memory that was given out and not written to holds what other examples left there.
+"""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
+import torch
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["CAUGHT", "Failures"]
+__all__ = ["CAUGHT", "UNWRITTEN", "Failures", "are_torchs", "cleared", "failing", "saving_hooks"]
 
+# The operations that give out memory as it is.
+UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 CAUGHT = "the model catches an error ({}), and one example may have caused it"
 
 
 class Failures(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation within the block that fails.
+    """Notes the first operation within the block that fails; memory that nothing was written to holds zeros.
 
     >>> import torch
     >>> with Failures() as failures:
@@ -33,7 +42,7 @@ class Failures(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         try:
-            return func(*args, **(kwargs or {}))
+            return cleared(func, func(*args, **(kwargs or {})))
         except Exception:
             self.first = self.first or failing(func)
             raise
@@ -42,3 +51,23 @@ class Failures(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def failing(func: Any) -> str:
     """What is said of an operation that fails."""
     return f"{getattr(func, '_opname', func)} fails"
+
+
+def cleared(func: Any, result: Any) -> Any:
+    """The result of an operation, set to 0 where it would hold what was in memory before.
+
+    >>> cleared(torch.ops.aten.empty.memory_format, torch.ones(2))
+    tensor([0., 0.])
+    """
+    return result.zero_() if getattr(func, "_opname", "") in UNWRITTEN and result.numel() else result
+
+
+def saving_hooks() -> Any:
+    """The hooks on saved tensors that are in force."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def are_torchs(hooks: Any) -> bool:
+    """Whether hooks on saved tensors are those of a checkpoint, or others that keep values as they are."""
+    known = (vars(checkpoint), vars(torch.autograd.graph))
+    return all(isinstance(hook, FunctionType) and any(hook.__globals__ is each for each in known) for hook in hooks)

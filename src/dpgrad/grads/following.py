@@ -25,6 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from dpgrad.grads.axes import Layout, same_for_rows
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.calls import Call, FoundAt, KeptError, MixedError, Where
+from dpgrad.grads.failures import UNWRITTEN, are_torchs, saving_hooks
 from dpgrad.grads.kept import is_earlier, note_earlier, still_held
 from dpgrad.grads.layers.unrolled import Unrolled
 from dpgrad.grads.operations import OF_CONSTANTS, RULES, FollowRule, rule_of
@@ -39,6 +40,11 @@ _READING: set[Callable[..., Any]] = {
     Tensor.storage, Tensor.register_hook, Tensor.is_shared, Tensor.share_memory_, Tensor.__reduce_ex__,
     Tensor.__deepcopy__, Tensor.apply_, Tensor.map_, Tensor.__repr__,
     Tensor.grad_fn.__get__,  # type: ignore[union-attr]
+}  # fmt: skip
+# What writes to all of a tensor, whatever it held.
+_FILLING = {
+    "bernoulli", "cauchy", "copy", "exponential", "fill", "geometric", "log_normal", "normal", "random",
+    "rrelu_with_noise", "uniform", "zero",
 }  # fmt: skip
 _IGNORED = {"_assert_async", "_assert_tensor_metadata", "_assert_scalar", "record_stream", "_version"}
 
@@ -68,6 +74,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, StorageWeakRef] = {}  # held, so no address comes again
         self._carrying: set[int] = set()  # storages that hold rows
         self._fresh: dict[int, set[_Key]] = {}  # storages that were made in this pass, and what is known of them
+        self._unwritten: set[int] = set()  # storages that hold what was in memory before
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator["Following"]:
@@ -77,7 +84,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in given:
             self._note(leaf, Layout(0))
         own = {self._key(leaf)[0] for leaf in given}
-        self._seed, self._hooks, before = torch.initial_seed(), _saving_hooks(), _random_states()
+        self._seed, self._hooks, before = torch.initial_seed(), saving_hooks(), _random_states()
         try:
             with _Reading(self), self:
                 yield self
@@ -168,9 +175,12 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for each in func._schema.arguments
                 if each.alias_info is not None and each.alias_info.is_write
             ]
+            if types:  # of tensors with a ``__torch_dispatch__`` of their own
+                raise MixedError("the model uses a class of tensors whose operations cannot be followed")
+            self._refuse_unwritten(func, call)
             if torch.Tag.inplace_view in func.tags and carrying:
                 raise MixedError(f"{name} changes the shape of a tensor in place")
-            if _saving_hooks() not in (self._hooks, None) and not _is_torchs(_saving_hooks()):
+            if saving_hooks() not in (self._hooks, None) and not are_torchs(saving_hooks()):
                 raise MixedError("the model sets hooks on saved tensors")
             if carrying and any(map(self._is_kept, written)):  # before it is done: it would stay
                 raise MixedError(f"{name} writes the batch in place into a tensor that was there before")
@@ -181,11 +191,33 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations += 1
         self._arithmetic += _arithmetic(func, args, kwargs, call.result)
         self._note_values(func, call, written)
+        self._note_written(call, written)
         try:
             self._after(func, call, bool(carrying), written, before)
         except MixedError as mixed:
             raise self._refuse(mixed) from None
         return call.result
+
+    def _refuse_unwritten(self, func: Any, call: Call) -> None:
+        """Refuse to read memory that nothing was written to: other examples may have left values there."""
+        if not self._unwritten or rule_of(func) is RULES["zeros"]:  # which reads shapes alone
+            return
+        for each in func._schema.arguments:
+            fills = each.alias_info is not None and (
+                not each.alias_info.is_write or each.is_out or call.name in _FILLING  # a view, or all of it
+            )
+            given = call[each.name]
+            for tensor in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(tensor, Tensor) and not fills and self._key(tensor)[0] in self._unwritten:
+                    raise MixedError(f"{call.name} reads memory that nothing was written to")
+
+    def _note_written(self, call: Call, written: list[Any]) -> None:
+        """Note which memory holds what was there before."""
+        if call.name in UNWRITTEN and call.result.numel():
+            self._unwritten.add(self._key(call.result)[0])
+        for target in written if self._unwritten else ():
+            if isinstance(target, Tensor) and _is_whole(target):
+                self._unwritten.discard(self._key(target)[0])
 
     def _is_kept(self, target: object) -> bool:
         """Whether what is written to was there before the pass, and is nothing of the batch."""
@@ -262,7 +294,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         storage, key = self._key(target)
         whole = self._fresh.get(storage, set()) <= {key} and storage in self._fresh
-        whole = whole and target.numel() * target.element_size() == target.untyped_storage().nbytes()
+        whole = whole and _is_whole(target)
         if isinstance(found, Layout) and not whole:
             raise MixedError(f"{call.name} writes the batch in place into a part of another tensor")
         self._forget(target)
@@ -293,6 +325,16 @@ class _Reading(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _is_whole(target: Tensor) -> bool:
+    """Whether a tensor is all that its memory holds, each value once."""
+    size = target.element_size()
+    for stride, length in sorted(zip(target.stride(), target.shape, strict=True)):
+        if length != 1 and stride * target.element_size() != size:
+            return False
+        size *= length
+    return bool(size == target.untyped_storage().nbytes())
+
+
 def keeps(following: Following) -> bool:
     """Whether the model keeps anything of a pass that is over, whose results are gone."""
     if still_held() & following._carrying:
@@ -312,16 +354,6 @@ def _arithmetic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
 def _random_states() -> tuple[object, ...]:
     """Of the random numbers that are not torch's, which a model can only use in Python."""
     return random.getstate(), pickle.dumps(np.random.get_state())
-
-
-def _saving_hooks() -> Any:
-    """The hooks on saved tensors that are in force."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
-
-
-def _is_torchs(hooks: Any) -> bool:
-    """Whether hooks on saved tensors are those of a checkpoint, or others that keep values as they are."""
-    return all(hook.__module__.partition(".")[0] == "torch" for hook in hooks)
 
 
 def _ruled(rule: FollowRule, call: Call) -> FoundAt:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads.batch import leaves
 from dpgrad.grads.calls import KeptError
+from dpgrad.grads.failures import cleared
 from dpgrad.grads.sums import Batch, Loss
 
 __all__ = ["Guarded", "WrittenError", "flat", "guarded", "is_earlier", "note_earlier", "refuse_earlier", "still_held"]
@@ -77,6 +78,8 @@ def refuse_earlier(values: Iterable[Any]) -> None:
 class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows which memory holds values of a batch; refuses what was kept of others, and writes to other memory.
 
+    Memory that nothing was written to holds zeros.
+
     >>> kept = torch.zeros(2)
     >>> x = torch.ones(3, 2)
     >>> with Guarded().of(x):
@@ -120,7 +123,7 @@ class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elsewhere = frozenset(_storage(each) for each in written) - {*self._storages}
         if elsewhere:
             raise self._refuse(WrittenError(elsewhere))
-        result = func(*args, **kwargs)
+        result = cleared(func, func(*args, **kwargs))
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and _storage(tensor) not in storages:  # elsewhere it is a view
                 self._note(tensor, carrying)

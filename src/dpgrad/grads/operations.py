@@ -84,6 +84,8 @@ def _last(few: int) -> Callable[[Call], FoundAt]:
         place = call.layout(tensor)
         assert place is not None
         call.apart_from(place, range(tensor.ndim - few, tensor.ndim), tensor.ndim)
+        if any(call.place(other) != even(other.ndim) for other in call.tensors if other is not tensor):
+            raise call.refuse("gives examples different values by their place in the batch")
         return [place] * len(call.result) if isinstance(call.result, tuple | list) else place
 
     return rule
