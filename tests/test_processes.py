@@ -1,7 +1,12 @@
 """Several processes are refused wherever each would release something of its own; tests/distributed has real ones."""
 
+import copy
+import os
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -11,9 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpgrad import Ledger, Mechanism, Privacy, PrivateGradient, _processes, fit
+from dpgrad.accounting.events import Gaussian, Relation
 from dpgrad.convex.estimators import DPLinearRegression, DPLogisticRegression, DPStandardScaler
 from dpgrad.grads.swap import unwrapped
 from dpgrad.mechanism import sampling
+from dpgrad.runs.checkpoint import Run
+from dpgrad.runs.replay import Identity
 from dpgrad.training import pca
 
 LAUNCHERS = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"]
@@ -110,6 +118,97 @@ def test_processes_that_are_connected_later(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match="3 ranks"):
         one.compute(DATA, step)
     assert one.steps_taken == 2
+
+
+def in_a_fork(do: Callable[[], object]) -> str:
+    """What ``do`` raises in a forked process; empty where it raises nothing."""
+    read, write = os.pipe()
+    if not (process := os.fork()):
+        try:
+            do()
+        except BaseException as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(process, 0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        return told.read()
+
+
+def opened(folder: Path) -> Run:
+    plan = Mechanism(sampling.FullBatch(), 9, 1.0, batch_size=20.0)
+    identity = Identity(plan.to_dict(), "data", "code", "cpu", 1, None, {})
+    run = Run.open(folder, lambda key: identity, plan, 1e-5, reserve=5)
+    run.save(0, {})
+    return run
+
+
+class TestForks:
+    """A fork copies keys and ledgers in memory: both processes would draw the same noise and charge their own copy."""
+
+    @pytest.mark.parametrize("do", ["step", "charged", "compute", "prepare"])
+    def test_a_private_gradient_stays_in_its_process(self, do: str) -> None:
+        one = private()
+        given = (DATA, one.charged(DATA)) if do == "compute" else (DATA,)
+        assert "both would have the same noise" in in_a_fork(lambda: getattr(one, do)(*given))
+        getattr(one, do)(*given)
+
+    def test_a_run_stays_in_its_process(self, tmp_path: Path) -> None:
+        run = opened(tmp_path / "run")
+        run.charge(0)
+        spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+        for do in (lambda: run.charge(1), lambda: run.save(1, {}), lambda: run.finish(lambda folder: None)):
+            assert "only the first works on its run" in in_a_fork(do)
+        run._next = 3  # as after three steps: the fork below took none of them
+        assert in_a_fork(run.close) == ""
+        assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
+        assert "in use by another process" in in_a_fork(lambda: opened(tmp_path / "run"))
+        run.close()
+
+    def test_a_ledger_in_memory_takes_no_entry_that_would_be_lost(self) -> None:
+        ledger = Ledger()
+        assert "give the ledger a file" in in_a_fork(lambda: ledger.add(Gaussian(1.0), Relation.ADD_REMOVE))
+        ledger.add(Gaussian(1.0), Relation.ADD_REMOVE)
+
+    def test_a_ledger_in_a_file_is_that_of_all_processes(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path / "ledger")
+        assert in_a_fork(lambda: ledger.add(Gaussian(1.0), Relation.ADD_REMOVE)) == ""
+        assert len(ledger.entries()) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_of_a_run_would_charge_its_steps_again(copied: Any, tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run, pytest.raises(ValueError, match="cannot be copied or pickled"):
+        copied(run)
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_threads_take_different_steps() -> None:
+    plan = Mechanism(sampling.FullBatch(), 60, 1.0, batch_size=20.0)
+    charged: list[int] = []
+    one = PrivateGradient(nn.Linear(3, 2), loss, plan, charge=charged.append)
+    one.prepare(DATA)
+    taken: list[int] = []
+
+    def some() -> None:
+        taken.extend(one.charged(DATA) for _ in range(15))
+
+    threads = [Thread(target=some) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(charged) == list(range(60))
+    assert one.ledger == plan.event()
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """Refuse to run as one of several processes where each would release a result of its own, which no budget covers.
 
+The processes may be ranks of a distributed job, or copies that a fork made of this one.
+
 >>> refuse_several()
 """
 
 import os
 import sys
+from threading import RLock
 
-from dpgrad.errors import UnsupportedSystemError
+from dpgrad.errors import RunError, UnsupportedSystemError
 
 RANK_TIMEOUT = 45.0  # seconds without a sign of life of a rank: with the rest of a step, all end within a minute
 # What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin, MVAPICH, srun.
@@ -40,6 +43,32 @@ def refuse_unconnected() -> None:
             "Call torch.distributed.init_process_group() first, and they train one model together; or run in one "
             "process, without torchrun or srun"
         )
+
+
+class Turns:
+    """Lets one thread at a time into a block, and none of a process that was forked since: a context manager.
+
+    Guarantee: what is taken in the block, such as the noise of a step or a place in a ledger, is taken once.
+
+    >>> with Turns("make another in each process"):
+    ...     pass
+    """
+
+    def __init__(self, remedy: str) -> None:
+        self._process, self._thread, self._remedy = os.getpid(), RLock(), remedy
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made this."""
+        return os.getpid() != self._process
+
+    def __enter__(self) -> None:
+        if self.forked:
+            raise RunError(f"this was made in process {self._process}, of which this one is a fork: {self._remedy}")
+        self._thread.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.release()
 
 
 def _connected() -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from dpgrad import _files
+from dpgrad import _files, _processes
 from dpgrad.accounting import account
 from dpgrad.accounting.events import NOTHING, Compose, Event, Relation, from_dict, to_dict, together
 from dpgrad.accounting.guarantee import UNIT, Guarantee
@@ -83,6 +83,7 @@ class Ledger:
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._held: list[Entry] = []
         self._thread = RLock()
+        self._memory = _processes.Turns("entries would be lost with it; give the ledger a file, Ledger(path)")
         self._seen = _Head()  # what this object has read: no later reading may have less
         self._path: Path | None = None
         if path is not None:
@@ -136,9 +137,10 @@ class Ledger:
         record = _record(entry)
         with self._thread:
             if self._path is None:
-                _refuse_mixed(self._held, entry)
-                _refuse_unpriced(self._held, entry)
-                self._held.append(entry)
+                with self._memory:
+                    _refuse_mixed(self._held, entry)
+                    _refuse_unpriced(self._held, entry)
+                    self._held.append(entry)
                 return
             with _alone(self._path):
                 known, lines = self._read()

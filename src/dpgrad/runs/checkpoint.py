@@ -29,7 +29,7 @@ from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
-from dpgrad import _files, _validate
+from dpgrad import _files, _processes, _validate
 from dpgrad.accounting.events import NOTHING, Event
 from dpgrad.errors import OptionError, ResumeError, RunError
 from dpgrad.mechanism.keys import Key
@@ -120,6 +120,7 @@ class Run:
         self._tried = False
         self._unbegun = found is None  # nothing was stored yet, nor spent
         self._open = True
+        self._turns = _processes.Turns("only the first works on its run; give every run its own folder")
 
     @classmethod
     def open(
@@ -308,7 +309,8 @@ class Run:
             return
         try:
             with suppress(OSError, ValueError):  # reserved steps then stay spent, which is always safe
-                self._ledger.settle(self._taken)
+                if not self._turns.forked:  # else the process of which this is a fork goes on
+                    self._ledger.settle(self._taken)
         finally:
             self._release_lock()
 
@@ -317,8 +319,13 @@ class Run:
         _files.unlock(*self._locks)
 
     def _refuse_closed(self) -> None:
-        if not self._open:
-            raise RunError(f"the run in {self.folder} is closed: open it again with resume=True")
+        with self._turns:
+            if not self._open:
+                raise RunError(f"the run in {self.folder} is closed: open it again with resume=True")
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        """Copies and pickles are refused: each would charge the steps of one key, and the ledger counts them once."""
+        raise RunError("a Run cannot be copied or pickled: give every run a folder of its own")
 
     def __repr__(self) -> str:
         return f"Run({self.folder}, step {self._next} of {self.last}, attempt {self.attempt}, {self.key.label})"

@@ -195,6 +195,7 @@ class PrivateGradient:
         self._again = Again()
         self._checked: Signature | None = None
         self._charge, self._start, self._before = charge, start, before
+        self._turns = _processes.Turns("both would have the same noise; make one in each process, and charge both")
         self._charged: list[Leaf] = []
         self._owed: set[int] = set()  # charged and not yet computed
         self._step = start
@@ -322,7 +323,7 @@ class PrivateGradient:
         """A failure on this rank is reported to the others; processes that were connected since are refused."""
         if self.ranks.alone:
             _processes.refuse_several()
-        with self.ranks.together():
+        with self._turns, self.ranks.together():
             yield
 
     def compute(self, data: Any, step: int) -> None:
