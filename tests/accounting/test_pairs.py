@@ -59,7 +59,7 @@ def rounding(pair: Pair, x: float) -> float:
     found = 0.0
     for sign, there in ((1, pair.up), (-1, pair.down)):
         y = (sign * x - 0.5) / pair.sigma**2
-        mixture = 1 - pair.rate + pair.rate * math.exp(min(y, 700.0))
+        mixture = 1 - pair.sampling_rate + pair.sampling_rate * math.exp(min(y, 700.0))
         found += 2.0**-50 * (1 + abs(math.log(mixture)) + 1 / mixture) if there else 0.0
     return found
 
@@ -120,7 +120,7 @@ class TestLoss:
 def other_mass(pair: Pair, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Q's mass above x, by its definition."""
     shift = -1.0 if pair.down else 0.0
-    tail = (1 - pair.rate) * ndtr(-x / pair.sigma) + pair.rate * ndtr((shift - x) / pair.sigma)
+    tail = (1 - pair.sampling_rate) * ndtr(-x / pair.sigma) + pair.sampling_rate * ndtr((shift - x) / pair.sigma)
     return np.asarray(tail)
 
 

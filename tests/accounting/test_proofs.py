@@ -222,7 +222,7 @@ class TestClosedForms:
         epsilon = 10**log_epsilon
         truth = one_step(pair, epsilon)
         assert single.bound(pair, epsilon, upper=False) <= truth <= single.bound(pair, epsilon, upper=True)
-        if truth > 1e-280 and epsilon < -0.999 * math.log1p(-pair.rate):
+        if truth > 1e-280 and epsilon < -0.999 * math.log1p(-pair.sampling_rate):
             assert single.delta(pair, epsilon) == pytest.approx(truth, rel=single.SLACK / 10)
 
     def test_adding_a_row_reveals_nothing_beyond_its_largest_loss(self) -> None:
@@ -244,9 +244,9 @@ class TestClosedForms:
 def one_step(pair: Pair, epsilon: float) -> mpmath.mpf:
     """P(A) − e^ε·Q(A) beyond the threshold, to 200 digits."""
     if pair.kind is Kind.LARGER:
-        return max(one_step(Pair(kind, pair.rate, pair.sigma), epsilon) for kind in (Kind.REMOVE, Kind.ADD))
+        return max(one_step(Pair(kind, pair.sampling_rate, pair.sigma), epsilon) for kind in (Kind.REMOVE, Kind.ADD))
     with mpmath.workdps(200):
-        q, s, e = mpmath.mpf(pair.rate), mpmath.mpf(pair.sigma), mpmath.mpf(epsilon)
+        q, s, e = mpmath.mpf(pair.sampling_rate), mpmath.mpf(pair.sigma), mpmath.mpf(epsilon)
         half = mpmath.mpf(1) / 2
         if pair.kind is Kind.ANTIPODAL:
             x = s * s * (e / 2 + mpmath.asinh((1 - q) / q * mpmath.exp(half / s**2) * mpmath.sinh(e / 2)))

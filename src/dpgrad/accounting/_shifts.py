@@ -124,7 +124,7 @@ def _interval(a: Array | float, b: Array | float) -> Array:
 
 
 @lru_cache(maxsize=256)
-def shifts(rate: float, group: int) -> GroupShifts:
+def shifts(sampling_rate: float, group: int) -> GroupShifts:
     """How far ``group`` rows move the sum at sampling rate 0 < q < 1.
 
     Beyond 32 rows the Binomial law is rounded up to fewer values: the shift only grows.
@@ -132,15 +132,16 @@ def shifts(rate: float, group: int) -> GroupShifts:
     >>> shifts(0.5, 2).by
     (1.0, 2.0)
     """
-    none = group * math.log1p(-rate)
+    none = group * math.log1p(-sampling_rate)
     if group <= _MOST:
         logs = [
-            math.log(math.comb(group, j)) + j * math.log(rate) + (group - j) * math.log1p(-rate) for j in _up(group)
+            math.log(math.comb(group, j)) + j * math.log(sampling_rate) + (group - j) * math.log1p(-sampling_rate)
+            for j in _up(group)
         ]
         return GroupShifts(tuple(map(float, _up(group))), tuple(logs), none)
     from scipy.stats import binom  # slow to import
 
-    law = binom(group, rate)
+    law = binom(group, sampling_rate)
     low, high = max(int(law.ppf(_RARE)), 1), int(law.isf(_RARE)) + 1
     last = min(int(law.isf(_FAINT)) + 1, group)
     often = np.linspace(low, high, min(3 * _MOST // 4, high - low + 1))  # every number, where there are few

@@ -375,9 +375,9 @@ def precision(leaf: Leaf, relation: Relation) -> float:
     if isinstance(leaf, Approximate | Shifted) or (isinstance(leaf, Poisson) and leaf.sampling_rate == 0):
         return 0.0
     pair = pairs.of(leaf, relation, pairs.directions(relation)[0])
-    if pair.rate < 1:
+    if pair.sampling_rate < 1:
         raise AccountingError(
             f"accountant exact prices full-batch Gaussians only, got {type(leaf).__name__} sampling "
-            f"at rate {pair.rate:g}: use accountant pld"
+            f"at rate {pair.sampling_rate:g}: use accountant pld"
         )
     return float(pair.sigma) ** -2

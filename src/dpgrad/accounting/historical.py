@@ -99,9 +99,9 @@ class StrongProfile:
         """ε of one application of each distinct step and its count, with δ spent evenly over all applications."""
         share = delta / sum(count for _, _, count in self.steps)
         found = []
-        for rate, mu, count in self.steps:
-            base = share / rate  # from 1 on, the sampling alone is private enough
-            found.append((amplified(exact.epsilon(mu, base), rate) if base < 1 else 0.0, count))
+        for sampling_rate, mu, count in self.steps:
+            base = share / sampling_rate  # from 1 on, the sampling alone is private enough
+            found.append((amplified(exact.epsilon(mu, base), sampling_rate) if base < 1 else 0.0, count))
         return found
 
     def _composed(self, delta: float, split: float) -> float:
@@ -126,9 +126,9 @@ class PrintedProfile:
         _validate.open_unit(delta=delta)
         total = sum(count for _, _, count in self.steps)
         square = 0.0
-        for rate, mu, count in self.steps:
-            base = delta / (2 * total * rate)
-            square += count * 2 * max(math.log(1.25 / base), 0.0) * (rate * mu) ** 2
+        for sampling_rate, mu, count in self.steps:
+            base = delta / (2 * total * sampling_rate)
+            square += count * 2 * max(math.log(1.25 / base), 0.0) * (sampling_rate * mu) ** 2
         return math.sqrt(-2 * math.log(delta / 2) * square) + square
 
     def delta(self, epsilon: float) -> float:
@@ -160,11 +160,15 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> StrongPro
     many = len(leaves(event)) > _MANY
 
     def price(leaf: Leaf) -> tuple[float, float]:
-        rate, mu = _sampled(leaf, relation)
-        return rate, max(mu, math.exp(math.ceil(math.log(mu) * 1000) / 1000)) if many else mu
+        sampling_rate, mu = _sampled(leaf, relation)
+        return sampling_rate, max(mu, math.exp(math.ceil(math.log(mu) * 1000) / 1000)) if many else mu
 
     steps = tally(event, price)
-    return StrongProfile(event, relation, tuple((rate, mu, count) for (rate, mu), count in steps.items() if rate))
+    return StrongProfile(
+        event,
+        relation,
+        tuple((sampling_rate, mu, count) for (sampling_rate, mu), count in steps.items() if sampling_rate),
+    )
 
 
 def printed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> PrintedProfile:
@@ -189,7 +193,7 @@ def _sampled(leaf: Leaf, relation: Relation) -> tuple[float, float]:
     """The sampling rate of a leaf and shift/std of the Gaussian it samples."""
     pair = pairs.of(leaf, relation, pairs.directions(relation)[0])  # refuses what has no price
     shift = 2.0 if pair.kind is Kind.ANTIPODAL else 1.0  # the other kinds are in units of the shift already
-    return pair.rate, shift / pair.sigma
+    return pair.sampling_rate, shift / pair.sigma
 
 
 def moments_scale(sampling_rate: float, steps: int, epsilon: float, delta: float) -> float:

@@ -160,12 +160,12 @@ def to_dp_accounting(event: Event) -> dict[str, Any]:
             return _tree("LaplaceDpEvent", z)
         case RandomizedResponse(noise, categories):
             return _tree("RandomizedResponseDpEvent", noise, categories)
-        case Poisson(rate, inner):
-            return _tree("PoissonSampledDpEvent", rate, to_dp_accounting(inner))
+        case Poisson(sampling_rate, inner):
+            return _tree("PoissonSampledDpEvent", sampling_rate, to_dp_accounting(inner))
         case FixedSize(rows, size, inner):
             return _tree("SampledWithoutReplacementDpEvent", rows, size, to_dp_accounting(inner))
-        case TruncatedPoisson(rate, rows, size, Gaussian(z)):
-            return _tree("TruncatedSubsampledGaussianDpEvent", rows, rate, size, z)
+        case TruncatedPoisson(sampling_rate, rows, size, Gaussian(z)):
+            return _tree("TruncatedSubsampledGaussianDpEvent", rows, sampling_rate, size, z)
         case Repeat(inner, count):
             return _tree("SelfComposedDpEvent", to_dp_accounting(inner), count)
         case Compose(()):

@@ -86,8 +86,8 @@ def attained(leaf: Exponential | TruncatedPoisson, relation: Relation, direction
     if isinstance(leaf, Exponential):
         return _binary(leaf.epsilon / 2)
     chance, after = cut(leaf)
-    rate = (leaf.sampling_rate * (1 - chance) + chance * after) * (1 - 4 * _BINOMIAL)
-    return Pair(direction, min(rate, 1.0), leaf.event.noise_multiplier)
+    sampling_rate = (leaf.sampling_rate * (1 - chance) + chance * after) * (1 - 4 * _BINOMIAL)
+    return Pair(direction, min(sampling_rate, 1.0), leaf.event.noise_multiplier)
 
 
 def _laplace(epsilon: float) -> Blend:
@@ -117,11 +117,11 @@ def cut(leaf: TruncatedPoisson) -> tuple[float, float]:
     """
     from scipy.stats import binom  # slow to import
 
-    rate, rows, most = leaf.sampling_rate, leaf.dataset_size, leaf.batch_size
-    chance = float(binom.sf(most - 1, rows - 1, rate))
+    sampling_rate, rows, most = leaf.sampling_rate, leaf.dataset_size, leaf.batch_size
+    chance = float(binom.sf(most - 1, rows - 1, sampling_rate))
     if chance == 0:
         return 0.0, 0.0
-    return chance, min(float(binom.sf(most, rows, rate)) * most / rows / chance, rate)
+    return chance, min(float(binom.sf(most, rows, sampling_rate)) * most / rows / chance, sampling_rate)
 
 
 def _truncated(leaf: TruncatedPoisson, relation: Relation, direction: Kind, group: int) -> Step:
@@ -130,18 +130,18 @@ def _truncated(leaf: TruncatedPoisson, relation: Relation, direction: Kind, grou
             "truncated Poisson sampling has no pair for several rows that change together: their price follows from "
             "that of one row"
         )
-    rate, sigma = leaf.sampling_rate, leaf.event.noise_multiplier
+    sampling_rate, sigma = leaf.sampling_rate, leaf.event.noise_multiplier
     chance, after = cut(leaf)
-    if rate == 0:
+    if sampling_rate == 0:
         return Pair(direction, 0.0, sigma)
     if relation is Relation.ADD_REMOVE:
         # any number of rows up to that declared: ``after`` at most q, and the less noise the dearer
-        other = Pair(direction if rate < 1 else Kind.REMOVE, rate, sigma / 2)
+        other = Pair(direction if sampling_rate < 1 else Kind.REMOVE, sampling_rate, sigma / 2)
     else:
         after = min(after * (1 + 4 * _BINOMIAL), 1.0)
         full = Pair(Kind.REMOVE, 1.0, sigma / 4)
         other = Pair(Kind.ANTIPODAL, after, sigma / 2) if after < 1 else full
-    plain = pairs.of(Poisson(rate, leaf.event), relation, direction)
+    plain = pairs.of(Poisson(sampling_rate, leaf.event), relation, direction)
     if chance == 0:
         return plain
     return Blend(((min(1 - chance * (1 - _BINOMIAL), 1.0), plain), (min(chance * (1 + _BINOMIAL), 1.0), other)))

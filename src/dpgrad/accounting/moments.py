@@ -75,8 +75,8 @@ def account(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPr
     worst = np.zeros((len(MOMENTS), len(distinct)))
     for direction in pairs.directions(relation):
         found = [pairs.of(leaf, relation, direction) for leaf in distinct]
-        seen = np.array([pair.rate > 0 for pair in found], bool)
-        batch = [pair for pair in found if pair.rate > 0]
+        seen = np.array([pair.sampling_rate > 0 for pair in found], bool)
+        batch = [pair for pair in found if pair.sampling_rate > 0]
         for row, moment in zip(worst, MOMENTS, strict=True):
             row[seen] = np.maximum(row[seen], rdp.tilts(batch, float(moment))[0])
     return MomentsProfile(event, relation, _total(event, dict(zip(distinct, worst.T, strict=True))))
@@ -101,8 +101,8 @@ def closed(event: Event, relation: Relation = Relation.ADD_REMOVE) -> MomentsPro
     relation = Relation(relation)
     distinct = list(leaves(event))
     found = [_closed_pair(leaf, relation) for leaf in distinct]
-    rate, sigma = np.array([(pair.rate, pair.sigma) for pair in found]).reshape(-1, 2).T
-    values = np.array([_binomial(rate, sigma, int(moment) + 1) for moment in MOMENTS])
+    sampling_rate, sigma = np.array([(pair.sampling_rate, pair.sigma) for pair in found]).reshape(-1, 2).T
+    values = np.array([_binomial(sampling_rate, sigma, int(moment) + 1) for moment in MOMENTS])
     return MomentsProfile(event, relation, _total(event, dict(zip(distinct, values.T, strict=True))), CLOSED)
 
 
@@ -135,12 +135,13 @@ def _closed_pair(leaf: Leaf, relation: Relation) -> Pair:
     return pair
 
 
-def _binomial(rate: Array, sigma: Array, order: int) -> Array:
+def _binomial(sampling_rate: Array, sigma: Array, order: int) -> Array:
     """log E₂ at λ + 1 = ``order`` for each step: (steps,)."""
     k = np.arange(2, order + 1)
     x = k * (k - 1) / (2 * sigma[:, None] ** 2)  # (steps, k)
     log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    chance = log_choose + xlogy(k, rate[:, None]) + xlog1py(order - k, -rate[:, None])  # at q = 1 only k = λ + 1
+    taken, left = xlogy(k, sampling_rate[:, None]), xlog1py(order - k, -sampling_rate[:, None])
+    chance = log_choose + taken + left  # at q = 1 only k = λ + 1
     with np.errstate(divide="ignore"):  # noise beyond 1e150: x is 0
         top = np.logaddexp.reduce(chance + x + np.log(-np.expm1(-x)), axis=1)
     return np.asarray(np.where(top > 0, np.logaddexp(0.0, top), np.log1p(np.exp(np.minimum(top, 0)))))
@@ -151,8 +152,9 @@ def _asymptotic_moments(leaf: Leaf, relation: Relation) -> Array:
         case Poisson(q, Gaussian(z)) if q < 1 and relation is not Relation.REPLACE_ONE:
             return np.asarray(q**2 * MOMENTS * (MOMENTS + 1) / ((1 - q) * z**2))
         case _:
-            rate = leaf.sampling_rate if isinstance(leaf, Poisson) else 1.0
+            sampling_rate = leaf.sampling_rate if isinstance(leaf, Poisson) else 1.0
             raise AccountingError(
                 f"accountant {ASYMPTOTIC} has a form for Poisson sampling at a rate below 1 under add-remove or "
-                f"zero-out only, got {type(leaf).__name__} at rate {rate:g} under {relation}: use accountant pld"
+                f"zero-out only, got {type(leaf).__name__} at rate {sampling_rate:g} under {relation}: use "
+                "accountant pld"
             )

@@ -89,7 +89,7 @@ class Pair:
     """
 
     kind: Kind
-    rate: float
+    sampling_rate: float
     sigma: float
     group: int = 1  # how many rows change together, each drawn with probability ``rate``
 
@@ -116,12 +116,12 @@ class Pair:
         """The log-density of the shifted distribution at x, less that of N(0)."""
         if self.group > 1:
             return self.shifts.log_ratio(x, self.sigma**2)
-        return _log_mixture(self.rate, (x - 0.5) / self.sigma**2)
+        return _log_mixture(self.sampling_rate, (x - 0.5) / self.sigma**2)
 
     @property
     def shifts(self) -> GroupShifts:
         """How far a group moves the sum."""
-        return shifts(self.rate, self.group)
+        return shifts(self.sampling_rate, self.group)
 
     def log_p(self, x: Array, loss: Array | None = None) -> Array:
         """The log-density of P at x; ``loss`` is that at x, where it is known already."""
@@ -144,14 +144,14 @@ class Pair:
             # qe^{z−1/2σ²} − e^L·qe^{−z−1/2σ²} = (1−q)(e^L−1), z = L/2 + u: sinh u = (1−q)/q·e^{1/2σ²}·sinh(L/2)
             with np.errstate(divide="ignore"):
                 log_sinh = np.abs(loss) / 2 + np.log(-np.expm1(-np.abs(loss)) / 2)
-                log_v = np.log1p(-self.rate) - np.log(self.rate) + 0.5 / variance + log_sinh
+                log_v = np.log1p(-self.sampling_rate) - np.log(self.sampling_rate) + 0.5 / variance + log_sinh
             u = np.where(
                 log_v < 0, np.arcsinh(np.exp(np.minimum(log_v, 0))), log_v + np.log1p(np.hypot(1, _exp_neg(log_v)))
             )
             return np.asarray(variance * (loss / 2 + np.copysign(u, loss)))
         if self.kind is Kind.ADD:
-            return -(variance * _inverse_mixture(self.rate, -loss) + 0.5)
-        return variance * _inverse_mixture(self.rate, loss) + 0.5
+            return -(variance * _inverse_mixture(self.sampling_rate, -loss) + 0.5)
+        return variance * _inverse_mixture(self.sampling_rate, loss) + 0.5
 
     def mass(self, left: Array | float, right: Array | float) -> Array:
         """P's mass between left and right, which may be infinite."""
@@ -161,7 +161,7 @@ class Pair:
         if not self.up:
             return plain
         shifted = _interval((left - 1.0) / self.sigma, (right - 1.0) / self.sigma)
-        return np.asarray((1 - self.rate) * plain + self.rate * shifted)
+        return np.asarray((1 - self.sampling_rate) * plain + self.sampling_rate * shifted)
 
     def top(self, tail: float) -> float:
         """An x above which about ``tail`` of P lies."""
@@ -172,7 +172,7 @@ class Pair:
     @property
     def most(self) -> float:
         """The largest loss; of ``add``, P is never more than 1/(1 − q)ᵏ times as likely as Q."""
-        return -self.group * float(np.log1p(-self.rate)) if self.kind is Kind.ADD else np.inf
+        return -self.group * float(np.log1p(-self.sampling_rate)) if self.kind is Kind.ADD else np.inf
 
     @property
     def kappa(self) -> float:
@@ -190,24 +190,24 @@ def _exp_neg(v: Array) -> Array:
     return np.asarray(np.exp(-np.maximum(v, 0)))
 
 
-def _log_mixture(rate: float, y: Array) -> Array:
+def _log_mixture(sampling_rate: float, y: Array) -> Array:
     """log(1 − q + q·e^y), to full relative precision where it is small."""
-    if rate == 1:
+    if sampling_rate == 1:
         return y
-    found = np.log1p(rate * np.expm1(np.minimum(y, 30)))
+    found = np.log1p(sampling_rate * np.expm1(np.minimum(y, 30)))
     large = y > 30
     if np.any(large):
-        found = np.where(large, np.logaddexp(np.log1p(-rate), np.log(rate) + y), found)
+        found = np.where(large, np.logaddexp(np.log1p(-sampling_rate), np.log(sampling_rate) + y), found)
     return np.asarray(found)
 
 
-def _inverse_mixture(rate: float, loss: Array) -> Array:
+def _inverse_mixture(sampling_rate: float, loss: Array) -> Array:
     """The y with log(1 − q + q·e^y) = loss; −∞ at and below log(1 − q)."""
-    if rate == 1:
+    if sampling_rate == 1:
         return loss
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a tiny rate puts a loss at infinity
-        small = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / rate, -1))
-        large = loss - np.log(rate) + np.log1p(-(1 - rate) * _exp_neg(loss))
+        small = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / sampling_rate, -1))
+        large = loss - np.log(sampling_rate) + np.log1p(-(1 - sampling_rate) * _exp_neg(loss))
     return np.where(loss < 30, small, large)
 
 

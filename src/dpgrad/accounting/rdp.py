@@ -83,18 +83,19 @@ class _Batches:
 
     def __init__(self, found: Sequence[Pair]) -> None:
         self.pairs = found
-        self.rate = np.array([pair.rate for pair in found], float)
+        self.sampling_rate = np.array([pair.sampling_rate for pair in found], float)
         self.sigma = np.array([pair.sigma for pair in found], float)
         kinds: dict[Kind | None, list[int]] = {}
         for index, pair in enumerate(found):
-            plain = pair.rate == 1 or pair.sigma < (_TINY_LARGER if pair.kind is Kind.LARGER else _TINY)
+            plain = pair.sampling_rate == 1 or pair.sigma < (_TINY_LARGER if pair.kind is Kind.LARGER else _TINY)
             # a group's shifts, and the corners of ``larger``, take Gauss–Legendre on pieces
             kind = Kind.LARGER if pair.group > 1 else pair.kind
             kinds.setdefault(None if plain else kind, []).append(index)
-        against = [pair.kind is Kind.ANTIPODAL and pair.rate < 1 for pair in found]
+        against = [pair.kind is Kind.ANTIPODAL and pair.sampling_rate < 1 for pair in found]
         groups = np.array([pair.group for pair in found], float)
-        self.hidden = -groups * np.log1p(-np.where(against, self.rate, 0))  # log 1/(1−q)ᵏ where Q too is a mixture
-        self.shift = np.where(self.rate < 1, groups, 1.0)  # at rate 1 the shift is in σ already
+        # log 1/(1−q)ᵏ where Q too is a mixture
+        self.hidden = -groups * np.log1p(-np.where(against, self.sampling_rate, 0))
+        self.shift = np.where(self.sampling_rate < 1, groups, 1.0)  # at rate 1 the shift is in σ already
         self.kinds = {kind: np.array(places, np.intp) for kind, places in kinds.items()}
 
     def at(self, c: float) -> Array:
@@ -110,10 +111,10 @@ class _Batches:
                 places = places[np.argsort(self.sigma[places])]
                 for block in _blocks(kind, self.sigma[places], c):
                     chosen = places[block]
-                    result[:, chosen] = _trapezoid(kind, self.rate[chosen], self.sigma[chosen], c)
+                    result[:, chosen] = _trapezoid(kind, self.sampling_rate[chosen], self.sigma[chosen], c)
         # what rounding may have taken: of the value, and of the terms of first order in q that cancel in it
-        lost = result[0] * 1e-12 + 2e-16 * c * self.rate
-        result[0] = np.maximum(result[0] + np.where(self.rate < 1, lost, 0), 0)
+        lost = result[0] * 1e-12 + 2e-16 * c * self.sampling_rate
+        result[0] = np.maximum(result[0] + np.where(self.sampling_rate < 1, lost, 0), 0)
         return result
 
 
@@ -146,21 +147,21 @@ def _blocks(kind: Kind, sigma: Array, c: float) -> list[slice]:
     return found
 
 
-def _trapezoid(kind: Kind, rate: Array, sigma: Array, c: float) -> Array:
+def _trapezoid(kind: Kind, sampling_rate: Array, sigma: Array, c: float) -> Array:
     """K, K′ and K″ for noise levels of about the same size: (3, levels)."""
     low, high = _window(kind, float(sigma.min()), c)
     count = math.ceil((high - low) / float(_spacing(kind, sigma, c).min()))
     g = np.linspace(low, high, count + 1)
     step = (high - low) / count
-    rate, sigma = rate[:, None], sigma[:, None]
-    up = _log_mixture(rate, g / sigma - 0.5 / sigma**2)  # (levels, points)
+    sampling_rate, sigma = sampling_rate[:, None], sigma[:, None]
+    up = _log_mixture(sampling_rate, g / sigma - 0.5 / sigma**2)  # (levels, points)
     match kind:
         case Kind.REMOVE:
             loss, exponent = up, (1 + c) * up
         case Kind.ADD:
             loss, exponent = -up, -c * up
         case _:
-            loss = up - _log_mixture(rate, -g / sigma - 0.5 / sigma**2)
+            loss = up - _log_mixture(sampling_rate, -g / sigma - 0.5 / sigma**2)
             exponent = up + c * loss
     base = math.log(step) - _LOG_SQRT_2PI - g * g / 2
     total = exponent + base
@@ -179,11 +180,11 @@ def _trapezoid(kind: Kind, rate: Array, sigma: Array, c: float) -> Array:
     return np.array([value, mean, spread])
 
 
-def _log_mixture(rate: Array, y: Array) -> Array:
+def _log_mixture(sampling_rate: Array, y: Array) -> Array:
     """log(1 − q + q·e^y), to full relative precision where it is small: (levels, points)."""
-    result = np.log1p(rate * np.expm1(np.minimum(y, 30)))
+    result = np.log1p(sampling_rate * np.expm1(np.minimum(y, 30)))
     if (far := y > 30).any():
-        large = np.broadcast_to(rate, y.shape)[far]
+        large = np.broadcast_to(sampling_rate, y.shape)[far]
         result[far] = np.logaddexp(np.log1p(-large), np.log(large) + y[far])
     return np.asarray(result)
 
@@ -198,8 +199,8 @@ class Curve:
     def __init__(self, counts: "Mapping[_Priced, int]") -> None:
         # steps that see every row are one Gaussian; those that see none are dropped
         noised = {p: n for p, n in counts.items() if isinstance(p, Pair)}
-        square = math.fsum(n / p.sigma**2 for p, n in noised.items() if p.rate == 1)
-        steps = {p: float(n) for p, n in noised.items() if 0 < p.rate < 1}
+        square = math.fsum(n / p.sigma**2 for p, n in noised.items() if p.sampling_rate == 1)
+        steps = {p: float(n) for p, n in noised.items() if 0 < p.sampling_rate < 1}
         if square:
             steps[Pair(Kind.REMOVE, 1.0, square**-0.5)] = 1.0
         self.count = np.array(list(steps.values()))

@@ -22,9 +22,9 @@ TAIL = 1e-18
 def closed_form(pair: Pair, epsilon: float) -> float:
     """The profile of one step from 60 digits: see test_pairs."""
     if pair.kind is Kind.LARGER:
-        return max(closed_form(Pair(kind, pair.rate, pair.sigma), epsilon) for kind in (Kind.REMOVE, Kind.ADD))
+        return max(closed_form(Pair(kind, pair.sampling_rate, pair.sigma), epsilon) for kind in (Kind.REMOVE, Kind.ADD))
     with mpmath.workdps(60):
-        q, s, e = mpmath.mpf(pair.rate), mpmath.mpf(pair.sigma), mpmath.mpf(epsilon)
+        q, s, e = mpmath.mpf(pair.sampling_rate), mpmath.mpf(pair.sigma), mpmath.mpf(epsilon)
         half = mpmath.mpf(1) / 2
         if pair.kind is Kind.ANTIPODAL:
             x = s * s * (e / 2 + mpmath.asinh((1 - q) / q * mpmath.exp(half / s**2) * mpmath.sinh(e / 2)))

@@ -313,9 +313,9 @@ class Side:
                 for _, part in step.parts:
                     _refuse_little(part, leaf)
                 self.counts[step] += count
-            elif step.rate == 1:
+            elif step.sampling_rate == 1:
                 square += count / step.sigma**2
-            elif step.rate > 0:
+            elif step.sampling_rate > 0:
                 _refuse_little(step, leaf)
                 self.counts[step] += count
         self.steps = sum(self.counts.values())

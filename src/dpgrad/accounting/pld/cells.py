@@ -44,7 +44,7 @@ class Cell(NamedTuple):
     sigma_nodes: Array  # (2,), or (1,) where all noise is equal
     rate_nodes: Array
     sigma: Array  # (steps,)
-    rate: Array
+    sampling_rate: Array
     counts: Array
 
 
@@ -52,16 +52,18 @@ def _cells(counts: Mapping[Pair, int], width: float) -> Iterator[Cell]:
     for kind in sorted({pair.kind for pair in counts}):
         members = [(pair, n) for pair, n in counts.items() if pair.kind is kind]
         sigma = np.array([pair.sigma for pair, _ in members])
-        rate = np.array([pair.rate for pair, _ in members])
+        sampling_rate = np.array([pair.sampling_rate for pair, _ in members])
         count = np.array([float(n) for _, n in members])
-        sigma_nodes, rate_nodes = _nodes(sigma, width), _nodes(rate, width)
-        at_sigma, at_rate = _place(sigma_nodes, sigma), _place(rate_nodes, rate)
+        sigma_nodes, rate_nodes = _nodes(sigma, width), _nodes(sampling_rate, width)
+        at_sigma, at_rate = _place(sigma_nodes, sigma), _place(rate_nodes, sampling_rate)
         order = np.lexsort((at_rate, at_sigma))
         breaks = np.flatnonzero(np.diff(at_sigma[order]) | np.diff(at_rate[order])) + 1
         for inside in np.split(order, breaks):
             i, j = at_sigma[inside[0]], at_rate[inside[0]]
             for part in np.array_split(inside, math.ceil(len(inside) / 1024)):
-                yield Cell(kind, sigma_nodes[i : i + 2], rate_nodes[j : j + 2], sigma[part], rate[part], count[part])
+                yield Cell(
+                    kind, sigma_nodes[i : i + 2], rate_nodes[j : j + 2], sigma[part], sampling_rate[part], count[part]
+                )
 
 
 def _nodes(values: Array, width: float) -> Array:
@@ -91,7 +93,7 @@ def mixtures(counts: Mapping[Pair, int], grid: Grid) -> Iterator[Product]:
     for cell in _cells(counts, grid.width):
         kappa = Pair(cell.kind, 1.0, 1.0).kappa
         by_sigma = _in_s(cell.sigma_nodes, cell.sigma, kappa)
-        by_rate = _linear(cell.rate_nodes, cell.rate)
+        by_rate = _linear(cell.rate_nodes, cell.sampling_rate)
         corners = [Pair(cell.kind, float(r), float(s)) for s in cell.sigma_nodes for r in cell.rate_nodes]
         for pair in corners:
             if pair not in made:
@@ -138,7 +140,9 @@ def polynomials(counts: Mapping[Pair, int], grid: Grid) -> Iterator[tuple[Produc
         wide = [Pair(cell.kind, float(r), broad) for r in cell.rate_nodes]
         found = rounded(ruler, [*actual, *wide], grid.tilt, grid.spacing, grid.tail)
         steps, bounds = found[: len(actual)], found[len(actual) :]
-        weights = np.einsum("ts,tr->tsr", basis, _linear(cell.rate_nodes, cell.rate)).reshape(len(cell.sigma), -1)
+        weights = np.einsum("ts,tr->tsr", basis, _linear(cell.rate_nodes, cell.sampling_rate)).reshape(
+            len(cell.sigma), -1
+        )
         share = _remainder(half, len(at))
         sides = []
         for measures, overs in (

@@ -146,7 +146,7 @@ def resolution(
 def _order(step: Step) -> tuple[bool, str, float, float]:
     if isinstance(step, Blend):
         return True, repr(step), 0.0, 0.0
-    return False, step.kind, step.sigma, step.rate
+    return False, step.kind, step.sigma, step.sampling_rate
 
 
 def _apart(counts: Mapping[Step, int]) -> tuple[dict[Step, int], dict[Pair, int]]:
@@ -154,7 +154,7 @@ def _apart(counts: Mapping[Step, int]) -> tuple[dict[Step, int], dict[Pair, int]
     if len(counts) <= _DISTINCT:
         return dict(counts), {}
     often = sorted((pair for pair in counts if counts[pair] >= _OFTEN), key=lambda pair: -counts[pair])
-    single = (step for step in counts if isinstance(step, Blend) or step.rate == 1)
+    single = (step for step in counts if isinstance(step, Blend) or step.sampling_rate == 1)
     alone = {step: counts[step] for step in [*often[:_DISTINCT], *single]}
     return alone, {step: n for step, n in counts.items() if isinstance(step, Pair) and step not in alone}
 
@@ -198,12 +198,12 @@ def _range(steps: Iterable[Step], tail: float) -> float:
     counts = [step for step in steps if isinstance(step, Pair)]
     if not counts:
         return max(blended)
-    rate, sigma = np.array([(pair.rate, pair.sigma) for pair in counts]).T
-    sides = np.array([2.0 if p.kind in (Kind.ANTIPODAL, Kind.LARGER) or p.rate == 1 else 1.0 for p in counts])
+    sampling_rate, sigma = np.array([(pair.sampling_rate, pair.sigma) for pair in counts]).T
+    sides = np.array([2.0 if p.kind in (Kind.ANTIPODAL, Kind.LARGER) or p.sampling_rate == 1 else 1.0 for p in counts])
     exponent = np.maximum(-float(ndtri(tail)) + 0.5 / sigma, 1 + 1 / sigma) / sigma
-    most = np.logaddexp(np.log1p(-np.minimum(rate, 1 - _EPS)), np.log(rate) + exponent)
+    most = np.logaddexp(np.log1p(-np.minimum(sampling_rate, 1 - _EPS)), np.log(sampling_rate) + exponent)
     lengths = [_length(pair, ends(pair, tail)) for pair in counts if pair.group > 1]
-    return float(max((sides * most - np.log1p(-np.minimum(rate, 0.5))).max(), *lengths, *blended, 0.0))
+    return float(max((sides * most - np.log1p(-np.minimum(sampling_rate, 0.5))).max(), *lengths, *blended, 0.0))
 
 
 def _accuracy(alone: Mapping[Step, int], many: Mapping[Pair, int], tilt: float, tail: float) -> float:
@@ -211,7 +211,7 @@ def _accuracy(alone: Mapping[Step, int], many: Mapping[Pair, int], tilt: float, 
     for kind in {pair.kind for pair in many}:
         members = [pair for pair in many if pair.kind is kind]
         # interpolation of noise reads Gaussians of a somewhat larger and smaller σ
-        worst = Pair(kind, max(p.rate for p in members), 0.9 * min(p.sigma for p in members))
+        worst = Pair(kind, max(p.sampling_rate for p in members), 0.9 * min(p.sigma for p in members))
         total += sum(many[pair] for pair in members) * accuracy(worst, tilt, tail)
     return total
 

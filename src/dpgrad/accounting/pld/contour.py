@@ -95,7 +95,7 @@ def total(counts: Mapping[Step, int], nodes: int = 12) -> Total:
         if not members:
             continue
         sigma = np.log([pair.sigma for pair, _ in members])
-        rate = np.log([pair.rate for pair, _ in members])
+        rate = np.log([pair.sampling_rate for pair, _ in members])
         times = np.array([count for _, count in members], float)
         for in_sigma in _segments(sigma):
             for in_rate in _segments(rate[in_sigma]):

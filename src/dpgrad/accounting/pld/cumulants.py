@@ -71,13 +71,13 @@ def pieces(pair: Pair, low: float, high: float) -> list[tuple[Pair, float, float
     """
     if pair.kind is not Kind.LARGER:
         return [(pair, low, high)]
-    add, remove = Pair(Kind.ADD, pair.rate, pair.sigma), Pair(Kind.REMOVE, pair.rate, pair.sigma)
+    add, remove = Pair(Kind.ADD, pair.sampling_rate, pair.sigma), Pair(Kind.REMOVE, pair.sampling_rate, pair.sigma)
     return [(add, low, min(high, -0.5)), (remove, max(low, 0.5), high)]
 
 
 def atom(pair: Pair) -> float:
     """P's (and Q's) mass at loss zero: (1−q)(2Φ(1/2σ) − 1) for ``larger``, else none."""
-    return float((1 - pair.rate) * erf(0.5 / pair.sigma / np.sqrt(2))) if pair.kind is Kind.LARGER else 0.0
+    return float((1 - pair.sampling_rate) * erf(0.5 / pair.sigma / np.sqrt(2))) if pair.kind is Kind.LARGER else 0.0
 
 
 def law(pair: Pair, tilt: float, frequency: float = 0.0, tail: float = 0.0) -> Nodes:
@@ -125,7 +125,7 @@ def tilted(pair: Pair, c: float, tail: float = 0.0) -> Tilted:
     >>> tilted(Pair(Kind.REMOVE, 1.0, 2.0), 3.0)  # c(c+1)/2σ², (2c+1)/2σ², 1/σ²
     Tilted(value=1.5, slope=0.875, curvature=0.25)
     """
-    if pair.rate == 1 and pair.kind is Kind.REMOVE and not tail:
+    if pair.sampling_rate == 1 and pair.kind is Kind.REMOVE and not tail:
         variance = pair.sigma**-2
         return Tilted(c * (c + 1) / 2 * variance, (c + 0.5) * variance, variance)
     loss, log_p = law(pair, c, tail=tail)
@@ -146,7 +146,7 @@ def tilted(pair: Pair, c: float, tail: float = 0.0) -> Tilted:
 def transform(pair: Pair, c: float, w: Array, tail: float = 0.0) -> Complex:
     """K(c + iw) for an array of frequencies, on the branch that is continuous from w = 0."""
     z = c + 1j * w
-    if pair.rate == 1 and pair.kind is Kind.REMOVE:
+    if pair.sampling_rate == 1 and pair.kind is Kind.REMOVE:
         return np.asarray(z * (z + 1) / (2 * pair.sigma**2))
     loss, log_p = law(pair, c, float(w.max()), tail)
     exponent = log_p + c * loss

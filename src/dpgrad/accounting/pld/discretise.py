@@ -84,7 +84,7 @@ def accuracy(pair: Pair, tilt: float, tail: float) -> float:
     z = _reach(pair, tail)
     exponent = pair.group * (z + 0.5 * pair.group / pair.sigma) / pair.sigma
     if pair.group > 1:  # the logarithms of binomial weights
-        exponent += pair.group * (2 - math.log(pair.rate) - math.log1p(-pair.rate))
+        exponent += pair.group * (2 - math.log(pair.sampling_rate) - math.log1p(-pair.sampling_rate))
     low, high = losses(pair, ends(pair, tail))
     return _EPS * (64 + 4 * z * z + 16 * exponent + 8 * (tilt + 1) * max(-low, high))
 

@@ -31,20 +31,20 @@ def delta(pair: Step, epsilon: float) -> float:
     """
     if isinstance(pair, Blend):
         return math.fsum(weight * _part(part, epsilon) for weight, part in pair.parts)
-    if pair.rate == 1:
+    if pair.sampling_rate == 1:
         return _gaussian(pair.sigma, epsilon)
     if pair.group > 1:
         return 0.0 if epsilon >= pair.most else _integral(pair, epsilon)
     match pair.kind:
         case Kind.REMOVE:
-            return pair.rate * _gaussian(pair.sigma, _amplified(pair.rate, epsilon))
+            return pair.sampling_rate * _gaussian(pair.sigma, _amplified(pair.sampling_rate, epsilon))
         case Kind.ADD:
-            room = -math.expm1(epsilon + math.log1p(-pair.rate))
-            gain = math.expm1(-epsilon) / pair.rate
+            room = -math.expm1(epsilon + math.log1p(-pair.sampling_rate))
+            gain = math.expm1(-epsilon) / pair.sampling_rate
             return room * _gaussian(pair.sigma, -math.log1p(gain)) if room > 0 and gain > -1 else 0.0
         case Kind.LARGER:
             kinds = (Kind.REMOVE, Kind.ADD)
-            return max(delta(Pair(kind, pair.rate, pair.sigma), epsilon) for kind in kinds)
+            return max(delta(Pair(kind, pair.sampling_rate, pair.sigma), epsilon) for kind in kinds)
         case Kind.ANTIPODAL:
             return _integral(pair, epsilon)
 
@@ -67,11 +67,11 @@ def _part(part: BlendPart, epsilon: float) -> float:
             return delta(part, epsilon)
 
 
-def _amplified(rate: float, epsilon: float) -> float:
+def _amplified(sampling_rate: float, epsilon: float) -> float:
     """log(1 + (e^ε − 1)/q)."""
     if epsilon > 30:
-        return epsilon - math.log(rate) + math.log1p(-(1 - rate) * math.exp(-epsilon))
-    return math.log1p(math.expm1(epsilon) / rate)
+        return epsilon - math.log(sampling_rate) + math.log1p(-(1 - sampling_rate) * math.exp(-epsilon))
+    return math.log1p(math.expm1(epsilon) / sampling_rate)
 
 
 def _gaussian(sigma: float, epsilon: float) -> float:
@@ -92,7 +92,7 @@ def _integral(pair: Pair, epsilon: float) -> float:
 def bound(pair: Step, epsilon: float, upper: bool) -> float:
     """δ(ε), from above or from below."""
     sign = 1 if upper else -1
-    size = 4 * (1 + epsilon) if isinstance(pair, Blend) else pair.group * (epsilon - math.log1p(-pair.rate))
+    size = 4 * (1 + epsilon) if isinstance(pair, Blend) else pair.group * (epsilon - math.log1p(-pair.sampling_rate))
     moved = epsilon - sign * _ROUNDING * size
     found = min(delta(pair, max(moved, 0.0)) * (1 + sign * SLACK), 1.0)
     # a δ too small for a float is not zero, except where no loss is as large
