@@ -17,7 +17,7 @@ from dpgrad.errors import OptionError
 from dpgrad.mechanism import schedules
 from dpgrad.mechanism.mechanism import Group
 from dpgrad.reports import compare
-from dpgrad.training.plan import Plan, accumulated_noise, make, theorem_2_rate, theorem_3_scales
+from dpgrad.training.plan import Plan, accumulated_noise, make, theorem_2_learning_rate, theorem_3_scales
 
 MNIST: dict[str, Any] = {"rows": 60_000, "batch_size": 512, "epochs": 20}
 SMALL: dict[str, Any] = {"rows": 1000, "batch_size": 50, "steps": 100, "noise_multiplier": 2.0, "delta": 1e-4}
@@ -223,10 +223,10 @@ class TestSuggestions:
 
     def test_theorem_2(self) -> None:
         wanted = (2 * 0.8**2 * 2.3 / (1.5 * 400 * (2 + 1.1**2 * 5000))) ** 0.5
-        found = theorem_2_rate(400, 1.1, 5000, s=0.8, loss=2.3, smoothness=1.5)
+        found = theorem_2_learning_rate(400, 1.1, 5000, s=0.8, loss=2.3, smoothness=1.5)
         assert found == pytest.approx(wanted, rel=1e-12)
         plan = small("psasc", parameters=5000, classes=10)
-        rate = theorem_2_rate(100, 2.0, 5000, s=0.9, loss=math.log(10), smoothness=1.0)
+        rate = theorem_2_learning_rate(100, 2.0, 5000, s=0.9, loss=math.log(10), smoothness=1.0)
         assert f"η = {rate:.3g} at C = 1" in dict(plan.suggestions())["Theorem 2"]
         assert "Theorem 2" not in dict(small("psasc").suggestions())  # without a model there is no number
 

@@ -21,7 +21,7 @@ from dpgrad.errors import AuditError, OptionError
 from dpgrad.mechanism.adaptive import FAR
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["CLIP", "MOVED", "bounds_of", "counts", "drifting", "limit", "most_rows", "refuse_rate"]
+__all__ = ["CLIP", "MOVED", "bounds_of", "counts", "drifting", "limit", "most_rows", "refuse_learning_rate"]
 
 CLIP = ".clip"  # no parameter's name begins with a dot
 MOVED = 0.5  # by which a row moves a count
@@ -30,7 +30,7 @@ _ROOM = math.log(FAR) - 0.1  # how far the logarithm of a bound may move
 _LEAST, _LEAST_OF_BATCH = 1e-6, 1e-11  # learning rates at which rounding of a bound hides nothing of a noisy count
 
 
-def refuse_rate(mechanism: Mechanism) -> None:
+def refuse_learning_rate(mechanism: Mechanism) -> None:
     """Refuse an adaptive clip whose bounds tell no counts: they move by hardly more than rounding, or too far.
 
     A bound is rounded at 2^-53, a few times, and so the count that it tells at a few times B·2^-53/η.
@@ -38,7 +38,7 @@ def refuse_rate(mechanism: Mechanism) -> None:
     >>> from dpgrad import sampling
     >>> from dpgrad.mechanism.adaptive import AdaptiveClip
     >>> rule = AdaptiveClip(learning_rate=1e-9)
-    >>> refuse_rate(Mechanism(sampling.FullBatch(), 2, 1.0, batch_size=10.0, adaptive_clip=rule))
+    >>> refuse_learning_rate(Mechanism(sampling.FullBatch(), 2, 1.0, batch_size=10.0, adaptive_clip=rule))
     Traceback (most recent call last):
     dpgrad.errors.OptionError: learning_rate of adaptive_clip must be at least 1e-06 for an audit of steps, got ...
     """

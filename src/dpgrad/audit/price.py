@@ -54,20 +54,20 @@ def losses(mechanism: Mechanism, seed: int, runs: int | None = None, *, removed:
     if isinstance(sampler, sampling.Shuffle):
         return _shuffled(multipliers, sampler.span, runs, random, exchanged=exchanged, removed=removed)
     for step, multiplier in enumerate(multipliers):
-        rate = _rate(mechanism, step)
-        present = random.random(runs) < rate
+        sampling_rate = _sampling_rate(mechanism, step)
+        present = random.random(runs) < sampling_rate
         shift = present if removed else -present.astype(float) if exchanged else np.zeros(runs)
         seen = random.standard_normal(runs) * multiplier + shift
-        with_it, opposite = _log_ratio(seen, rate, multiplier), _log_ratio(-seen, rate, multiplier)
+        with_it, opposite = _log_ratio(seen, sampling_rate, multiplier), _log_ratio(-seen, sampling_rate, multiplier)
         loss = with_it - opposite if exchanged else with_it
         total += loss if removed else -loss
     return total
 
 
-def _log_ratio(seen: Array, rate: float, multiplier: float) -> Array:
+def _log_ratio(seen: Array, sampling_rate: float, multiplier: float) -> Array:
     """log of (1 − q) + q·N(1, z²)/N(0, z²)."""
     with np.errstate(divide="ignore"):
-        found: Array = np.logaddexp(np.log1p(-rate), np.log(rate) + (seen - 0.5) / multiplier**2)
+        found: Array = np.logaddexp(np.log1p(-sampling_rate), np.log(sampling_rate) + (seen - 0.5) / multiplier**2)
     return found
 
 
@@ -101,7 +101,7 @@ def _multipliers(mechanism: Mechanism) -> Array:
     return found
 
 
-def _rate(mechanism: Mechanism, step: int) -> float:
+def _sampling_rate(mechanism: Mechanism, step: int) -> float:
     sampler = mechanism.sampler
     if isinstance(sampler, sampling.Poisson):
         return sampler.sampling_rate_at(step)

@@ -86,7 +86,7 @@ def _rows(mechanism: Mechanism) -> int:
     if isinstance(sampler, sampling.FixedSize | sampling.Shuffle):
         return sampler.dataset_size
     rates = [sampler.sampling_rate_at(t) for t in range(min(mechanism.steps, 50))]  # type: ignore[attr-defined]
-    least = min((rate for rate in rates if rate > 0), default=1.0)
+    least = min((each for each in rates if each > 0), default=1.0)
     return int(min(_MOST_ROWS, max(32, math.ceil(20 / least))))
 
 
@@ -101,41 +101,41 @@ def poisson(counts: _Counts, sampling_rates: exact.Array, seed: int) -> tuple[fl
     counts, sampling_rates = counts[sampling_rates > 0], sampling_rates[sampling_rates > 0]
     if not len(sampling_rates):
         return 1.0, "no step draws any row"
-    rate = float(sampling_rates.min())
+    chance = float(sampling_rates.min())
     coins = np.random.default_rng(seed).random(counts.shape)
-    kept = (counts > 0) & (coins < (rate / sampling_rates)[:, None])
+    kept = (counts > 0) & (coins < (chance / sampling_rates)[:, None])
     steps, rows = kept.shape
     sizes, each = kept.sum(1), kept.sum(0)
     tests = [
-        (exact.count(int(kept.sum()), kept.size, rate), f"mean batch {sizes.mean():.2f} of {rows * rate:.2f}"),
-        (_central(sizes, rows, rate), f"sizes of batches, with deviation {sizes.std():.2f}"),
-        (_central(each, steps, rate), "how often rows are drawn"),
-        (_extreme(sizes, rows, rate), "the largest or smallest batch"),
-        (_extreme(each, steps, rate), "the row drawn most or least often"),
-        _overlaps(kept, rate),
-        _most_alike(kept, rate),
-        _together(kept, rate),
+        (exact.count(int(kept.sum()), kept.size, chance), f"mean batch {sizes.mean():.2f} of {rows * chance:.2f}"),
+        (_central(sizes, rows, chance), f"sizes of batches, with deviation {sizes.std():.2f}"),
+        (_central(each, steps, chance), "how often rows are drawn"),
+        (_extreme(sizes, rows, chance), "the largest or smallest batch"),
+        (_extreme(each, steps, chance), "the row drawn most or least often"),
+        _overlaps(kept, chance),
+        _most_alike(kept, chance),
+        _together(kept, chance),
     ]
     return bonferroni(tests)
 
 
-def _central(counts: _Counts, trials: int, rate: float) -> float:
+def _central(counts: _Counts, trials: int, chance: float) -> float:
     """How many binomial counts lie near their mean: as many as chance puts there."""
-    distance = np.abs(np.arange(trials + 1) - trials * rate)
-    masses = np.diff(np.concatenate([[0.0], [exact.below(k, trials, rate) for k in range(trials + 1)]]))
+    distance = np.abs(np.arange(trials + 1) - trials * chance)
+    masses = np.diff(np.concatenate([[0.0], [exact.below(k, trials, chance) for k in range(trials + 1)]]))
     order = np.argsort(distance, kind="stable")
     inside = order[: int(np.searchsorted(np.cumsum(masses[order]), 0.5)) + 1]
     near = np.isin(counts, inside)
     return exact.count(int(near.sum()), len(counts), min(1.0, float(masses[inside].sum())))
 
 
-def _extreme(counts: _Counts, trials: int, rate: float) -> float:
+def _extreme(counts: _Counts, trials: int, chance: float) -> float:
     least, most = int(counts.min()), int(counts.max())
-    tail = min(exact.below(least, trials, rate), exact.above(most, trials, rate))
+    tail = min(exact.below(least, trials, chance), exact.above(most, trials, chance))
     return min(1.0, 2 * len(counts) * tail)
 
 
-def _overlaps(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
+def _overlaps(kept: NDArray[np.bool_], chance: float) -> tuple[float, str]:
     """Rows that batches some steps apart share; each batch is in one pair at most for every distance."""
     steps, rows = kept.shape
     found = []
@@ -143,11 +143,11 @@ def _overlaps(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
         first = np.arange(steps - lag)
         first = first[first % (2 * lag) < lag]
         shared = int((kept[first] & kept[first + lag]).sum())
-        found.append((exact.count(shared, len(first) * rows, rate * rate), f"rows shared by batches {lag} steps apart"))
+        found.append((exact.count(shared, len(first) * rows, chance**2), f"rows shared by batches {lag} steps apart"))
     return bonferroni(found) if found else (1.0, "rows shared by batches")
 
 
-def _most_alike(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
+def _most_alike(kept: NDArray[np.bool_], chance: float) -> tuple[float, str]:
     """The two batches that share most rows, among all pairs."""
     steps, rows = kept.shape
     if steps < 2:
@@ -155,13 +155,13 @@ def _most_alike(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
     shared = kept.astype(np.float64) @ kept.T.astype(np.float64)
     one, other = np.triu_indices(steps, 1)
     most = int(shared[one, other].max())
-    return min(1.0, len(one) * exact.above(most, rows, rate * rate)), f"two batches share {most} rows"
+    return min(1.0, len(one) * exact.above(most, rows, chance**2)), f"two batches share {most} rows"
 
 
-def _together(kept: NDArray[np.bool_], rate: float) -> tuple[float, str]:
+def _together(kept: NDArray[np.bool_], chance: float) -> tuple[float, str]:
     steps, rows = kept.shape
     both = int((kept[:, 0 : rows - 1 : 2] & kept[:, 1:rows:2]).sum())
-    return exact.count(both, steps * (rows // 2), rate * rate), "neighbouring rows drawn together"
+    return exact.count(both, steps * (rows // 2), chance**2), "neighbouring rows drawn together"
 
 
 def fixed_size(counts: _Counts, size: int) -> tuple[float, str]:

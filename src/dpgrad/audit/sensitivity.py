@@ -266,15 +266,17 @@ class _Search:
         steps = target.mechanism.steps
         sized = isinstance(sampler, sampling.FixedSize | sampling.Shuffle)
         rows = target.rows if sized else min(target.rows, _SAMPLED)
-        rate = sampler.sampling_rate_at(0) if isinstance(sampler, sampling.Poisson) else 1 / sampler.steps_per_epoch
-        count = min(steps, 60, max(3, math.ceil(7 / max(rate, 1e-3))))
+        sampling_rate = (
+            sampler.sampling_rate_at(0) if isinstance(sampler, sampling.Poisson) else 1 / sampler.steps_per_epoch
+        )
+        count = min(steps, 60, max(3, math.ceil(7 / max(sampling_rate, 1e-3))))
         own = torch.zeros(rows)
         own[0] = 1.0
         data = rows_of(target.data, slice(0, rows))
         absent, present = target.columns(data, 0.0, 0.0), target.columns(data, own, own)
         pair = _Pair("gradient canary in sampled batches", absent, present, canaried=True)
         if target.counts:
-            drawn = rate * rows
+            drawn = sampling_rate * rows
             count = min(count, moving.limit(target.mechanism, drawn + 6 * math.sqrt(drawn)))
         self.contribution(pair, range(count), target.mechanism, few=False)
         if target.counts:

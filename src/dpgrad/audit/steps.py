@@ -71,7 +71,7 @@ def step(
         _validate.one_of(CHECKS, check=name)
     if run is not None and (options or rule is not None):
         raise OptionError("give run, or rule and options of dpgrad's own step: run brings its own")
-    moving.refuse_rate(mechanism)
+    moving.refuse_learning_rate(mechanism)
     stepper: Stepper = PrivateSteps(rule, dict(options)) if run is None else run
     target = UnderAudit.of(model, loss_named(loss), mechanism, data, stepper, seed)
     return _Auditor(target, level, tuple(checks), _claimed(mechanism, claim)).audit(canaries, steps)

@@ -223,7 +223,7 @@ open_unit = option(real, _validate.open_unit)
 steps = option(whole, _validate.step_count)
 count = option(whole, _at_least_one)
 epochs = option(exact, _validate.positive)
-rate = option(exact, _validate.unit_interval)
+sampling_rate = option(exact, _validate.unit_interval)
 
 # How the text of an option is read, by the kind that its declaration names (`dpgrad.training.options`).
 _READ: dict[str, Callable[[str], object] | None] = {

@@ -106,7 +106,7 @@ def _common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add(
         "--sampling-rate",
         metavar="Q",
-        type=_options.rate,
+        type=_options.sampling_rate,
         help=First("The probability that a row is in a batch: batch size over number of rows, as 0.01 or 512/60000."),
     )
     add(
@@ -149,26 +149,26 @@ def _guarantee(parser: argparse.ArgumentParser) -> None:
 def _sampler(args: argparse.Namespace) -> "Poisson | FixedSize | FullBatch | Shuffle":
     from dpgrad.mechanism import sampling
 
-    rate, rows = args.sampling_rate, args.dataset_size
+    sampling_rate, rows = args.sampling_rate, args.dataset_size
     if args.sampler == "full-batch":
-        if rate is not None:
+        if sampling_rate is not None:
             raise OptionError(
                 "--sampling-rate is not allowed with --sampler full-batch: every row takes part each step"
             )
         return sampling.FullBatch()
-    if rate is None:
+    if sampling_rate is None:
         raise OptionError(f"--sampling-rate is required with --sampler {args.sampler}: batch size over number of rows")
     if args.sampler == "poisson":
-        return sampling.Poisson(float(rate))
+        return sampling.Poisson(float(sampling_rate))
     if args.sampler == "fixed-size" and rows is None:
         raise OptionError("--dataset-size is required with --sampler fixed-size: the public number of rows")
-    if not rate:
+    if not sampling_rate:
         raise OptionError(f"--sampling-rate must be above 0 with --sampler {args.sampler}, got 0")
     if rows is None:  # only the number of batches is priced
-        batches = math.ceil(1 / rate)
+        batches = math.ceil(1 / sampling_rate)
         _validate.step_count(**{"batches in an epoch": batches})
         return sampling.Shuffle(batches, 1)
-    size = min(math.ceil(rate * rows), rows)  # up, the dearer way
+    size = min(math.ceil(sampling_rate * rows), rows)  # up, the dearer way
     return sampling.FixedSize(rows, size) if args.sampler == "fixed-size" else sampling.Shuffle(rows, size)
 
 

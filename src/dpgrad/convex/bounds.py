@@ -108,11 +108,12 @@ def gd_choice(problem: Problem, epsilon: float) -> Choice:
     Choice(learning_rate=1.0, steps=50, average=True)
     """
     _validate.positive(epsilon=epsilon, smoothness=problem.smoothness)
-    rate = 1 / problem.smoothness
+    learning_rate = 1 / problem.smoothness
     if problem.curvature > 0:
-        return Choice(rate, max(1, math.ceil(2 * math.log(problem.examples) / (rate * problem.curvature))), False)
-    steps = problem.examples * problem.smoothness * epsilon / math.sqrt(problem.dimension)
-    return Choice(rate, max(1, round(steps)), True)
+        steps = math.ceil(2 * math.log(problem.examples) / (learning_rate * problem.curvature))
+        return Choice(learning_rate, max(1, steps), False)
+    steps = round(problem.examples * problem.smoothness * epsilon / math.sqrt(problem.dimension))
+    return Choice(learning_rate, max(1, steps), True)
 
 
 def gd_distance(problem: Problem, *, std: float | Schedule, learning_rate: float, steps: int) -> float:

@@ -94,8 +94,8 @@ class DifferentialPrivacy(Callback):
 
     def report(self) -> Report:
         """The privacy report, in the format of docs/report.md."""
-        rate = float(self._optimizer.param_groups[0]["lr"]) if self._optimizer is not None else 0.0
-        return self._training().report(self._module, self._optimizer, rate, self._judged)
+        learning_rate = float(self._optimizer.param_groups[0]["lr"]) if self._optimizer is not None else 0.0
+        return self._training().report(self._module, self._optimizer, learning_rate, self._judged)
 
     def _training(self) -> PrivateRun:
         if self._run is None:

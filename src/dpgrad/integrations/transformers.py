@@ -125,9 +125,10 @@ class DPTrainer(Trainer):
 
     def report(self) -> Report:
         """The privacy report, in the format of docs/report.md."""
-        rate = float(self.optimizer.param_groups[0]["lr"]) if self.optimizer is not None else self.args.learning_rate
+        known = self.optimizer is not None
+        learning_rate = float(self.optimizer.param_groups[0]["lr"]) if known else self.args.learning_rate
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's
-        return self._training().report(self.model, optimizer, rate, self.eval_dataset is not None)
+        return self._training().report(self.model, optimizer, learning_rate, self.eval_dataset is not None)
 
     def _training(self) -> PrivateRun:
         if self._run is None:

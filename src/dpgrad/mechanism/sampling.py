@@ -192,8 +192,8 @@ class Poisson:
             raise OptionError(
                 "steps_per_epoch is not defined where sampling_rate is a schedule: give the number of steps"
             )
-        rate = self.sampling_rate_at(0)
-        return 1 / rate if rate else math.inf
+        sampling_rate = self.sampling_rate_at(0)
+        return 1 / sampling_rate if sampling_rate else math.inf
 
     def sampling_rate_at(self, step: int) -> float:
         """The sampling rate of one step."""
@@ -419,8 +419,8 @@ def to_dict(sampler: Sampler) -> dict[str, Any]:
     {'sampler': 'poisson', 'sampling_rate': 0.01}
     """
     match sampler:
-        case Poisson(rate):
-            return {"sampler": sampler.name, "sampling_rate": schedules.to_plain(rate, "sampling_rate")}
+        case Poisson(sampling_rate):
+            return {"sampler": sampler.name, "sampling_rate": schedules.to_plain(sampling_rate, "sampling_rate")}
         case FixedSize(dataset_size, batch_size) | Shuffle(dataset_size, batch_size):
             return {"sampler": sampler.name, "dataset_size": dataset_size, "batch_size": batch_size}
         case FullBatch():

@@ -85,10 +85,10 @@ def settings_of(
     size: Size, epochs: int, model: str = "yu2018-cnn", data: str = "mnist", **others: Any
 ) -> dict[str, Any]:
     """The printed settings of Figure 2 at a number of target epochs, with others in place of some."""
-    rate = others.get("sampling_rate", SAMPLING_RATE[size])
+    sampling_rate = others.get("sampling_rate", SAMPLING_RATE[size])
     return {
-        "model": model, "data": data, "rows": _ROWS[data, size], "sampling_rate": rate,
-        "target_steps": round(epochs / rate), "epsilon": EPSILON, "delta": DELTA, "relation": "add-remove",
+        "model": model, "data": data, "rows": _ROWS[data, size], "sampling_rate": sampling_rate,
+        "target_steps": round(epochs / sampling_rate), "epsilon": EPSILON, "delta": DELTA, "relation": "add-remove",
         "accountant": "rdp" if size == "tiny" else "pld", "clip": CLIP, "clip_schedule": None,
         "reading": "less-noise", "momentum": 0.0, "learning_rate": LEARNING_RATE, **others,
     }  # fmt: skip

@@ -369,14 +369,14 @@ def _told_release(
     multiplier = None if not sensitivity or std is None else reach * std / sensitivity
     rate: float | None = sampling_rate
     if event is not None:  # of a ledger, whose entries hold nothing else
-        rate, count = _rate(event), sum(leaves(event).values())
+        rate, count = _sampling_rate(event), sum(leaves(event).values())
     return {
         "name": name, "sensitivity": sensitivity, "std": std, "noise_multiplier": multiplier, "sampling_rate": rate,
         "count": count, "share": share,
     }  # fmt: skip
 
 
-def _rate(event: Event) -> float | None:
+def _sampling_rate(event: Event) -> float | None:
     """The sampling rate of an event that has one."""
     sampled = (Poisson, FixedSize, TruncatedPoisson)
     drawn = {leaf.event if isinstance(leaf, Inexact) else leaf for leaf in leaves(event)}
@@ -402,7 +402,7 @@ def _values(mechanism: Mechanism) -> dict[str, Any]:
     return {
         "noise_multiplier": mechanism.multiplier_at(0),
         "clip": mechanism.clip_at(0) if not groups else None,
-        "sampling_rate": _rate(mechanism.step_event(0)) if mechanism.steps else None,
+        "sampling_rate": _sampling_rate(mechanism.step_event(0)) if mechanism.steps else None,
         "steps": mechanism.steps,
     }
 

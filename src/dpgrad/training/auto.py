@@ -131,13 +131,13 @@ def reason(method: Recipe, steps: int, batch_size: float, size: int, parameters:
     '144 steps of 5,000 rows (12 epochs), learning rate 0.1, self-scaled: from 60,000 rows, 7,850 parameters and ε'
     """
     units = plural(unit)
-    rate = "the optimizer's own" if method.learning_rate is None else _short(method.learning_rate)
+    learning_rate = "the optimizer's own" if method.learning_rate is None else _short(method.learning_rate)
     known = "" if parameters is None else f", {parameters:,} parameters"
     return (
-        f"{steps:,} steps of {batch_size:,.6g} {units} ({steps * batch_size / size:.3g} epochs), learning rate {rate}, "
-        f"{_kind(method)}: from {size:,} {units}{known} and ε"
+        f"{steps:,} steps of {batch_size:,.6g} {units} ({steps * batch_size / size:.3g} epochs), "
+        f"learning rate {learning_rate}, {_kind(method)}: from {size:,} {units}{known} and ε"
     )
 
 
-def _short(rate: object) -> str:
-    return f"{rate:.3g}" if isinstance(rate, int | float) else "by a schedule"
+def _short(learning_rate: object) -> str:
+    return f"{learning_rate:.3g}" if isinstance(learning_rate, int | float) else "by a schedule"

@@ -232,7 +232,7 @@ def _trained(
     """Take the steps of a plan, in a run folder where there is one."""
     resumed = folder is not None and folder.resume
     if not resumed:  # before anything is written or spent
-        task.callbacks.at_start(RunWatch(plan, 1, None, None).now(0, _rate(plan)))
+        task.callbacks.at_start(RunWatch(plan, 1, None, None).now(0, _first_learning_rate(plan)))
     ranks = task.ranks
     with ExitStack() as stack:
         run = None if folder is None else _opened(task, plan, folder, seed, stack)
@@ -411,10 +411,10 @@ def _of_rows(task: Task) -> dict[str, Any] | None:
     return {"name": OWN_MODEL, "shape": list(inputs.shape[1:]), "outputs": outputs, "dtype": dtype}
 
 
-def _rate(plan: Plan) -> float:
+def _first_learning_rate(plan: Plan) -> float:
     """The first learning rate; an optimizer of the user's own has one that is not known yet."""
-    rate = plan.learning_rate_at(0)
-    return math.nan if rate is None else rate
+    learning_rate = plan.learning_rate_at(0)
+    return math.nan if learning_rate is None else learning_rate
 
 
 def _every(given: int | None, plan: Plan) -> int:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # numpy is imported where a schedule is made: the command lin
 __all__ = ["parse_learning_rate", "plain_learning_rate"]
 
 
-def plain_learning_rate(rate: "float | Schedule | None") -> object:
+def plain_learning_rate(learning_rate: "float | Schedule | None") -> object:
     """The learning rate for JSON; a plain function is only named as such, since the rate is not accounted."""
     from dpgrad.mechanism import schedules
 
-    if callable(rate) and not isinstance(rate, schedules.Formula):
+    if callable(learning_rate) and not isinstance(learning_rate, schedules.Formula):
         return {"schedule": "function"}
-    return None if rate is None else schedules.to_plain(rate, "learning_rate")
+    return None if learning_rate is None else schedules.to_plain(learning_rate, "learning_rate")
 
 
 # The share of its start to which a learning rate falls; that of Abadi et al. for MNIST is 0.052 of 0.1, in 10 epochs.

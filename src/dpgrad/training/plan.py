@@ -28,7 +28,7 @@ from dpgrad.training.learning_rates import parse_learning_rate, plain_learning_r
 from dpgrad.training.options import ROWS_PER_UNIT, UNIT_RULES, Budget, Privacy, parted, written
 from dpgrad.training.recipes import Recipe, optimizer_name, recipe
 
-__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_rate", "theorem_3_scales"]
+__all__ = ["Plan", "accumulated_noise", "make", "planned", "theorem_2_learning_rate", "theorem_3_scales"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -364,14 +364,15 @@ def accumulated_noise(momentum: float, steps: int) -> float:
     return (1 - momentum ** (2 * steps)) / (1 - momentum**2)
 
 
-def theorem_2_rate(
+def theorem_2_learning_rate(
     steps: int, noise_multiplier: float, parameters: int, s: float, loss: float, smoothness: float
 ) -> float:
     """η = √(2s²F(w)/(βT(2 + σ²d))): the learning rate of Theorem 2 of Huang et al. (2024), with k̂ = 0.
 
     F(w) is the loss at the start, β the smoothness and d the number of parameters. The theorem is stated for C = 1.
 
-    >>> round(theorem_2_rate(steps=2343, noise_multiplier=0.892, parameters=10_000, s=0.9, loss=2.3, smoothness=1), 6)
+    >>> found = theorem_2_learning_rate(2343, noise_multiplier=0.892, parameters=10_000, s=0.9, loss=2.3, smoothness=1)
+    >>> round(found, 6)
     0.000447
     """
     _validate.whole(least=1, steps=steps, parameters=parameters)
@@ -393,13 +394,13 @@ def theorem_3_scales(steps: int) -> dict[str, float]:
 
 def _theorems(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.parameters and plan.classes and plan.classes > 1 and plan.recipe.s is not None:
-        rate = theorem_2_rate(
+        learning_rate = theorem_2_learning_rate(
             plan.steps, plan.mechanism.noise_multiplier, plan.parameters, plan.recipe.s, math.log(plan.classes), 1.0
         )
         yield (
             "Theorem 2",
-            f"of Huang et al. (2024): η = {rate:.3g} at C = 1, with log({plan.classes}) as the loss at the start, "
-            f"smoothness 1 and {plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
+            f"of Huang et al. (2024): η = {learning_rate:.3g} at C = 1, with log({plan.classes}) as the loss at the "
+            f"start, smoothness 1 and {plan.parameters:,} parameters; r = O(T^(-1/2)) = {plan.steps**-0.5:.3g}",
         )
     scales = ", ".join(f"{name} = {value:.3g}" for name, value in theorem_3_scales(plan.steps).items())
     yield "Theorem 3", f"of Huang et al. (2024): {scales}, up to constant factors that it leaves open"
@@ -477,10 +478,10 @@ def planned(
         parse_averaging(method.averaging, mechanism.steps)
     if method.by_rule:
         method = auto.completed(method, mechanism, parameters)
-    rate = _learning_rate(method, mechanism.steps, size / batch_size)
+    learning_rate = _learning_rate(method, mechanism.steps, size / batch_size)
     target = None if budget.epsilon is None else float(budget.epsilon)
     return Plan(
-        method, mechanism, guarantee, batch_size, int(size), declared, rate, target, privacy.reading, ends,
+        method, mechanism, guarantee, batch_size, int(size), declared, learning_rate, target, privacy.reading, ends,
         parameters, classes, also_released=other, unit=privacy.unit, temperature=tempering, **_owned(privacy),
     )  # fmt: skip
 
@@ -589,9 +590,9 @@ def _within(
 
 def _learning_rate(method: Recipe, steps: int, epoch: float) -> float | Schedule | None:
     """The learning rate of a recipe over its schedule."""
-    rate, named = method.learning_rate, method.learning_rate_schedule
-    if callable(rate):
-        schedules.values(rate, steps, name="learning_rate", zero=True)
-    if rate is None or callable(rate):
-        return rate
-    return float(rate) if named is None else parse_learning_rate(named, rate, steps, epoch)
+    learning_rate, named = method.learning_rate, method.learning_rate_schedule
+    if callable(learning_rate):
+        schedules.values(learning_rate, steps, name="learning_rate", zero=True)
+    if learning_rate is None or callable(learning_rate):
+        return learning_rate
+    return float(learning_rate) if named is None else parse_learning_rate(named, learning_rate, steps, epoch)

@@ -59,8 +59,8 @@ class Session:
         ranks.asked = interruption.__bool__
         enough = self.unseen and self.show(self.private.steps_taken)
         while (step := self.private.steps_taken) < last and not enough:
-            rate = _set_rate(self.optimizer, self.plan.learning_rate_at(step))
-            self.observe(step, rate)
+            learning_rate = _set_learning_rate(self.optimizer, self.plan.learning_rate_at(step))
+            self.observe(step, learning_rate)
             self.step()
             if self.average is not None:
                 self.average.update(step)
@@ -70,7 +70,7 @@ class Session:
             if interruption if ranks.alone else ranks.stopping:
                 break
         with self.kept():
-            self.watch.finish(self.private.steps_taken, _set_rate(self.optimizer, None))
+            self.watch.finish(self.private.steps_taken, _set_learning_rate(self.optimizer, None))
         if self.run is not None:
             self.save(self.run)
         if self.average is not None:
@@ -78,10 +78,10 @@ class Session:
 
     def show(self, step: int) -> bool:
         """Evaluate and call the callbacks after ``step`` steps; whether one of them wants the run stopped."""
-        rate = self.plan.learning_rate_at(step - 1) if step else None
+        learning_rate = self.plan.learning_rate_at(step - 1) if step else None
         self._known = self._versions()
         with self.kept():
-            enough = self.watch.after(step, _set_rate(self.optimizer, rate))
+            enough = self.watch.after(step, _set_learning_rate(self.optimizer, learning_rate))
         self.unseen = False
         ranks = self.private.ranks
         if ranks.alone:
@@ -111,7 +111,7 @@ class Session:
     def seen(self) -> Progress:
         """Where callbacks have seen the run so far: a resumed run goes on from there."""
         step = max(0, self.private.steps_taken - self.unseen)
-        return self.watch.now(step, _set_rate(self.optimizer, None))
+        return self.watch.now(step, _set_learning_rate(self.optimizer, None))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -258,11 +258,11 @@ class Session:
         self.private.model.load_state_dict(state)
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float | None) -> float:
+def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float | None) -> float:
     """Set the learning rate where one is given; the rate that holds."""
-    if rate is not None:
+    if learning_rate is not None:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
     return float(optimizer.param_groups[0]["lr"])
 
 

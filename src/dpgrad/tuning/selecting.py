@@ -357,10 +357,10 @@ class _Selection:
             f"tuning costs ε = {up(found.guarantee.epsilon)} in all, at δ = {found.guarantee.delta:g}; one trial alone "
             f"would have cost {up(one.guarantee.epsilon)}, by the same accountant"
         )
-        rate = one.learning_rate_at(one.steps - 1)
+        learning_rate = one.learning_rate_at(one.steps - 1)
         clip = fitted.clip_bounds[-1][0] if fitted.clip_bounds else _last_clip(one)
         last = Point(
-            one.steps, one.epochs, found.guarantee.epsilon, math.nan if rate is None else rate, clip,
+            one.steps, one.epochs, found.guarantee.epsilon, math.nan if learning_rate is None else learning_rate, clip,
             one.mechanism.multiplier_at(one.steps - 1), None,
         )  # fmt: skip
         return replace(

@@ -217,7 +217,7 @@ def signed(places: Targets) -> Array:
 
 def _pace(prepared: Rows, clip: float, mu: float, task: SolverTask, options: Options) -> Pace:
     """The pace that public numbers suggest; that of the paper, 100 plain steps, where a learning rate is given."""
-    rate, steps, momentum = (options.get(name) for name in ("learning_rate", "max_iter", "momentum"))
+    learning_rate, steps, momentum = (options.get(name) for name in ("learning_rate", "max_iter", "momentum"))
     if momentum is not None:
         gd.check_momentum(momentum)
     smoothness = task.loss.smoothness(prepared.bound)
@@ -226,11 +226,11 @@ def _pace(prepared: Rows, clip: float, mu: float, task: SolverTask, options: Opt
     suggested = paced(
         prepared.rows, clip=clip, radius=prepared.bound, smoothness=smoothness, mu=mu, moved=task.relation.reach,
         allowed=COUNTS_ALLOWED if isinstance(task.loss, Counts) else ALLOWED if task.classes else REGRESSION_ALLOWED,
-        steps=steps if rate is None else None, momentum=momentum if rate is None else None,
+        steps=steps if learning_rate is None else None, momentum=momentum if learning_rate is None else None,
     )  # fmt: skip
-    if rate is None:
+    if learning_rate is None:
         return suggested
-    own = Pace(steps or 100, rate, momentum or 0.0, 1.0)
+    own = Pace(steps or 100, learning_rate, momentum or 0.0, 1.0)
     return replace(own, reached=min(own.travel * suggested.reached / suggested.travel, 1.0))
 
 
@@ -247,17 +247,18 @@ def _descended(
 ) -> Found:
     """The mean of the second half of the iterates; with a learning rate of the caller's own, the last of them."""
     planned, path = "learning_rate" not in options, Path(pace.steps)
-    rate = pace.learning_rate if planned or solve is gd.solve else sgd.halved(pace.learning_rate, pace.steps)
+    plain = planned or solve is gd.solve
+    learning_rate = pace.learning_rate if plain else sgd.halved(pace.learning_rate, pace.steps)
     penalty = options.get("l2", 0.0)
     task.charge(mechanism.event())
     solved = solve(
         prepared, targets, task.loss, mechanism,
-        learning_rate=rate, l2=penalty, momentum=pace.momentum, key=key, each=path.add,
+        learning_rate=learning_rate, l2=penalty, momentum=pace.momentum, key=key, each=path.add,
     )  # fmt: skip
     weights = path.mean if planned else solved.coefficients
     spread = None
     if mechanism.clip_at(0) >= task.loss.lipschitz(prepared.bound) * (1 - 1e-9):  # else clipped gradients are biased
-        rates = tuple(float(one) for one in schedules.values(rate, pace.steps, name="learning_rate"))
+        rates = tuple(float(one) for one in schedules.values(learning_rate, pace.steps, name="learning_rate"))
         sampled = (1 / solved.releases[0].sampling_rate - 1) / prepared.rows
         counted = Path.weights(pace.steps) if planned else (*(0.0,) * (pace.steps - 1), 1.0)
         std = mechanism.std_at(0) / mechanism.divisor

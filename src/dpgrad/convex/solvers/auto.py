@@ -313,8 +313,8 @@ def solve(
         linear_map, spread = _preconditioner(plain, centre, plan, secret)
     constant = INTERCEPT * reach if fit_intercept else 0.0
     design = chunked.designed(rows, radius=reach, rule=rule, intercept=constant, centre=centre, linear_map=linear_map)
-    rate = plan.learning_rate(kappa, max(spread, constant**2))
-    coefficients, _ = gd.solve(design, checked, loss, mechanism, learning_rate=rate, momentum=MOMENTUM, key=secret)
+    learned = plan.learning_rate(kappa, max(spread, constant**2))
+    coefficients, _ = gd.solve(design, checked, loss, mechanism, learning_rate=learned, momentum=MOMENTUM, key=secret)
     scored = loss == Logistic() or isinstance(loss, Softmax)
     cut = math.hypot(reach, constant) / plan.clip if plan.preconditioned and scored else None
     folded = _folded(coefficients, constant, centre, linear_map)

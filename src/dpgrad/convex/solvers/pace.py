@@ -78,8 +78,8 @@ def paced(
     plain = travel * smoothness
     count = min(max(math.ceil(math.sqrt(SETTLING * plain)), LEAST_STEPS), MOST_STEPS) if steps is None else steps
     kept = min(max(count / plain, SETTLING / count), 1.0) if momentum is None else 1 - momentum
-    rate = min(1 / smoothness, travel * kept / count)
-    return Pace(count, rate, 1 - kept, rate * count / kept / travel)
+    learning_rate = min(1 / smoothness, travel * kept / count)
+    return Pace(count, learning_rate, 1 - kept, learning_rate * count / kept / travel)
 
 
 class Path:

@@ -93,6 +93,8 @@ def _expected(mechanism: Mechanism, rows: int) -> tuple[float, float]:
     if not isinstance(sampler, sampling.Poisson):
         return float(min(rows, sampler.batch_size or rows)), 0.0
     rates = [sampler.sampling_rate_at(step) for step in range(0, mechanism.steps, max(1, mechanism.steps // 1000))]
-    rate = max(rates)
-    mean = rows * rate if mechanism.batch_size is None else mechanism.batch_size * rate * len(rates) / sum(rates)
-    return mean, math.sqrt(mean * (1 - rate))
+    sampling_rate = max(rates)
+    mean = rows * sampling_rate
+    if mechanism.batch_size is not None:
+        mean = mechanism.batch_size * sampling_rate * len(rates) / sum(rates)
+    return mean, math.sqrt(mean * (1 - sampling_rate))
