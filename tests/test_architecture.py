@@ -198,7 +198,10 @@ def private_names(source: str, own: str) -> Iterator[str]:
     tree = ast.parse(source)
     foreign: set[str] = set()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("dpgrad."):
+        if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith("dpgrad."):
+            continue
+        if node.module == "dpgrad":
+            foreign |= {alias.asname or alias.name for alias in node.names if alias.name != own}
             continue
         inner = str(node.module).removeprefix("dpgrad.")
         if room(inner) and room(inner) != own:
@@ -212,9 +215,12 @@ def private_names(source: str, own: str) -> Iterator[str]:
                 yield f"{node.lineno}: {name}.{attr}"
 
 
-@pytest.mark.parametrize("path", [*FILES.values(), *(ROOT / "benchmarks").rglob("*.py")], ids=str)
+OUTSIDE = [path for folder in ("benchmarks", "docs", "release") for path in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", [*FILES.values(), *OUTSIDE], ids=str)
 def test_no_room_reads_names_with_an_underscore_of_another(path: Path) -> None:
-    own = room(module_name(path)) if PACKAGE in path.parents else "benchmarks"
+    own = room(module_name(path)) if PACKAGE in path.parents else "outside"
     assert not list(private_names(path.read_text("utf-8"), own))
 
 
@@ -367,6 +373,7 @@ class TestTheTestsThemselves:
     def test_private_names_are_found(self) -> None:
         source = "from dpgrad.grads import tape\nfrom dpgrad.data._source import Source\ntape._bound(Source._x)\n"
         assert sorted(private_names(source, "training")) == ["2: dpgrad.data._source", "3: Source._x", "3: tape._bound"]
+        assert list(private_names("from dpgrad import cli\ncli._parser()\n", "outside")) == ["2: cli._parser"]
 
     def test_the_facade_is_not_a_way_around_the_order(self) -> None:
         with pytest.raises(AssertionError, match="the module that defines it"):

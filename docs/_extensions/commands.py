@@ -4,19 +4,18 @@ import argparse
 import re
 
 from dpgrad import cli
-from dpgrad.cli._options import Parser
 
 
 def text() -> str:
     """One section per command, as Markdown."""
-    (choices,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (choices,) = (action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction))
     return "\n\n".join(section for parser in choices.choices.values() for section in sections(parser))
 
 
-def sections(parser: Parser) -> list[str]:
+def sections(parser: argparse.ArgumentParser) -> list[str]:
     """A command, and those inside it."""
     found = [f"## {parser.prog}", escaped(parser.description or "")]
-    inside: list[Parser] = []
+    inside: list[argparse.ArgumentParser] = []
     for group in sorted(parser._action_groups, key=lambda group: group is parser._optionals):
         rows = []
         for action in group._group_actions:

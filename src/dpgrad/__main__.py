@@ -2,6 +2,8 @@
 
 from dpgrad import _interrupt
 
+__all__ = ["main"]
+
 
 def main() -> int:
     """Load the command and run it; its exit status."""

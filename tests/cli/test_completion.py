@@ -55,13 +55,13 @@ def test_the_head_names_the_place_of_the_script(shell: str) -> None:
 
 
 def test_commands(offered: Callable[..., set[str]]) -> None:
-    commands = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    commands = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
     assert offered("") == {*commands}
     assert offered("cal") == {"calibrate"}
 
 
 def test_options(offered: Callable[..., set[str]]) -> None:
-    known = {*cli._parser()._subparsers._group_actions[0].choices["train"]._option_string_actions}  # type: ignore
+    known = {*cli.parser()._subparsers._group_actions[0].choices["train"]._option_string_actions}  # type: ignore
     assert offered("train", "--") == {name for name in known if name.startswith("--")}
     assert offered("train", "--epsilon", "3", "--del") == {"--delta"}
     assert offered("report", "--sampl") == set()

@@ -25,7 +25,7 @@ from hostile import GOOD, Words, check
 
 PARSERS = {
     parser.prog.removeprefix("dpgrad "): parser
-    for parser in completion.commands(cli._parser())
+    for parser in completion.commands(cli.parser())
     if "answer" in parser._defaults  # not one that only leads to others
 }
 HELPS = ("--help", "--help-all")
@@ -62,7 +62,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 _DIGITS = functools.cache(lambda preprocessing, load=digits.load: load(preprocessing=preprocessing))
 _REMEMBERING = [
     (compare, "figure", functools.cache(compare.figure)),
-    (cli, "_parser", functools.cache(cli._parser)),
+    (cli, "parser", functools.cache(cli.parser)),
     (planned, "planned", functools.cache(planned.planned)),
     (planned, "price", functools.cache(planned.price)),
     (digits, "load", lambda root=None, *, preprocessing="default", download=False: _DIGITS(preprocessing)),
@@ -142,7 +142,7 @@ def test_every_command_is_in_here() -> None:
 
 
 def completion_of_main() -> list[str]:
-    return list(next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices)
+    return list(next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)).choices)
 
 
 @pytest.mark.usefixtures("quick", "places")

@@ -93,7 +93,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(command: str) -> dict[str, argparse.Action]:
-    parser = cli._parser()._subparsers
+    parser = cli.parser()._subparsers
     assert parser is not None
     chosen = parser._group_actions[0].choices[command]  # type: ignore[index]
     return {action.option_strings[0]: action for action in chosen._actions if action.option_strings}

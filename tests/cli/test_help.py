@@ -9,7 +9,7 @@ from dpgrad import cli
 from dpgrad.cli import completion
 from dpgrad.cli._options import MOST_SHOWN, First, Parser
 
-COMMANDS = {parser.prog: parser for parser in completion.commands(cli._parser())}
+COMMANDS = {parser.prog: parser for parser in completion.commands(cli.parser())}
 HELPS = {"--help", "--help-all"}
 
 

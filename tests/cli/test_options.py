@@ -13,7 +13,7 @@ import pytest
 from dpgrad import cli
 
 Refused = Callable[..., str]
-PARSERS = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+PARSERS = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
 COMMANDS = tuple(PARSERS)
 OPTIONS = [
     (name, action)

@@ -19,6 +19,8 @@ from dpgrad._submodules import attribute
 from dpgrad.cli import audit, budget, completion, curvature, data, predict, report, reproduce, train, tune
 from dpgrad.cli._options import Answer, Parser, Printed
 
+__all__ = ["COMMANDS", "main", "parser"]
+
 # a new command is a file with `add(commands)` and an entry here, in the order of the help
 COMMANDS = (budget, data, train, tune, predict, report, audit, curvature, reproduce, completion)
 
@@ -31,7 +33,7 @@ _PYTHON = re.compile(r"\w+=(?:Privacy|Computing|HeldOut|RunFolder)\((?:\w+, )?(\
 _SPELLED = {"ε": "epsilon", "δ": "delta", "é": "e", "–": "-", "─": "-", "∞": "inf", "×": "x", "√": "sqrt", "…": "..."}
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
     """The parser of the whole command line."""
     main = Parser(
         prog="dpgrad",
@@ -104,9 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="dpgrad.spell")
     try:
-        parser = _parser()
-        args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
-        answer = parser.format_help() if args.command is None else args.answer(args)
+        command = parser()
+        args = command.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+        answer = command.format_help() if args.command is None else args.answer(args)
         return _write(answer) or (answer.status if isinstance(answer, Answer) else 0)
     except Printed as answer:  # --help and --version
         return _write(str(answer))

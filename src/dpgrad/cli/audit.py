@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
     from dpgrad.training.plan import Plan
 
+__all__ = ["add"]
+
 _ROWS = 512  # of the data that are looked at
 _OF_MECHANISM = ("sampling", "price")  # the same for every method with that mechanism
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dpgrad.mechanism.sampling import FixedSize, FullBatch, Poisson, Shuffle
     from dpgrad.reports.compare import Figure
 
+__all__ = ["add"]
+
 _MOST_LEAVES = 50  # in JSON; an event of more is given by their number
 _SAMPLERS = ("poisson", "fixed-size", "full-batch", "shuffle")
 

@@ -12,6 +12,8 @@ from dpgrad.errors import OptionError
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
 
+__all__ = ["add", "commands"]
+
 # where each shell looks for the script, when a line is completed for the first time
 _PLACES = {
     "bash": "~/.local/share/bash-completion/completions/dpgrad",
@@ -41,7 +43,7 @@ def _answer(args: argparse.Namespace) -> str:
 
     if args.shell not in shtab.SUPPORTED_SHELLS:
         raise OptionError(f"completion for {args.shell} needs a newer shtab: pip install --upgrade shtab")
-    main = cli._parser()
+    main = cli.parser()
     names = _names()
     for parser in commands(main):
         for action in parser._actions:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dpgrad.convex.curvature import Curved, Description
     from dpgrad.convex.losses import Softmax
 
+__all__ = ["add"]
+
 MOST_ROWS, MOST_NUMBERS = 10_000, 2 * 10**7  # measured: rows, and numbers times classes
 OUTSIDE = "outside the guarantee: read from the private rows without noise, not for release"
 LOSSES = ("squared", "logistic", "huber", "softmax")

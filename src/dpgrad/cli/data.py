@@ -11,6 +11,8 @@ from dpgrad.errors import OptionError
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
 
+__all__ = ["add"]
+
 _ACTIONS = ("describe",)
 
 

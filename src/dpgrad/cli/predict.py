@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Names = dict[str, list[Any]]  # what identifies rows: ids, files or numbers
 
+__all__ = ["add"]
+
 _ROW = "row"  # as in `dpgrad.data`
 _BLOCK = 1024  # rows
 _WRITTEN = (".csv", ".json", ".jsonl")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dpgrad.reports.page import Beside
     from dpgrad.reports.report import Report
 
+__all__ = ["add"]
+
 
 def add(commands: "Commands") -> None:
     """Register the command."""

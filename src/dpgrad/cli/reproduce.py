@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dpgrad.papers.experiment import Experiment, Place, Size
     from dpgrad.papers.running import Done
 
+__all__ = ["add"]
+
 
 def add(commands: "Commands") -> None:
     """Register the command."""

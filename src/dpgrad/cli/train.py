@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dpgrad.reports.report import Report
     from dpgrad.training.plan import Plan
 
+__all__ = ["add", "dataset_of"]
+
 _RIVALS = (("steps", "epochs"),)
 _LEDGER, _BESIDE = "ledger", "non-private.json"
 _SPENT = "ledger.jsonl"  # in the folder of a run

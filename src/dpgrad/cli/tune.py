@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dpgrad.tuning import Configuration, Selected, SelectionPlan
     from dpgrad.tuning.scores import Score
 
+__all__ = ["add"]
+
 _PRIVACY = ("relation", "dataset_size")
 _LENGTHS = ("epochs", "steps", "batch_size")
 
