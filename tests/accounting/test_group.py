@@ -172,7 +172,7 @@ def test_fixed_size_batches_and_objective_perturbation_follow_from_one_row() -> 
     assert whole.epsilon == pytest.approx(exact.epsilon(4 / 40, DELTA), rel=1e-9)
     shifted = promised(Shifted(0.1, Gaussian(50.0)), ZERO)
     assert shifted.for_group(2).epsilon > 2 * shifted.epsilon
-    with pytest.raises(AccountingError, match="of a group of rows only"):
+    with pytest.raises(AccountingError, match="prices a group of rows for Gaussian noise"):
         pld.PldProfile(Shifted(0.1, Gaussian(50.0)), ZERO, group=2)
 
 
@@ -217,7 +217,7 @@ def test_refuses_a_size_that_is_none(size: object) -> None:
 
 
 def test_refuses_a_group_of_groups() -> None:
-    with pytest.raises(OptionError, match="this is the guarantee of 2 rows"):
+    with pytest.raises(OptionError, match="this guarantee is already for 2 rows"):
         promised(Gaussian(20.0)).for_group(2).for_group(2)
 
 

@@ -142,7 +142,7 @@ def test_sums_of_all_ranks_get_the_noise_of_one_process(size: int, source: str) 
             made.show()
             found.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
         made.at(2)
-        with pytest.raises(RunError, match="the sums of step 2 were exchanged"):
+        with pytest.raises(RunError, match="the sums of step 2 were already exchanged"):
             made.show()
         return found
 
@@ -231,7 +231,7 @@ def test_shards_of_the_sums_get_their_part_of_the_noise(
                 parts = [whole(spread.ranks, step)[name].flatten()[slice(*made.totals.ends(name))] for name in names]
                 torch.testing.assert_close(total, torch.cat(parts), rtol=0, atol=1e-14)  # float64 all the way
             found.append({name: mean.flatten() for name, mean in made.show().items()})
-        with pytest.raises(RunError, match="the sums of step 2 were exchanged"):
+        with pytest.raises(RunError, match="the sums of step 2 were already exchanged"):
             made.totals.begin(2)
         return found
 

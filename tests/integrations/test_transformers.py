@@ -408,7 +408,7 @@ def test_rows_that_cannot_be_drawn_or_are_judged_too_are_refused(tmp_path: Path)
         made.hyperparameter_search()
     with pytest.raises(RunError, match="there is no train_dataset"):
         trainer(tmp_path, classifier(), None).train()
-    with pytest.raises(OptionError, match="computing must not have workers"):
+    with pytest.raises(OptionError, match="computing must not set workers"):
         trainer(tmp_path, classifier(), rows, computing=Computing(workers=1))
     made = trainer(tmp_path, classifier(), rows)
     made.args.max_steps = 2

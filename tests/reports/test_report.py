@@ -126,7 +126,7 @@ class TestWay:
             ("vmap does not take it: one\nline of 4", "vmap does not take it"),
             ("a tensor of shape torch.Size([21, 7]) has 7 rows in more than one", "a tensor has rows in more than one"),
             ("it calls requires_grad_() (m.py, line 3)", "it calls requires_grad_()"),
-            ("layers.0.weight meets in conv2d whole numbers", "layers.0.weight meets in conv2d whole numbers"),
+            ("conv2d combines l.0.weight with whole numbers", "conv2d combines l.0.weight with whole numbers"),
         ],
     )  # fmt: skip
     def test_what_a_reason_holds_of_the_data_is_left_out(self, fitted: Fitted, why: str, kept: str) -> None:

@@ -208,14 +208,14 @@ def test_a_run_keeps_its_plan(tmp_path: Path) -> None:
     for other, name in ((PLAN.with_noise(10.0), "noise_multiplier"), (PLAN.with_steps(20), "steps")):
         with pytest.raises(ValueError, match=rf"planned with another mechanism, which differs in {name}: .*a ledger"):
             opened(tmp_path, mechanism=other)
-    with pytest.raises(ValueError, match="also_released is not what the run was planned with"):
+    with pytest.raises(ValueError, match="also_released differs from what the run was planned with"):
         opened(tmp_path, also_released=Gaussian(3.0))
     assert spent(tmp_path) == 4
 
 
 def test_what_is_released_beside_is_the_ledger_s(tmp_path: Path) -> None:
     crashed(tmp_path, 3, also_released=Gaussian(3.0))
-    with pytest.raises(ValueError, match="also_released is not what the run was planned with"):
+    with pytest.raises(ValueError, match="also_released differs from what the run was planned with"):
         opened(tmp_path)
     budget = PLAN.guarantee(1e-5, "exact", also_released=Gaussian(3.0)).epsilon
     with opened(tmp_path, identity_of(ranks=2), also_released=Gaussian(3.0)) as run:
@@ -303,7 +303,7 @@ def test_a_checkpoint_that_is_due_comes_before_the_step(tmp_path: Path) -> None:
         run.save(0, {})
         run.charge(0)
         run.charge(1)
-        with pytest.raises(ValueError, match=r"save\(2, state\) comes before this step: .*save_every = 2 steps"):
+        with pytest.raises(ValueError, match=r"call save\(2, state\) before this step: .*save_every = 2 steps"):
             run.charge(2)
     with opened(tmp_path, save_every=9) as run:  # what was said when it was stored
         assert (run.start, run.due) == (0, 2)
@@ -440,7 +440,7 @@ def test_an_end_gives_back_what_was_reserved_and_not_taken(tmp_path: Path) -> No
 
 
 def test_a_run_that_saved_nothing_does_not_end(tmp_path: Path) -> None:
-    with opened(tmp_path) as run, pytest.raises(ValueError, match=r"save\(0, state\) comes before the end"):
+    with opened(tmp_path) as run, pytest.raises(ValueError, match=r"save\(0, state\) before the run ends"):
         run.finish(lambda place: None)
     assert not (tmp_path / "release").exists()
 
@@ -477,7 +477,7 @@ def test_an_orderly_end_gives_back_its_own_reserve_and_no_other(tmp_path: Path) 
 
 def test_a_step_is_charged_in_turn_once_and_only_after_a_checkpoint(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
-        with pytest.raises(ValueError, match=r"save\(0, state\) comes before this step"):
+        with pytest.raises(ValueError, match=r"save\(0, state\) before this step"):
             run.charge(0)
         run.save(0, {})
         run.charge(0)
@@ -488,7 +488,7 @@ def test_a_step_is_charged_in_turn_once_and_only_after_a_checkpoint(tmp_path: Pa
             run.save(5, {})
     with pytest.raises(ValueError, match="is closed: open it again"):
         run.charge(1)
-    with opened(tmp_path, identity_of(ranks=2)) as run, pytest.raises(ValueError, match="comes before this step"):
+    with opened(tmp_path, identity_of(ranks=2)) as run, pytest.raises(ValueError, match="before this step"):
         run.charge(0)
 
 

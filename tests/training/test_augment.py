@@ -156,7 +156,7 @@ def remembering(batch: Pair, generator: torch.Generator) -> Pair:
             lambda batch, generator: tuple(
                 leaf[:, None].repeat_interleave(1 + (batch[0][:, 0] > 0), 1) for leaf in batch
             ),
-            "rows of the same number and shape of every example",
+            "the same number of rows, of the same shape",
         ),
         (lambda batch, generator: tuple(torch.rand_like(leaf)[:, None] for leaf in batch), "from that example and the"),
         (remembering, "from that example and the"),

@@ -632,7 +632,7 @@ class TestFolders:
             with pytest.raises(ValueError, match=r"planned with another mechanism, which differs in .*a ledger"):
                 fitted(resume=True, **options | other)
         same = options | {"noise_multiplier": first.plan.mechanism.noise_multiplier}
-        with pytest.raises(ValueError, match="also_released is not what the run was planned with"):
+        with pytest.raises(ValueError, match="also_released differs from what the run was planned with"):
             fitted(resume=True, also_released=Gaussian(9.0), **same)
         done = fitted(
             (rows()[0] + 1, rows()[1]), epsilon=8.0, resume=True, progress=lambda seen: seen.step == 1, **options

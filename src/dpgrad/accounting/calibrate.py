@@ -256,7 +256,7 @@ def _last(excess: Callable[[int], float], limit: int) -> int:
 def _log_ratio(value: float, target: float) -> float:
     """log(value/target), held within ±500 for values that are zero or infinite; NaN is refused."""
     if math.isnan(value):
-        raise AccountingError("the price is not a number: nothing can be calibrated by it")
+        raise AccountingError("the price is nan, so nothing can be calibrated")
     if value <= 0:
         return -500.0
     return min(max(math.log(value) - math.log(target), -500.0), 500.0)

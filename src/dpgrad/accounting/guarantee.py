@@ -188,7 +188,8 @@ class Guarantee:
 
         if self.group != 1:
             raise OptionError(
-                f"this is the guarantee of {several(self.unit, self.group)}: ask that of one {self.unit} for a group"
+                f"this guarantee is already for {several(self.unit, self.group)}: call for_group on the guarantee of "
+                f"one {self.unit}"
             )
         _validate.whole(least=1, most=group.MOST, **{"size of the group": size})
         if size == 1:

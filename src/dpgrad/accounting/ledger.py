@@ -198,8 +198,8 @@ class Ledger:
         if head is None and lines is not None:
             _entries(lines)
             raise LedgerError(
-                f"{self._path} has no head, {_head_of(self._path).name}: entries could be missing unseen; put it back, "
-                "or, where dpgrad 0.1.0 wrote the ledger or you know it to be complete, take it as it is, once, in "
+                f"{self._path} has no head, {_head_of(self._path).name}: entries could be missing unnoticed. Put the "
+                "head back; or, if dpgrad 0.1.0 wrote the ledger or you know that it is complete, accept it once, in "
                 f"Python: dpgrad.Ledger.adopt({str(self._path)!r})"
             )
         for known in (head or _Head(), self._seen):
@@ -248,8 +248,8 @@ def _refuse_shortened(path: Path, lines: _Lines | None, known: _Head) -> None:
     if known.check not in lines.checks:  # which covers all lines before it, and so their number
         held = max(len(lines.records) - 1, 0)
         raise LedgerError(
-            f"{path} was shortened or put back to an earlier state: it has {held:,} entries, and had {known.count:,} "
-            f"or others; {remedy}"
+            f"{path} was shortened or put back to an earlier state: it has {held:,} entries, and had {known.count:,}, "
+            f"or other ones; {remedy}"
         )
 
 
@@ -258,7 +258,7 @@ def _refuse_old_head(lines: _Lines, head: _Head) -> None:
     if (held := len(lines.records) - 1) > head.count + 1:
         raise LedgerError(
             f"{_head_of(lines.path)} counts {head.count:,} entries of {held:,}: it is an older head, or dpgrad 0.1.0 "
-            "added entries; put the right one back, or delete it and take the ledger as it is, once, in Python: "
+            "added entries. Put the right one back, or delete it and accept the ledger once, in Python: "
             f"dpgrad.Ledger.adopt({str(lines.path)!r})"
         )
 
@@ -338,7 +338,7 @@ def _record(entry: Entry) -> dict[str, Any]:
     try:
         event = to_dict(entry.event)
     except RecursionError:
-        raise LedgerError("event is nested too deeply to be written down: compose it of fewer levels") from None
+        raise LedgerError("event is nested too deeply to be stored: compose it with fewer levels") from None
     return {"event": event, "relation": entry.relation.value, "label": entry.label, **named}
 
 

@@ -99,7 +99,7 @@ class RdpFilter:
         profile = rdp.account(expected, relation)
         if not profile.divergence(2.0):
             raise OptionError(
-                "expected must release something: give steps as they are likely to be, to fix the order by"
+                "expected must release something: give the steps you expect, by which the Rényi order is chosen"
             )
         most = min(curve.most for curve in profile.curves)
         held = -math.inf

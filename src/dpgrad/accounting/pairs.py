@@ -238,8 +238,8 @@ def of(leaf: Leaf, relation: Relation, direction: Kind, group: int = 1) -> Pair:
         case FixedSize(_, _, Gaussian(z)):
             if relation is not Relation.REPLACE_ONE:
                 raise AccountingError(
-                    f"fixed-size sampling has no price under {relation}: a sample of fixed size makes room for another "
-                    "row; use relation replace-one, or the Poisson sampler"
+                    f"fixed-size sampling has no price under {relation}: a sample of fixed size that loses a row gains "
+                    "another; use relation replace-one, or the Poisson sampler"
                 )
             if leaf.sampling_rate == 1:
                 return Pair(Kind.REMOVE, 1.0, z / shift)

@@ -64,7 +64,7 @@ def bounds_of(found: Sequence[Mapping[str, Tensor]], mechanism: Mechanism) -> Ar
         )
     bounds: Array = np.stack([each[CLIP].detach().cpu().double().numpy() for each in found])
     if (bounds[1:, 0] != bounds[:-1, 1]).any():
-        raise AuditError("run used other clip bounds than the step before had left to it")
+        raise AuditError("run used other clip bounds than the previous step returned")
     return bounds
 
 

@@ -292,7 +292,7 @@ def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argp
                 number = rows + int(np.argmin(np.isfinite(made[-1]).all(1))) + 1
                 raise DataError(
                     f"{args.run}: its model gives no finite output for row {number:,} of {args.input}: its weights are "
-                    "not finite, or the row is out of all proportion"
+                    "not finite, or the values of the row are far too large"
                 )
             most, rows = max(most, float(block.max())), rows + len(block)
     _refuse_units(args.input, report, most)

@@ -195,7 +195,7 @@ def first_read(block: Any, pieces: list[Any], work: "FirstPass") -> Any:
         matrix, labels = work.reading(block, labels)
         if matrix.shape[1] != work.columns:
             raise DataError(
-                f"a block of X has {matrix.shape[1]} columns, and X has {work.columns}: give its blocks as many"
+                f"a block of X has {matrix.shape[1]} columns, and X has {work.columns}: give every block as many"
             )
         return _mark(matrix, labels)
     except Exception as error:

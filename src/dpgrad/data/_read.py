@@ -214,7 +214,7 @@ def _in_memory(rows: Any) -> FileTable:
         raise DataError(f"rows must be a path, columns by name, records or a DataFrame, got {type(rows).__name__}")
     counts = {len(cells) for cells in columns.values()}
     if len(counts) != 1:
-        raise DataError("rows: every column must have as many entries, and there must be one column at least")
+        raise DataError("rows: all columns must have the same number of entries, and there must be at least one column")
     count = counts.pop()
     return FileTable("rows", tuple(columns), iter([Chunk(columns, range(1, count + 1))] if count else []))
 

@@ -54,7 +54,10 @@ class Exchange:
         """
         ranks = self._ranks
         if step <= self._taken:
-            raise RunError(f"the sums of step {step} were exchanged: its noise on others would reveal the difference")
+            raise RunError(
+                f"the sums of step {step} were already exchanged. Reusing its noise on other sums would reveal their "
+                "difference"
+            )
         with ranks.together():
             ranks.meet(Phase.SUMMED, step)
             self._taken = step

@@ -117,7 +117,7 @@ class Ranks:
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise OptionError(f"group must be a torch.distributed process group, got {_validate.shown(group)}")
         if group is not None and dist.get_rank(group) < 0:
-            raise OptionError("group must hold this rank: call this on the ranks of the group alone")
+            raise OptionError("group must hold this rank: call this on ranks of the group only")
         given = group is not None
         group = group if given else dist.group.WORLD
         return cls(group, not given and dist.get_world_size(group) == 1, timeout)

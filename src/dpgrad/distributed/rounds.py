@@ -120,7 +120,10 @@ class Totals:
     def begin(self, step: int) -> None:
         """From here on the sums of a step are added up."""
         if step <= self._taken:
-            raise RunError(f"the sums of step {step} were exchanged: its noise on others would reveal the difference")
+            raise RunError(
+                f"the sums of step {step} were already exchanged. Reusing its noise on other sums would reveal their "
+                "difference"
+            )
         self._taken, self.given = step, False
         own = range(len(self.buckets))
         self.sums = [

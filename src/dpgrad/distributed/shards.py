@@ -50,7 +50,7 @@ def refuse_layout(model: nn.Module, ranks: Ranks) -> None:
     for name, parameter in model.named_parameters():
         if not fsdp.is_shard(parameter):
             raise UnsupportedModelError(
-                f"parameter {name} is not sharded, and others are: call fully_shard(model) on the whole model at last, "
+                f"parameter {name} is not sharded, and others are: call fully_shard(model) on the whole model last, "
                 "without ignored_params"
             )
         _refuse_mesh(name, parameter, members)

@@ -103,7 +103,7 @@ def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     if torch.initial_seed() != seed:
         raise UnsupportedModelError(
             "the model or the loss seeds torch's random numbers, so examples get them by their place in the "
-            "batch: take torch.manual_seed out"
+            "batch: remove torch.manual_seed"
         )
     if not isinstance(found, Tensor):
         raise UnsupportedModelError(f"loss must return a tensor with one value per example, got {shown(found)}")

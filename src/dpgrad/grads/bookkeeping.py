@@ -95,7 +95,7 @@ def _refuse_by_number(model: nn.Module, loss: Loss, batch: Batch, rows: int, kno
             _followed(model, loss, alone, torch.ones(few * rows, device=device), rows, known)[1],
         )
     if not script.alike(count, first[1], first[0]):
-        raise MixedError("what is done to an example depends on the number of examples")
+        raise MixedError("the operations on one example depend on the number of examples")
 
 
 def _followed(

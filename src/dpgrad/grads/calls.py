@@ -85,7 +85,7 @@ class Call:
         carrying = [tensor for tensor in self.tensors if self.layout(tensor)]
         if len(carrying) == 1 and any(carrying[0] is self[name] for name in names):
             return carrying[0]
-        raise self.refuse("meets the batch in several arguments, or in one that has no rule")
+        raise self.refuse("takes the batch in several arguments, or in one that has no rule")
 
     def beside(self, layout: Layout, *others: Any) -> Layout:
         """The layout, if the other tensors have it too or give every row the same; sizes need not be equal."""
@@ -95,7 +95,7 @@ class Call:
             place = self.place(other)
             if isinstance(place, Layout):
                 if place != layout:
-                    raise self.refuse("meets the batch in different dimensions")
+                    raise self.refuse("takes the batch in different dimensions")
             elif other.ndim <= layout.dim or not same_for_rows(place, other.shape, layout):
                 raise self.refuse("gives examples different values by their place in the batch")
         return layout

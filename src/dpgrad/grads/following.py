@@ -124,7 +124,7 @@ class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 layout.fits(tensor.shape, self.rows) and same_for_rows(place, tensor.shape, layout)
             )
         if not known:
-            raise self._refuse("a parameter meets the batch in a dimension that changes with its size")
+            raise self._refuse("a parameter is combined with the batch in a dimension that changes with its size")
 
     def carries(self, tensor: Tensor) -> bool:
         """Whether a tensor descends from the batch."""

@@ -335,8 +335,8 @@ class _Lifting(TorchFunctionMode):
         kept = [value for value in values if isinstance(value, Tensor) and not isinstance(value, Shared)]
         if any(value.requires_grad for value in kept):
             raise _RefusedError(
-                f"{names_of(values)[0]} meets in {_name(func)} a tensor that needs a gradient and has no example in "
-                "it, such as a parameter kept outside its module"
+                f"{_name(func)} combines {names_of(values)[0]} with a tensor that needs a gradient and belongs to no "
+                "example, such as a parameter kept outside its module"
             )
         result = self.tape._plainly(func, values, spec)
         leaves, shape = pytree.tree_flatten(result)

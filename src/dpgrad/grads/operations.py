@@ -27,7 +27,7 @@ def _pointwise(call: Call) -> FoundAt:
         if layout is not None:
             moved = layout.moved(layout.dim + out.ndim - tensor.ndim)
             if moved.dim < 0 or out.shape[moved.dim] != tensor.shape[layout.dim] or found not in (None, moved):
-                raise call.refuse("meets the batch in different dimensions")
+                raise call.refuse("takes the batch in different dimensions")
             found = moved
     periods = [1] * out.ndim
     for tensor in call.tensors:
@@ -53,7 +53,7 @@ def _reduced(call: Call) -> FoundAt:
         return [tuple(each.shape) for each in results] if len(results) > 1 else tuple(results[0].shape)
     for other in call.tensors[1:]:
         if call.layout(other):
-            raise call.refuse("meets the batch in several arguments")
+            raise call.refuse("takes the batch in several arguments")
     gone = dims_of(call["dim"], tensor.ndim)
     if place.dim in gone:
         raise call.refuse("computes one value from several examples")
@@ -72,7 +72,7 @@ def _along(call: Call) -> FoundAt:
     call.apart_from(place, dims_of(named, tensor.ndim), tensor.ndim)
     for other in call.tensors[1:]:
         if call.layout(other):
-            raise call.refuse("meets the batch in several arguments")
+            raise call.refuse("takes the batch in several arguments")
     return [place] * len(results) if len(results) > 1 else place
 
 
@@ -111,7 +111,7 @@ def _normalized(call: Call) -> FoundAt:
 def _group_norm(call: Call) -> FoundAt:
     place = call.layout(call.only("input"))
     if place is None or place.dim or call["N"] != call["input"].shape[0]:
-        raise call.refuse("finds the examples elsewhere than in the first dimension")
+        raise call.refuse("needs the examples in the first dimension")
     return [place] * 3
 
 
@@ -119,7 +119,7 @@ def _batch_norm(call: Call) -> FoundAt:
     """With fixed statistics each element for itself; with its own, over all dimensions but the channels'."""
     place = call.layout(call["input"])
     if place is None:
-        raise call.refuse("meets the batch in its parameters")
+        raise call.refuse("takes the batch in its parameters")
     own = bool(call["training"] or call["use_input_stats"])
     if own != (place.dim == 1):
         raise call.refuse("computes statistics of several examples")
@@ -166,7 +166,7 @@ def _product(call: Call) -> FoundAt:
     if added is not None and found.dim >= start:
         call.beside(found.moved(found.dim - start), added)
     elif call.layout(added):
-        raise call.refuse("meets the batch in different dimensions")
+        raise call.refuse("takes the batch in different dimensions")
     return found
 
 
@@ -183,7 +183,7 @@ def _convolution(call: Call) -> FoundAt:
         return data
     # Every row with a weight of its own: the rows stand among the channels, one group or several for each.
     if data is None or data.dim != 1 or data.outer != 1 or call["groups"] % call.rows or call["transposed"]:
-        raise call.refuse("meets the batch in several arguments, or among the channels")
+        raise call.refuse("takes the batch in several arguments, or among the channels")
     each = Layout(0, 1, call.result.shape[1] // call.rows)
     call.beside(each, call["weight"], bias)
     return each.moved(1)
@@ -240,7 +240,7 @@ def _index(call: Call) -> FoundAt:
         if layout is not None:
             moved = layout.moved(layout.dim + len(shape) - index.ndim)
             if found not in (None, moved) or shape[moved.dim] != index.shape[layout.dim]:
-                raise call.refuse("meets the batch in different dimensions")
+                raise call.refuse("takes the batch in different dimensions")
             found = moved
     assert found is not None
     for _, index in given:
@@ -267,10 +267,10 @@ def _loss(call: Call) -> FoundAt:
         raise call.refuse("adds up the losses of several examples: use reduction='none'")
     layout = call.layout(call.data)
     if layout is None or layout.dim:
-        raise call.refuse("finds the examples elsewhere than in the first dimension")
+        raise call.refuse("needs the examples in the first dimension")
     call.beside(layout, call["self"], call["target"])
     if call.layout(call["weight"]):
-        raise call.refuse("meets the batch in its weights")
+        raise call.refuse("takes the batch in its weights")
     return [layout, None]
 
 
@@ -283,7 +283,7 @@ def _pointwise_loss(call: Call) -> FoundAt:
 def _attention(call: Call) -> FoundAt:
     layout = call.layout(call["query"])
     if layout is None or layout.dim:
-        raise call.refuse("finds the examples elsewhere than in the first dimension")
+        raise call.refuse("needs the examples in the first dimension")
     call.beside(layout, call["key"], call["value"])
     for name in ("attn_mask", "attn_bias"):
         mask = call[name]
@@ -292,7 +292,7 @@ def _attention(call: Call) -> FoundAt:
             if start <= 0:
                 call.beside(layout, mask)
             elif call.layout(mask):
-                raise call.refuse("meets the batch in different dimensions")
+                raise call.refuse("takes the batch in different dimensions")
     return [layout] + [None] * (len(call.result) - 1)
 
 
@@ -310,7 +310,7 @@ def _normal(call: Call) -> FoundAt:
 def _ctc(call: Call) -> FoundAt:
     layout = call.layout(call["log_probs"])
     if layout != Layout(1) or call["targets"].ndim != 2:
-        raise call.refuse("finds the examples elsewhere than in the second dimension")
+        raise call.refuse("needs the examples in the second dimension")
     call.beside(Layout(0), call["targets"], call["input_lengths"], call["target_lengths"])
     for lengths in (call["input_lengths"], call["target_lengths"]):
         if not isinstance(lengths, Tensor) and len(set(lengths)) > 1:
@@ -339,10 +339,10 @@ def _unrolled(call: Call) -> FoundAt:
     """A recurrent layer over all time steps, which runs along the second dimension."""
     layout = call.layout(call["u"])
     if layout is None or layout.dim:
-        raise call.refuse("finds the examples elsewhere than in the first dimension")
+        raise call.refuse("needs the examples in the first dimension")
     call.beside(layout, call["hidden"], call["cell"], call["valid"])
     if any(call.layout(call[name]) for name in ("weight", "bias", "projection")):
-        raise call.refuse("meets the batch in its weights")
+        raise call.refuse("takes the batch in its weights")
     return [layout if each.ndim > 1 else None for each in call.result]  # others are empty
 
 

@@ -130,7 +130,10 @@ class Probe:
             self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), self.example(0), altered)
             self._some_finite()
         if not self._vary():
-            raise DataError("batch must hold examples that differ, to see whether they act on each other: give others")
+            raise DataError(
+                "batch must hold examples that differ, or the check cannot see whether they act on each other: give "
+                "other examples"
+            )
 
     def _some_finite(self) -> None:
         self.keep_finite()
@@ -258,7 +261,7 @@ class Probe:
                 what = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
                 tensor.data = before
                 raise UnsupportedModelError(
-                    f"the forward pass changes {what} {name} in place, without noise: take that out"
+                    f"the forward pass changes {what} {name} in place, without noise: remove that"
                 )
         left = {
             name: buffer

@@ -88,7 +88,7 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
     >>> factor = 3.0
     >>> double(torch.ones(3))
     Traceback (most recent call last):
-    dpgrad.grads.repeating.DivergedError: operation 1 is another one
+    dpgrad.grads.repeating.DivergedError: operation 1 is a different one
     """
 
     supports_higher_order_operators = True
@@ -192,7 +192,7 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._noted:
             self._lines.append(line)
         elif self._at >= len(self._lines) or self._lines[self._at] != line:
-            raise self._diverged(f"operation {self._at + 1} is another one")
+            raise self._diverged(f"operation {self._at + 1} is a different one")
         self._at += 1
 
     def _diverged(self, why: str) -> DivergedError:

@@ -21,7 +21,7 @@ def reshape(call: Call) -> FoundAt:
     place = call.place(tensor)
     if tensor.element_size() != call.result.element_size():  # of another type, so the last dimension changes
         if isinstance(place, Layout):
-            raise call.refuse("takes numbers apart into others")
+            raise call.refuse("reads the examples' bytes as another type")
         return tuple(new)
     if not isinstance(place, Layout):
         return reshaped(place, tensor.shape, new)

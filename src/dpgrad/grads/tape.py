@@ -142,7 +142,7 @@ class Tape:
             found = self._found(tensor)
             before = inputs.get(place, (found,))
             if {each and each.dim for each in before} != {found and found.dim}:
-                raise AmbiguousError(f"{key[0]} meets the batch in different dimensions in {_name(key[1])}")
+                raise AmbiguousError(f"{_name(key[1])} combines {key[0]} with the batch in different dimensions")
             inputs[place] = before if found in before else (*before, found)
             shape = [
                 length // self.rows if found and dim == found.dim else length for dim, length in enumerate(tensor.shape)
@@ -176,7 +176,8 @@ class Tape:
         layout = self.layout(tensor, names, func, place)
         if layout is None and tensor.requires_grad:  # it came from the batch, and its own gradient would be lost
             raise UnfollowedError(
-                f"{names} meets in {_name(func)} a tensor that was computed from the batch and has no dimension for it"
+                f"{_name(func)} combines {names} with a tensor that was computed from the batch and has no batch "
+                "dimension"
             )
         return layout
 
@@ -280,7 +281,7 @@ class Tape:
         met = any(layouts.values())
         if met and self.layouts.guessed and any(map(_counts, values)):
             # Row by row such an index may lie outside: an error on a CPU, the end of the process on a CUDA device.
-            raise UnfollowedError(f"{names} meets in {_name(func)} whole numbers of the batch")
+            raise UnfollowedError(f"{_name(func)} combines {names} with whole numbers of the batch")
         said = [
             plain_of(value).ndim if isinstance(value, Tensor) else value
             for value in values

@@ -177,7 +177,7 @@ def _refuse_changed(one: Recording, other: Recording) -> None:
     """Refuse a function that did different things with other values, or that brought other constants into them."""
     alike = one.operations == other.operations and one.values == other.values and one.results == other.results
     if not alike or one.held.keys() != other.held.keys():
-        raise CannotTraceError("the function does other things when it is called again, on other values")
+        raise CannotTraceError("the function runs other operations when it is called again on other values")
     for number, tensor in one.held.items():
         again = other.held[number]
         shared = tensor.untyped_storage()._cdata == again.untyped_storage()._cdata

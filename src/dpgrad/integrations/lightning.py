@@ -153,8 +153,8 @@ class DifferentialPrivacy(Callback):
         (self._optimizer,) = trainer.optimizers
         if trainer.global_step and self._resumed is None:
             raise ResumeError(
-                "the checkpoint was written without this callback, so what was spent is not known: begin anew, or load "
-                "its weights alone if they are public"
+                "the checkpoint was written without this callback, so what was spent is not known: start again, or "
+                "load its weights alone if they are public"
             )
         folder = Path(trainer.default_root_dir, FOLDER)
         if self._resumed is not None:

@@ -41,7 +41,7 @@ class ExampleLoss:
     def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         if "labels" not in batch:
-            raise UnsupportedModelError(f"the examples have no labels, from which their losses follow: {_REMEDY}")
+            raise UnsupportedModelError(f"the examples have no labels, which their losses need: {_REMEDY}")
         labels = batch["labels"]
         if "decoder_input_ids" not in inputs and (prepare := _shifted_right(model)) is not None:
             inputs["decoder_input_ids"] = prepare(labels=labels)

@@ -72,11 +72,11 @@ class Terms:
                 )
         for name in ("collate", "workers"):
             if getattr(self.computing, name):
-                raise OptionError(f"computing must not have {name}: it is taken from the data loader's settings")
+                raise OptionError(f"computing must not set {name}: it is taken from the data loader's settings")
         for name in ("units", "rows_per_unit", "unit_rule", "unit_name"):
             if getattr(self.privacy, name) is not None:
                 raise OptionError(
-                    f"privacy must not have {name}: under another library's loop single rows are drawn and clipped, so "
+                    f"privacy must not set {name}: under another library's loop single rows are drawn and clipped, so "
                     "one row is protected; to protect a person with all of their rows, train with dpgrad.fit"
                 )
         if self.ledger is not None and not isinstance(self.ledger, Ledger):
@@ -166,7 +166,7 @@ class PrivateRun:
         if path is None or not name.isalnum() or not path.is_file():
             raise ResumeError(
                 f"the record of what was spent is missing: {path or FOLDER}. Keep the folder {FOLDER} beside the "
-                "checkpoints; without it, count the whole plan as spent and begin anew"
+                "checkpoints; without it, count the whole plan as spent and start again"
             )
         lock = _files.lock(path.with_suffix(".lock"))
         try:
@@ -210,7 +210,7 @@ class PrivateRun:
                 "size, number of steps, epsilon and delta as it was begun with"
             )
         if record.also_released != self.plan.also_released:
-            raise ResumeError("also_released is not what the run was planned with: resume it with the same")
+            raise ResumeError("also_released differs from what the run was planned with: resume it with the same")
 
     def begin(
         self,
@@ -345,7 +345,7 @@ def _refuse_shorter(record: WriteAhead, state: Mapping[str, Any]) -> None:
         raise ResumeError(
             "the record of what was spent is older than the checkpoint: lines of it are missing, or it is an older "
             f"copy. Put the latest copy of the folder {FOLDER} next to the checkpoints; without it, count "
-            "the whole plan as spent and begin anew"
+            "the whole plan as spent and start again"
         )
 
 

@@ -140,7 +140,7 @@ class SecureStream:
         ``unit``, one number or one for each value, and ``divisor`` are on the device in float64.
         """
         if not self._ready:
-            raise RunError("at(step) comes before write: without a step there is no noise")
+            raise RunError("call at(step) before write: noise belongs to a step")
         if not self._by_kernel:
             out.copy_(added(total, self._drawn[segment], unit).div_(divisor))
             return

@@ -235,8 +235,8 @@ class Run:
             )
         if step >= self.due:
             raise RunError(
-                f"save({step}, state) comes before this step: what cannot be replayed must not begin, and at most "
-                f"save_every = {self._save_every:,} steps are taken from one to the next"
+                f"call save({step}, state) before this step: a crash can replay at most save_every = "
+                f"{self._save_every:,} steps"
             )
         self._ledger.reserve(step)
         self._next = step + 1
@@ -286,7 +286,7 @@ class Run:
         """
         self._refuse_closed()
         if self._unbegun:
-            raise RunError("save(0, state) comes before the end of a run: without it there is nothing to go on from")
+            raise RunError("call save(0, state) before the run ends: without it the run could not be resumed")
         _refuse_links(self.folder)
         partial = self.folder / f"release{_files.PARTIAL}"
         _files.remove(partial)
@@ -461,8 +461,8 @@ def _refuse_other_plan(
         )
     if also_released != ledger.also_released:
         raise ResumeError(
-            "also_released is not what the run was planned with: its budget is for both, so resume it with the same; "
-            "what was released since goes to a ledger"
+            "also_released differs from what the run was planned with, whose budget covers both: resume it with the "
+            "same, and record later releases in a ledger"
         )
 
 

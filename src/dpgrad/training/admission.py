@@ -135,10 +135,12 @@ def check_examples(
 ) -> None:
     """Refuse ways to make and follow examples that do not go together."""
     if augment is not None and several_rows:
-        raise OptionError("augment makes the rows of an example: give it, or several_rows with data that have them")
+        raise OptionError(
+            "augment makes several rows of each example, and several_rows says that the data have them: give one"
+        )
     averaged = inner_momentum is not None or not isinstance(mechanism.sampler, sampling.FullBatch)
     if average is not None and averaged:
-        raise OptionError("average is for full batches and instead of inner_momentum: give one, with FullBatch")
+        raise OptionError("average needs FullBatch sampling and replaces inner_momentum: leave out one of the two")
 
 
 def refuse_model(model: nn.Module, mechanism: Mechanism) -> None:

@@ -151,4 +151,4 @@ def _refuse_shape(made: Batch, first: Batch) -> None:
             f"rows, got {shapes}"
         )
     if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves(first)]:
-        raise OptionError("augment must make rows of the same number and shape of every example")
+        raise OptionError("augment must return the same number of rows, of the same shape, for every example")

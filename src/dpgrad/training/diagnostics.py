@@ -203,7 +203,7 @@ class Recorder:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         if set(state["columns"]) != set(self._columns):
-            raise ResumeError("the recorded diagnostics are of another version: start them anew")
+            raise ResumeError("the recorded diagnostics are of another version: record them from the start")
         self._columns = {name: list(values) for name, values in state["columns"].items()}
         self._norms, self._weights = [state["norms"]], state["weights"].clone()
         before = state["before"]

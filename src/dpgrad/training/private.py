@@ -292,7 +292,8 @@ class PrivateGradient:
                 )
             if self._owed and not self.ranks.alone:
                 raise RunError(
-                    "a charged step was not computed, and several ranks take one step after another: compute it"
+                    "the step charged last was not computed yet, and several ranks must take the steps in order: "
+                    "compute it first"
                 )
             self._try_rule()
             if self._fault:

@@ -51,7 +51,7 @@ class SelfScaled(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Move the parameters by their gradients; those without one stay."""
         if closure is not None:
-            raise OptionError("SelfScaled takes gradients that are there already: leave closure out")
+            raise OptionError("SelfScaled uses gradients that are already computed: leave closure out")
         moving = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not moving:
             return

@@ -127,7 +127,7 @@ class TestIntervals:
         plain = model("logistic", "gd", inference_share=None, random_state=1)
         before = plain.fit(X, y)
         assert [made.name for made in before.privacy_.releases] == ["gradients"]
-        with pytest.raises(ValueError, match=r"nothing was released for them; fit with inference_share"):
+        with pytest.raises(ValueError, match=r"no intervals were released: fit with inference_share"):
             before.confidence_intervals()
 
     def test_a_curvature_that_noise_hides_is_refused(self) -> None:

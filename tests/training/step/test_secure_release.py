@@ -215,7 +215,7 @@ class TestRelease:
         parameters, key = dict(network().named_parameters()), Key.from_seed(5)
         segment, one = Segment(("2.bias",), 3, 0), torch.ones((), dtype=torch.float64)
         stream = secure_noise.SecureStream(parameters, [segment], key.secured(), "cpu")
-        with pytest.raises(RunError, match=r"at\(step\) comes before write"):
+        with pytest.raises(RunError, match=r"at\(step\) before write"):
             stream.write(segment, torch.empty(3), one, torch.zeros(3), one)
         run = mechanism(network(), secure_values=0)
         shard = Exchanged(parameters, Figures(run, None), key, run.divisor, Ranks.of(None))

@@ -74,7 +74,7 @@ class PldProfile:
 
     def __post_init__(self) -> None:
         if self.group > 1 and self._others:
-            raise AccountingError("of a group of rows only Gaussian noise on a sum has a price by this accountant")
+            raise AccountingError("this accountant prices a group of rows for Gaussian noise on a sum only")
 
     def epsilon(self, delta: float) -> float:
         """The ε certified at ``delta``."""

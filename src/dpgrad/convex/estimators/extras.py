@@ -225,8 +225,8 @@ class Inferred:
         found = getattr(self, "inference_", None)
         if not isinstance(found, Measured):
             raise OptionError(
-                "no intervals: nothing was released for them; fit with inference_share, such as 0.1, the share of the "
-                "budget that they cost"
+                "no intervals were released: fit with inference_share, the share of the budget that they cost, such "
+                "as 0.1"
             )
         return found.intervals(level)
 
