@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpgrad import Mechanism, PrivateGradient, sampling
 from dpgrad.grads import ENGINES, clipped_sum
 from dpgrad.grads.scaling import Hard
 from dpgrad.grads.sums import Batch, Loss
@@ -109,6 +110,22 @@ TYPES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
         lambda x: x[:, :, None].repeat(1, 1, 4),
     ),
 }
+
+
+def test_a_loss_that_takes_entries_out_of_its_batch(engine: str) -> None:
+    """As loops for Hugging Face models do. It is called again on the same batch, to be compared among others."""
+    model, rows = nn.Linear(3, 2), {"inputs": torch.randn(4, 3), "labels": torch.tensor([0, 1, 1, 0])}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        labels = batch.pop("labels")
+        return F.cross_entropy(model(*batch.values()), labels, reduction="none")
+
+    mechanism = Mechanism(sampling.FullBatch(), steps=2, noise_multiplier=1.0, batch_size=4)
+    private = PrivateGradient(model, loss, mechanism, engine=engine)
+    private.step(rows)
+    private.step(rows)
+    assert list(rows) == ["inputs", "labels"]
+    assert private.way.name in ("batched", engine)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.uint8])

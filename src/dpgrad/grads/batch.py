@@ -92,10 +92,13 @@ def on_device_of(model: nn.Module, batch: Batch) -> None:
 
 
 def row_losses(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
-    """The loss of each row, (rows,); a loss that returns anything else is refused."""
+    """The loss of each row, (rows,); a loss that returns anything else is refused.
+
+    It gets a dict of its own to take entries out of, as ``batch.pop("labels")`` does: it is called again on this batch.
+    """
     seed = torch.initial_seed()
     try:
-        found: object = loss(model, batch)
+        found: object = loss(model, pytree.tree_map(lambda leaf: leaf, batch))
     except RuntimeError as error:
         if _TYPES.search(str(error)) and not chosen(error):
             raise UnsupportedModelError(_mismatch(model, batch, str(error))) from None
