@@ -1,6 +1,8 @@
 """What ranks do in tests/distributed: functions of (rank, ranks, folder), run by `ranked.serve`."""
 
 import os
+import pathlib
+import re
 import shutil
 import signal
 import time
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import dpgrad
 import ranked
 import replayed
 import sharded_jobs
@@ -400,11 +403,26 @@ def other_folders(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     return {}
 
 
+def scripts_of_the_page(rank: int, ranks: int, folder: Path) -> list[str]:
+    """The scripts of docs/several_processes.md, each with a model; what they leave in the folder that they share."""
+    os.chdir(folder)
+    page = (ranked.TESTS.parent / "docs" / "several_processes.md").read_text("utf-8")
+    scripts = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    inputs, targets = rows(120)
+    given = {"inputs": inputs, "targets": targets, "data": (inputs, targets), "loss": loss, "pathlib": pathlib}
+    for script in scripts:
+        model = network()
+        model.blocks = [model[0]]
+        names = {**given, "torch": torch, "dpgrad": dpgrad, "model": model, "mechanism": plan(steps=2)}
+        exec(script.replace("torch.distributed.init_process_group()", ""), names)
+    return [f"{len(scripts)} scripts", *sorted(path.name for path in Path("run").iterdir())]
+
+
 JOBS: dict[str, Any] = {
     each.__name__: each
     for each in (
         loops, captured, empty_lots, failing, connected_later, fits, fits_parts, stopped_by_a_callback,
-        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders, silent, slow,
+        stopped_by_a_signal, first_killed, last_killed, full_disk, other_folders, scripts_of_the_page, silent, slow,
     )
 }  # fmt: skip
 for left, began in (("first_killed", 2), ("last_killed", 3)):

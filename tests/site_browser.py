@@ -8,12 +8,14 @@ is kept.
 """
 
 import argparse
+import contextlib
 import functools
 import http.server
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -73,6 +75,11 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+    def copyfile(self, *given: Any) -> None:
+        """A page that is closed before it has everything is no error."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().copyfile(*given)
 
 
 def faults(page: Page, name: str, address: str) -> list[str]:

@@ -3,7 +3,7 @@
 Every page is read from top to bottom, in an empty folder. Each Python block of README stands alone; those of a page of
 docs share one namespace. A
 ``text`` block right after a Python block is its output. A ``console`` block is run, command by command; ``...`` stands
-for lines that are not shown. A command in a ``sh`` block is not run, but its options must exist.
+for lines that are not shown. A command in a ``sh`` block may take long or need a GPU: the command line must accept it.
 """
 
 import contextlib
@@ -16,11 +16,13 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from dpgrad import cli
+from dpgrad.papers import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = ROOT / "docs" / "api" / "modules"  # by `make docs`
@@ -73,11 +75,10 @@ def follows(lines: list[str], block: Block, shown: Block) -> bool:
 
 
 def commands(page: str, language: str) -> list[str]:
-    """The dpgrad commands of a page's blocks in that language."""
-    found = [
-        line.removeprefix("$ ") for block in blocks(page) if block.language == language for line in lines_of(block)
-    ]
-    return [line for line in found if line.startswith("dpgrad ")]
+    """The dpgrad commands of a page's blocks in that language, also by torchrun, without comments and redirections."""
+    lines = [line for block in blocks(page) if block.language == language for line in lines_of(block)]
+    found = [re.match(r"(?:\$ |torchrun .* -m )?(dpgrad [^#>]*)", line) for line in lines]
+    return [one[1].strip() for one in found if one]
 
 
 def lines_of(block: Block) -> list[str]:
@@ -123,12 +124,6 @@ def answer(command: str, folder: Path) -> str:
     return done.stdout
 
 
-@cache
-def options_of(command: str) -> set[str]:
-    """The options that ``dpgrad COMMAND --help-all`` names."""
-    return set(re.findall(r"--[a-z][a-z-]*", answer(f"dpgrad {command} --help-all", ROOT)))
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)])
 def test_python_runs_and_prints_what_is_shown(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,11 +149,13 @@ def test_commands_answer_as_shown(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page, "sh")])
-def test_options_of_commands_exist(page: str) -> None:
+def test_commands_are_accepted(page: str) -> None:
+    """The command line reads every option with its value. Those that take seconds also run: tests/test_guides.py."""
     for command in commands(page, "sh"):
-        words = shlex.split(command, comments=True)
-        named = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert named <= options_of(words[1]), command
+        words = shlex.split(command)[1:]
+        given = cli._parser().parse_args(words)
+        for name in given.names if words[0] == "reproduce" else ():
+            assert name == "all" or catalogue.named(name)[0]
 
 
 def test_examples_are_found() -> None:
@@ -231,11 +228,11 @@ def test_our_best_is_that_of_the_results() -> None:
 
 
 def test_every_block_is_run_or_the_page_says_why_not() -> None:
-    """Blocks of these languages are run, parsed or compared by a test; ``sh`` has its options checked."""
+    """Blocks of these languages are run, parsed or compared by a test; what is in ``sh`` must be accepted."""
     known = {"python", "text", "console", "sh", "toml", "{toctree}"}
     apart = {  # page: languages that are not run there, and the words that say so or say what runs them
         "docs/from_opacus.md": ({"diff"}, "A test applies the diffs"),
-        "docs/several_processes.md": ({"py", "yaml"}, "are not run by the page's tests"),
+        "docs/several_processes.md": ({"py", "yaml"}, "run on two ranks in `tests/distributed`"),
         "docs/from_tf_privacy.md": ({""}, "A Keras script such as"),
         "docs/train.md": ({""}, "It takes about a minute"),
     }
@@ -243,6 +240,8 @@ def test_every_block_is_run_or_the_page_says_why_not() -> None:
         others, words = apart.get(page, (set(), ""))
         assert {block.language for block in blocks(page)} - known <= others, page
         assert words in text_of(page), page
+        outputs = [shown for _, shown in programs(page) if shown is not None]
+        assert [block.text for block in blocks(page) if block.language == "text"] == outputs, page
         for block in blocks(page):
             if block.language == "toml":
                 tomllib.loads(block.text)

@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = [("fits", 2), ("fits", 3), ("stopped_by_a_callback", 2), ("stopped_by_a_signal", 3), ("full_disk", 2)]
     wanted += [("fits_parts", 3), ("first_killed", 2), ("last_killed", 3), ("other_folders", 2)]
     wanted += [("resumed_first_killed", 2), ("resumed_last_killed", 3), ("resumed_last_killed", 2)]
+    wanted += [("scripts_of_the_page", 2)]
     ranked.run_all(found, wanted)
     return found
 
@@ -119,3 +120,8 @@ def test_other_data_are_refused_before_anything_is_spent(folder: Path) -> None:
     for words in ranked.results(folder, "other_folders", 2):
         assert words.startswith("RanksError: ranks 0 and 1 do not have the same data")
     assert not (folder / "other_folders-2" / "run" / "ledger.jsonl").exists()
+
+
+def test_the_scripts_of_the_page_run(folder: Path) -> None:
+    for found in ranked.results(folder, "scripts_of_the_page", 2):
+        assert found == ["4 scripts", "ledger.jsonl", "lock", "release"]
