@@ -14,10 +14,11 @@ from torch import nn
 
 from benchmarks import planted
 from dpgrad import Group, Relation, audit, sampling, schedules
-from dpgrad.audit.trials import PrivateSteps
+from dpgrad.audit.trials import Canaried, PrivateSteps, UnderAudit
 from dpgrad.grads import scaling
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism.adaptive import AdaptiveClip
+from dpgrad.training.private import PrivateGradient
 from dpgrad.training.recipes import RECIPES, recipe
 
 REPLACE, ZERO = Relation.REPLACE_ONE, Relation.ZERO_OUT
@@ -131,6 +132,21 @@ def test_twice_the_clip_bound_is_refuted_in_bfloat16() -> None:
     )
     assert found.refuted
     assert "contributions beyond the clip bound by less than gradients narrower" in " ".join(found.not_tried)
+
+
+def test_canaries_go_the_way_that_the_loss_itself_goes() -> None:
+    """An audit of another way than the one that trains would say nothing about it."""
+    subject = planted.subject()
+    target = UnderAudit.of(subject.model, subject.loss, subject.mechanism, subject.data, PrivateSteps(), 0)
+    ways = []
+    for loss, data in (
+        (target.loss, target.data),
+        (Canaried(target.loss, target.directions), target.columns(target.data, 1.0, 1.0)),
+    ):
+        private = PrivateGradient(target.model, loss, target.mechanism, seed=0)
+        private.step(data)
+        ways.append(private.work.engine.way)  # type: ignore[union-attr]
+    assert ways[0] == ways[1]
 
 
 def test_secure_noise_may_have_fewer_values_than_the_probe_of_batches() -> None:

@@ -15,6 +15,7 @@ from dpgrad.grads.calls import MixedError
 from dpgrad.grads.forks import Fork, Seen
 from dpgrad.grads.lifted import CannotLiftError
 from dpgrad.grads.repeating import DivergedError, Script
+from dpgrad.grads.ways import Attributed
 
 ROWS, OTHER = 6, 9
 TABLE = torch.linspace(0, 1, 40)
@@ -213,3 +214,17 @@ def test_functions_that_vmap_asks_all_examples_at_once(
     monkeypatch.setattr(lifted, "_PLAINER", {})
     with pytest.raises(CannotLiftError, match="one result for all examples"):
         lifted.gradients(model, loss, x, torch.ones(ROWS))
+
+
+def test_a_loss_may_add_a_penalty_on_the_parameters() -> None:
+    """A parameter is given rows then, of which one is chosen in the end; it counts none of them."""
+
+    def penalised(model: nn.Module, x: Tensor) -> Tensor:
+        return squares(model, x) + sum(p.square().sum() for p in model.parameters())
+
+    engine, model = Attributed(), nn.Linear(3, 2)
+    for rows in (ROWS, OTHER, ROWS):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows))
+        found = engine(model, penalised, x, torch.ones(rows))
+        torch.testing.assert_close(found.uses["weight"].per_example(), row_gradients(model, penalised, x)["weight"])
+    assert engine.way.name == "batched"
