@@ -123,6 +123,20 @@ def settings_of_two_kinds() -> str:
     raise RuntimeError("mix of the legacy and new APIs")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "BLIS_ARCH_TYPE", "OMP_DYNAMIC",
+        "KMP_DETERMINISTIC_REDUCTION", "NPY_DISABLE_CPU_FEATURES",
+    ],
+)  # fmt: skip
+def test_variables_that_choose_kernels_tell_devices_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name, raising=False)
+    found = device_kind("cpu")
+    monkeypatch.setenv(name, "other")
+    assert device_kind("cpu") != found
+
+
 def test_devices_are_told_by_what_moves_a_bit() -> None:
     threads = torch.get_num_threads()
     found = device_kind("cpu")

@@ -40,7 +40,7 @@ _NEVER = "not comparable"
 _CHUNK = 1 << 24  # bytes hashed at a time
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _STEERING = {  # variables of the environment that choose kernels
-    "cpu": ("MKL_", "ONEDNN_", "DNNL_", "ATEN_"),
+    "cpu": ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "BLIS_", "OMP_", "KMP_DE", "KMP_DY", "NPY_"),
     "cuda": ("NVIDIA_", "CUBLAS_", "CUDNN_", "TRITON_", "TORCH_"),
 }
 
