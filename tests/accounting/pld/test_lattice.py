@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpgrad.accounting.pairs import Kind, Pair
-from dpgrad.accounting.pld import discretise, lattice
+from dpgrad.accounting.pld import certify, contour, discretise, lattice
 from dpgrad.accounting.pld.lattice import Measure, Rounding
 
 KINDS = [Kind.REMOVE, Kind.ADD, Kind.ANTIPODAL]
@@ -324,3 +324,10 @@ def test_the_ends_hold_all_but_the_tail(kind: Kind, rate: float, sigma: float) -
         assert low < -0.5 < 0.5 < high
         assert float(pair.mass(-np.inf, low)) <= tail * (1 + 1e-9)
         assert float(pair.mass(high, np.inf)) <= tail * (1 + 1e-9)
+
+
+def test_steps_whose_own_lattice_would_not_fit_in_memory() -> None:
+    rare, place = {Pair(Kind.REMOVE, 1e-6, 0.05): 10**6}, contour.Saddle(1.618, 0.0, -0.425, 1.6e-15)
+    with pytest.raises(lattice.TooLong):
+        certify.resolution(rare, place, delta=0.9, precision=2e-6, direct=1 << 12)
+    certify.resolution(rare, place, delta=0.9, precision=2e-6)  # long lattices are taken in parts

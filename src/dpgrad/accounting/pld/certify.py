@@ -53,6 +53,7 @@ PRECISION = 2e-6  # the usual one
 _EPS = float(np.finfo(float).eps)
 _LONGEST = 1 << 19  # points: a longer lattice is not worth its time, the bounds widen instead
 _SHORT = (1 << 12, 1 << 10)  # points that are convolved by definition; fewer, where that takes too long
+_MOST = 1 << 24  # points of the lattice of one step, which takes memory for all of them
 _LONG = 1 << 12  # a shorter lattice is not worth dividing into core and rest
 _DISTINCT = 100  # up to here each distinct step has a ladder of its own
 _OFTEN = 1024  # of more distinct steps, those that occur as often have
@@ -95,7 +96,8 @@ def resolution(
 ) -> Resolution:
     """Spacings at which rounding costs about ``precision`` of ε: added variance v costs (c+1)v/2.
 
-    With ``direct``, lattices of about so many points, few enough to be convolved by definition.
+    With ``direct``, lattices of about so many points, few enough to be convolved by definition; `TooLong` where those
+    of single steps would not fit in memory.
     """
     longest = direct or _LONGEST
     steps = sum(counts.values())
@@ -134,6 +136,8 @@ def resolution(
         parts.append(StepPart(pair, count, level, span))
     for level in reversed(range(levels - 1)):
         spacings[level] = min(spacings[level], spacings[level + 1])
+    if direct and any(measures.length(part.pair, tail) > _MOST * spacings[part.level] for part in parts):
+        raise TooLong
     grid = cells.Grid(tilt, spacings[-1], tail, min(_WIDTH * math.sqrt(finer), 0.2))
     if many:
         fine = max(math.sqrt(1.5 * variance / sum(many.values())), 4 * _range(many, tail) / longest)
