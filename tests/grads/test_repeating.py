@@ -8,6 +8,7 @@ import pytest
 import torch
 from reference import row_gradients
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from dpgrad.errors import UnsupportedModelError
 from dpgrad.grads import bookkeeping, lifted, vmap
@@ -228,3 +229,98 @@ def test_a_loss_may_add_a_penalty_on_the_parameters() -> None:
         found = engine(model, penalised, x, torch.ones(rows))
         torch.testing.assert_close(found.uses["weight"].per_example(), row_gradients(model, penalised, x)["weight"])
     assert engine.way.name == "batched"
+
+
+class Blocks(nn.Module):
+    """A block whose activations are computed again for the backward pass, and layers around it."""
+
+    def __init__(self, block: Callable[["Blocks", Tensor], Tensor], **options: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.scale = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.rand(4))
+        self.block, self.options, self.runs, self.late = block, options, 0, False
+
+    def run(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return self.block(self, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs = 0
+        h: Tensor = checkpoint(self.run, x, use_reentrant=False, **self.options)
+        out: Tensor = self.second(h)
+        return out
+
+
+def waved(m: Blocks, x: Tensor) -> Tensor:
+    h: Tensor = m.first(x)
+    return m.scale * h.sin()
+
+
+def keeping_products() -> Any:
+    def policy(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = func is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+HONEST: dict[str, Blocks] = {
+    "plain": Blocks(waved),
+    "nested": Blocks(lambda m, x: checkpoint(torch.cos, waved(m, x), use_reentrant=False).tanh()),
+    "one after another": Blocks(lambda m, x: checkpoint(torch.cos, waved(m, x), use_reentrant=False)),
+    "the same inputs twice": Blocks(
+        lambda m, x: checkpoint(waved, m, x, use_reentrant=False) * checkpoint(waved, m, x, use_reentrant=False).cos()
+    ),
+    "some results kept": Blocks(waved, context_fn=keeping_products),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_block_that_runs_again_is_followed_once(name: str) -> None:
+    model, x = HONEST[name], torch.randn(ROWS, 3)
+    wanted = row_gradients(model, squares, x)
+    model.runs = 1  # as after any pass
+    layouts = bookkeeping.find_layouts(model, squares, x)
+    for _ in range(3):
+        uses = bookkeeping.gradients(model, squares, x, torch.ones(ROWS), layouts=layouts).uses
+        torch.testing.assert_close(uses["first.weight"].per_example(), wanted["first.weight"])
+        assert layouts.proven
+        del uses  # which hold values of the batch
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda m, x: waved(m, x.flip(0)),
+        lambda m, x: waved(m, x * (1 + (x > 9).any())),
+        lambda m, x: m.scale * m.first(x).cos(),
+        lambda m, x: m.scale * m.first(x).mul_(x.sum()).sin(),
+        lambda m, x: waved(m, TABLE[: x.numel()].view_as(x)),
+        lambda m, x: checkpoint(waved, m, x.flip(0), use_reentrant=False),
+    ],
+    ids=["order", "statistic", "operation", "in place", "other memory", "nested"],
+)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_block_that_runs_again_otherwise(other: Callable[[Blocks, Tensor], Tensor], later: bool) -> None:
+    """The backward pass was not followed: one row moved the sum by 9 times the clip bound."""
+
+    def block(m: Blocks, x: Tensor) -> Tensor:
+        return (other if m.late and m.runs > 1 else waved)(m, x)
+
+    model, x = Blocks(block), torch.randn(ROWS, 3)
+    model.late = not later
+    layouts = bookkeeping.find_layouts(model, squares, x)
+    if later:
+        bookkeeping.gradients(model, squares, x, torch.ones(ROWS), layouts=layouts)
+        assert layouts.proven
+        model.late = True
+    with pytest.raises(MixedError, match="other things when it runs again"):
+        bookkeeping.gradients(model, squares, x, torch.ones(ROWS), layouts=layouts)
+
+
+def test_parameters_that_meet_rows_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done to see where their rows stand was taken for a part of the pass, which no other pass had."""
+    model, x = Blocks(waved), torch.randn(ROWS, 3)
+    layouts = bookkeeping.find_layouts(model, squares, x)
+    bookkeeping.gradients(model, squares, x, torch.ones(ROWS), layouts=layouts)
+    monkeypatch.setattr(bookkeeping, "_followed", None)
+    bookkeeping.gradients(model, squares, x, torch.ones(ROWS), layouts=layouts)

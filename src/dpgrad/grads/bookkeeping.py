@@ -122,7 +122,7 @@ def recorded(
 ) -> PerExample:
     """The gradients of one pass whose layouts are known: followed, compared with a ``script`` of one, or certified."""
     parameters = trainable(model)
-    tape = Tape(parameters, len(weights), len(weights) // rows, layouts, following)
+    tape = Tape(parameters, len(weights), len(weights) // rows, layouts, following, script)
     followed = nullcontext() if following is None else following.of(batch)
     scripted = nullcontext() if script is None else script.of(batch, {n: each.plain for n, each in tape.shared.items()})
     with torch.enable_grad(), watched(model, tape):
@@ -134,7 +134,8 @@ def recorded(
         if following is not None:
             layouts.varies = following.varies or remembered(model, loss) != before
             _refuse_unknown(losses, following)
-        found = finished(losses, weights, tape, parameters, layouts.every, certify)
+        with nullcontext() if script is None else script.again():
+            found = finished(losses, weights, tape, parameters, layouts.every, certify)
     if found is None:
         layouts.every = True
         del tape, losses

@@ -16,13 +16,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpgrad.grads.batch import leaves
-from dpgrad.grads.failures import failing
+from dpgrad.grads.calls import MixedError
+from dpgrad.grads.failures import are_torchs, failing, saving_hooks
 from dpgrad.grads.sums import Batch
 
 __all__ = ["DivergedError", "Script"]
 
 _LIFTED = torch.ops.aten.lift_fresh.default  # of a tensor that is made from numbers
 _FEW = 64  # of them, that are compared
+_OTHERWISE = "a checkpointed block does other things when it runs again for the backward pass"
 # Makes no memory and changes no row's place. torch calls it for a result that another mode holds as well.
 _DETACHING = torch.ops.aten.detach.default
 
@@ -97,7 +99,11 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._lines: list[_Line] = []
         self._shapes: list[list[tuple[int, ...]]] = []  # of the results
+        self._made: list[list[int]] = []  # the numbers of the results' memory, 0 for none
+        self.blocks: list[int] = []  # the first lines of what runs again in the backward pass
         self._noted = False  # whether there was a first pass
+        self._rests = False
+        self._own: Mapping[int, int] = {}  # numbers of memory of a block that runs again
         self._others: dict[int, tuple[int, StorageWeakRef]] = {}  # held, so that no address comes again
         self._begin()
 
@@ -107,7 +113,10 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}  # of memory, by its address
         self._many = 0
         self._starts: dict[int, int] = {}  # of rows within their memory
-        self._held: list[StorageWeakRef] = []
+        self._held: dict[int, StorageWeakRef] = {}  # the memory of results by their numbers
+        self._more: list[StorageWeakRef] = []  # of blocks that run again
+        self.of_caller = saving_hooks()  # on saved tensors
+        self._hooks: list[Any] = []  # those that the model has set
 
     @contextmanager
     def of(self, batch: Batch, parameters: Mapping[str, Tensor]) -> Iterator["Script"]:
@@ -121,7 +130,61 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             yield self
         self._noted = True
-        self._begin()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Within the block operations are no part of the pass."""
+        self._rests = True
+        try:
+            yield
+        finally:
+            self._rests = False
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Compare the blocks of a checkpoint, which run again within the block, with the pass that has `ended`."""
+        try:
+            if self.blocks:
+                with _Again(self) as again:
+                    yield
+                    if again.differs:  # also where the model caught the error
+                        raise MixedError(_OTHERWISE)
+            else:
+                yield
+        finally:
+            self._begin()
+
+    def line_of(
+        self, at: int, own: Mapping[int, int], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int | None:
+        """The line from ``at`` on that an operation is, past those whose results are kept; ``own`` numbers memory."""
+        self._own = own
+        try:
+            with torch._C.DisableTorchFunction():
+                line = self._told(func, args, kwargs)[0]
+        except DivergedError:
+            return None
+        finally:
+            self._own = {}
+        for place in range(at, len(self._made)):
+            if self._lines[place] == line:
+                return place
+            if not self._is_there(place):
+                return None
+        return None
+
+    def _is_there(self, place: int) -> bool:
+        """Whether all that the operation of a line made is still there, so it need not run again."""
+        func, refs = self._lines[place].func, [self._held.get(number) for number in self._made[place] if number]
+        writes = not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable
+        return not writes and all(ref is not None and not ref.expired() for ref in refs)  # type: ignore[no-untyped-call]
+
+    def made_again(self, at: int, result: Any) -> dict[int, int]:
+        """The memory of the results of a line under the numbers that they had the first time."""
+        with torch._C.DisableTorchFunction():
+            made = [(self._memory(each), each.untyped_storage()) for each in _tensors(result)]
+        self._more += [StorageWeakRef(storage) for _, storage in made]  # type: ignore[no-untyped-call]
+        return {memory: number for (memory, _), number in zip(made, self._made[at], strict=True) if number}
 
     def ended(self, result: Tensor) -> Tensor:
         """The result of the pass, which must be the same one too."""
@@ -137,28 +200,33 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is _DETACHING:
+        if func is _DETACHING or self._rests:
             return func(*args, **kwargs)
-        given: list[int] = []
         with torch._C.DisableTorchFunction():
-            told = [_content(args[0])] if func is _LIFTED else [self._token(each, given) for each in args]
-            told += [(name, self._token(each, given)) for name, each in kwargs.items()]
-            hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-            self._line(_Line(func, told, torch.is_grad_enabled(), hooks))
+            line, given = self._told(func, args, kwargs)
+            self._line(line)
         try:
             result = func(*args, **kwargs)
         except Exception:  # an error may depend on values, and the model may catch it
             self._diverged(failing(func))
             raise
         with torch._C.DisableTorchFunction():
-            made = [
-                each for each in (result if isinstance(result, list | tuple) else (result,)) if isinstance(each, Tensor)
-            ]
-            for each in made:
-                self._keep(each, given)
+            made = _tensors(result)
+            numbers = [self._keep(each, given) for each in made]
             if not self._noted:
                 self._shapes.append([tuple(each.shape) for each in made])
+                self._made.append(numbers)
         return result
+
+    def _told(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Line, list[int]]:
+        """What is compared of an operation, and the memory of the tensors that it is given."""
+        given: list[int] = []
+        told = [_content(args[0])] if func is _LIFTED else [self._token(each, given) for each in args]
+        told += [(name, self._token(each, given)) for name, each in kwargs.items()]
+        hooks = saving_hooks()
+        if hooks not in (None, self.of_caller) and not are_torchs(hooks):
+            raise self._diverged("hooks are set on saved tensors")
+        return _Line(func, told, torch.is_grad_enabled(), hooks is not None), given
 
     def alike(self, rows: int, other: "Script", of_other: int) -> bool:
         """Whether a pass over ``rows`` rows and another over ``of_other`` do the same to each.
@@ -190,6 +258,10 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _line(self, line: _Line) -> None:
         if not self._noted:
+            hooks = saving_hooks()
+            if hooks not in (None, self.of_caller, *self._hooks):
+                self._hooks.append(hooks)
+                self.blocks.append(len(self._lines))
             self._lines.append(line)
         elif self._at >= len(self._lines) or self._lines[self._at] != line:
             raise self._diverged(f"operation {self._at + 1} is a different one")
@@ -206,7 +278,7 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not memory:
                 return object()
             given.append(memory)
-            number = self._numbers.get(memory)
+            number = self._own.get(memory, self._numbers.get(memory))
             if number is None:
                 number = self._number_of_other(memory, value)
             hooked = value._backward_hooks is not None
@@ -229,16 +301,58 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._others[memory] = -1 - len(self._others), StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return self._others[memory][0]
 
-    def _keep(self, made: Tensor, given: list[int]) -> None:
-        """Number a result, unless it is a view of what was given."""
+    def _keep(self, made: Tensor, given: list[int]) -> int:
+        """The number of a result, or 0 of a view of what was given."""
         memory = self._memory(made)
-        if memory and memory not in given:
-            self._number(memory)
-            self._held.append(StorageWeakRef(made.untyped_storage()))  # type: ignore[no-untyped-call]
+        if not memory or memory in given:
+            return 0
+        number = self._number(memory)
+        self._held[number] = StorageWeakRef(made.untyped_storage())  # type: ignore[no-untyped-call]
+        return number
 
-    def _number(self, memory: int) -> None:
-        self._numbers[memory] = self._many
+    def _number(self, memory: int) -> int:
         self._many += 1
+        self._numbers[memory] = self._many
+        return self._many
+
+
+class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Compares the operations of blocks that run again with those of the first time.
+
+    A block runs again under hooks of its own, from its first operation to the last one that is needed. What it makes
+    then stands for what it made before. Operations whose results were kept, which a checkpoint may choose, do not run.
+    """
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.differs = False
+        self._script, self._hooks = script, script.of_caller
+        self._ways: list[tuple[int, dict[int, int]]] = []  # the line that may come next, and numbers of memory
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, script, hooks = kwargs or {}, self._script, saving_hooks()
+        if hooks in (None, script.of_caller) or func is _DETACHING:  # of the backward pass itself
+            return func(*args, **kwargs)
+        ways = self._ways
+        if hooks != self._hooks:
+            known = ways[0][1] if ways else {}
+            ways, self._hooks = [*ways, *((line, known) for line in script.blocks)], hooks
+        self._ways = [
+            (line, own) for at, own in ways if (line := script.line_of(at, own, func, args, kwargs)) is not None
+        ]
+        if not self._ways:
+            self.differs = True
+            raise MixedError(_OTHERWISE)
+        result = func(*args, **kwargs)
+        self._ways = [(at + 1, own | script.made_again(at, result)) for at, own in self._ways]
+        return result
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    """The tensors among the results of an operation."""
+    return [each for each in (result if isinstance(result, list | tuple) else (result,)) if isinstance(each, Tensor)]
 
 
 def _content(made: Tensor) -> object:

@@ -11,6 +11,7 @@ twin is the gradient of each row.
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from dpgrad.grads.following import Following
 from dpgrad.grads.layers import ANY_RANK, REWRITES, RULES, Rule
 from dpgrad.grads.layers.recurrent import run_layer
 from dpgrad.grads.layout import AmbiguousError, Layouts, by_shape
+from dpgrad.grads.repeating import Script
 from dpgrad.grads.shared import Record, Shared, names_of, plain_of
 from dpgrad.grads.uses import Dense, Outer, Use
 
@@ -62,7 +64,7 @@ class Tape:
 
     ``layouts`` says where the batch stands in the tensors that parameters meet; None finds out. Where the pass is
     followed operation by operation, ``following`` knows it and is asked: it refuses what the layouts get wrong.
-    Without, layouts are found by shape, and are a guess.
+    Without, layouts are found by shape, and are a guess. ``script`` notes the operations of the pass.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Tape:
         examples: int,
         layouts: Layouts | None = None,
         following: Following | None = None,
+        script: Script | None = None,
     ) -> None:
-        self.rows, self.examples, self.following = rows, examples, following
+        self.rows, self.examples, self.following, self.script = rows, examples, following, script
         self.finding = layouts is None
         self.layouts = Layouts(guessed=following is None) if layouts is None else layouts
         self.shapes: set[tuple[object, ...]] = set()  # that layouts were found from, for one row
@@ -319,7 +322,8 @@ class Tape:
         if self._followed_by is None:
             return
         cuda = [value.device for value in values if isinstance(value, Tensor) and value.is_cuda]
-        with torch.no_grad(), torch.random.fork_rng(cuda[:1]):
+        alone = nullcontext() if self.script is None else self.script.resting()  # later passes do not do it
+        with torch.no_grad(), torch.random.fork_rng(cuda[:1]), alone:
             found = pytree.tree_leaves(self._plainly(func, values, spec))
         for leaf, out in zip(found, outs, strict=True):
             if not out.fits(leaf.shape, self.rows):
