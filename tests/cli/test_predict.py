@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpgrad import cli, data
-from dpgrad.cli.predict import _beside
+from dpgrad.cli.predict import _distinct
 from dpgrad.training.models import build
 
 ROWS = data.load("digits").x_test[:5]
@@ -99,7 +99,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked(
 def test_no_two_names_of_rows_come_under_one_heading() -> None:
     names = {name: [name] for name in ("label", "label of the row", "id", "label of the row of the row")}
     for given in (names, dict(reversed(names.items()))):
-        told = _beside(given, ["label", "id"])
+        told = _distinct(given, ["label", "id"])
         assert [*told.values()] == [*given.values()]
         assert not {"label", "id"} & told.keys()
 
@@ -125,13 +125,9 @@ def test_what_was_shared_is_enough(answer: Callable[[str], Any], released: Path,
     assert answer(f"predict {tmp_path / 'got'} --input {rows}") == found
 
 
-def test_no_rows(answer: Callable[[str], Any], released: Path) -> None:
-    np.save(released / "none.npy", ROWS[:0])
-    assert answer(f"predict {released} --input {released / 'none.npy'}")["labels"] == []
-
-
 BAD = {
     "narrow": (np.zeros((3, 63), np.float32), "must hold rows of shape (1, 8, 8), got an array of shape (3, 63)"),
+    "no rows": (np.zeros((0, 1, 8, 8), np.float32), "holds no rows: its array is empty"),
     "one row": (np.zeros(64, np.float32), "got an array of shape (64,)"),
     "other sides": (np.zeros((3, 4, 16), np.float32), "got an array of shape (3, 4, 16)"),
     "raw pixels": (16 * ROWS, "values above 1, and the model was trained on pixels in 0..1: divide those of the pixel"),

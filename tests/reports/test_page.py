@@ -9,7 +9,7 @@ import pytest
 from dpgrad.accounting.guarantee import up
 from dpgrad.reports import report
 from dpgrad.reports.chart import _COLOURS, Chart
-from dpgrad.reports.page import Beside, page
+from dpgrad.reports.page import NonPrivate, page
 from dpgrad.reports.style import STYLE
 from dpgrad.training.fit import Fitted
 
@@ -61,7 +61,7 @@ def test_it_stands_alone(made: report.Report) -> None:
 
 
 def test_every_run_is_in_it(made: report.Report) -> None:
-    found = read(page({"first": made, "second": made}, Beside("accuracy", 0.98), "all together ε = 3"))
+    found = read(page({"first": made, "second": made}, NonPrivate("accuracy", 0.98), "all together ε = 3"))
     assert found.tags.count("svg") == 7  # five charts of all runs, and the trade-off of each
     for words in ("first", "second", "non-private", "98.0 %", "outside every guarantee", "all together ε = 3",
                   "accuracy on held-out rows", "clip bound", "learning rate", "held-out rows"):  # fmt: skip

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 from browsing import BROWSER, CONTRAST, CUT_OFF, LETTERS, VIEWS, Seen, near, pixels
 from dpgrad.reports import chart, interactive, report
-from dpgrad.reports.page import Beside, page
+from dpgrad.reports.page import NonPrivate, page
 from dpgrad.training.fit import Fitted
 
 
@@ -28,7 +28,7 @@ def written(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> Path:
     seeded = {**lowered(made, 0.8), "release": {"allowed": False, "reason": report.SEEDED}}
     runs = {"dpsgd": made, "dpsgd-momentum": seeded, "runs/of/a_folder_with_a_long_name": lowered(made, 0.6)}
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page(runs, Beside("accuracy", 0.98), "Together they cost more: ε = 3.2 at δ = 1e-4"), "utf-8")
+    path.write_text(page(runs, NonPrivate("accuracy", 0.98), "Together they cost more: ε = 3.2 at δ = 1e-4"), "utf-8")
     return path
 
 
@@ -153,7 +153,7 @@ def test_the_page_of_one_run(browser: Browser, fitted: Fitted, tmp_path: Path, v
     """Values appear between points that lie far apart; labels do not overlap; a small δ stays on one line."""
     made = report.privacy(fitted)
     few = {**made, "curves": made["curves"][:2]}
-    (tmp_path / "report.html").write_text(page({"run": few}, Beside("accuracy", 0.98)), "utf-8")
+    (tmp_path / "report.html").write_text(page({"run": few}, NonPrivate("accuracy", 0.98)), "utf-8")
     opened = Seen(browser, tmp_path / "report.html", **VIEWS[view])
     plot = opened.page.locator(".charts .plot").first
     plot.scroll_into_view_if_needed()

@@ -11,7 +11,7 @@ from dpgrad.accounting.guarantee import Guarantee, up
 from dpgrad.cli import _options
 
 if TYPE_CHECKING:
-    from dpgrad.reports.page import Beside
+    from dpgrad.reports.page import NonPrivate
     from dpgrad.reports.report import Report
 
 _SHOWN = ("privacy", "privacy unit", "chosen", "values", "release", "note")  # of a report, on the screen
@@ -24,7 +24,7 @@ class Summary:
 
     reports: "Mapping[str, Report]"
     folders: Mapping[str, Path]
-    beside: "Beside | None"
+    non_private: "NonPrivate | None"
     together: Guarantee | None
     page: Path
     warned: Sequence[str] = ()
@@ -40,7 +40,9 @@ class Summary:
             "metric": first["result"]["metric"],
             "held_out": first["result"]["held_out"],
             "methods": methods,
-            "non_private": None if self.beside is None else {"held_out": self.beside.held_out, "guarantee": False},
+            "non_private": None
+            if self.non_private is None
+            else {"held_out": self.non_private.held_out, "guarantee": False},
             "together": None if both is None else {"statement": str(both), "epsilon": both.epsilon},
             "page": str(self.page),
             "warnings": list(self.warned),
@@ -82,8 +84,8 @@ class Summary:
                 shown(result["held_out"], metric), f"{result['steps']:,}", f"{result['seconds']:.1f}",
                 "" if report["release"]["allowed"] else "not for release",
             )  # fmt: skip
-        if self.beside is not None:
-            figure = shown(self.beside.held_out, self.beside.metric)
+        if self.non_private is not None:
+            figure = shown(self.non_private.held_out, self.non_private.metric)
             table.add_row("non-private", "∞", "–", figure, "–", "–", "outside every guarantee", style="dim")
         terminal, width = _options.screen()
         buffer = io.StringIO()

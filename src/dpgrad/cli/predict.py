@@ -299,12 +299,12 @@ def _applied(model: Any, blocks: "Iterator[Array]", report: "Report", args: argp
     return np.concatenate(made)
 
 
-def _beside(names: "Names", taken: list[str]) -> "Names":
+def _distinct(names: "Names", taken: list[str]) -> "Names":
     """The names under headings that no prediction has.
 
-    >>> _beside({"label": ["a"]}, ["label"])
+    >>> _distinct({"label": ["a"]}, ["label"])
     {'label of the row': ['a']}
-    >>> list(_beside({"label": ["a"], "label of the row": ["b"]}, ["label"]))
+    >>> list(_distinct({"label": ["a"], "label of the row": ["b"]}, ["label"]))
     ['label of the row of the row', 'label of the row']
     """
     found, used = {}, {*names, *taken}
@@ -336,7 +336,7 @@ def _lines(report: "Report", outputs: "Array", names: "Names") -> str:
         else:
             shares = dict(zip(classes, row, strict=True))
             found.append({"label": max(shares, key=lambda name: shares[name]), "probabilities": shares})
-    told = _beside(names, ["prediction", "label", "probabilities"])
+    told = _distinct(names, ["prediction", "label", "probabilities"])
     rows = [{**{name: cells[at] for name, cells in told.items()}, **row} for at, row in enumerate(found)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -350,7 +350,7 @@ def _csv(report: "Report", outputs: "Array", names: "Names") -> str:
         shares = [[f"{share:.6f}" for share in row] for row in outputs.tolist()]
         head = ["label", *(f"probability of {name}" for name in classes)]
         rows = [[label, *row] for label, row in zip(labels, shares, strict=True)]
-    told = _beside(names, head)
+    told = _distinct(names, head)
     return _table([*told, *head], [[*(cells[at] for cells in told.values()), *row] for at, row in enumerate(rows)])
 
 

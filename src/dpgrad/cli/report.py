@@ -10,7 +10,7 @@ from dpgrad.errors import OptionError, ReportError
 
 if TYPE_CHECKING:
     from dpgrad.cli._options import Commands
-    from dpgrad.reports.page import Beside
+    from dpgrad.reports.page import NonPrivate
     from dpgrad.reports.report import Report
 
 __all__ = ["add"]
@@ -42,7 +42,7 @@ def _answer(args: argparse.Namespace) -> str:
     if out.suffix.lower() not in (".html", ".htm"):
         raise OptionError(f"--out must end in .html, got {out.name!r:.80}")
     together = _together(list(reports.values()))
-    out.write_text(page(reports, _beside(args.runs), together), "utf-8")
+    out.write_text(page(reports, _non_private(args.runs), together), "utf-8")
     if args.json:
         runs = {name: report["guarantee"] for name, report in reports.items()}
         return json.dumps({"page": str(out), "runs": runs, "together": together}) + "\n"
@@ -104,10 +104,10 @@ def _named(runs: list[Path]) -> dict[str, Path]:
     return {name if names.count(name) == 1 else str(run): run for name, run in zip(names, runs, strict=True)}
 
 
-def _beside(runs: list[str]) -> "Beside | None":
+def _non_private(runs: list[str]) -> "NonPrivate | None":
     """The result without privacy that `dpgrad train` wrote next to the runs, if it is for all of them."""
-    from dpgrad.reports.page import Beside
+    from dpgrad.reports.page import NonPrivate
 
     if len(runs) > 1 or not (path := Path(runs[0]) / "non-private.json").is_file():
         return None
-    return Beside.read(path)
+    return NonPrivate.read(path)

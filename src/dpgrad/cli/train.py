@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from dpgrad.data import Dataset
     from dpgrad.distributed.ranks import Ranks
     from dpgrad.mechanism.mechanism import Group
-    from dpgrad.reports.page import Beside
+    from dpgrad.reports.page import NonPrivate
     from dpgrad.reports.report import Report
     from dpgrad.training.plan import Plan
 
 __all__ = ["add", "dataset_of"]
 
 _RIVALS = (("steps", "epochs"),)
-_LEDGER, _BESIDE = "ledger", "non-private.json"
+_LEDGER, _NON_PRIVATE = "ledger", "non-private.json"
 _SPENT = "ledger.jsonl"  # in the folder of a run
 
 
@@ -289,14 +289,14 @@ class Training(CommandInputs):
             raise RunError(f"{folder} holds a finished run of {other}, not of {method}: choose another folder")
         return found
 
-    def beside(self) -> "Beside | None":
+    def non_private(self) -> "NonPrivate | None":
         """The result of the same model without privacy, trained now or read from the folder."""
-        from dpgrad.reports.page import NOT_COVERED, Beside
+        from dpgrad.reports.page import NOT_COVERED, NonPrivate
         from dpgrad.training.baseline import non_private
 
-        path = self.out / _BESIDE
+        path = self.out / _NON_PRIVATE
         if path.is_file():
-            return Beside.read(path)
+            return NonPrivate.read(path)
         wanted = self.args.baseline
         if wanted is None:  # rows of one's own are private, and a model without privacy is not asked for lightly
             wanted = self.dataset.schema is None
@@ -312,23 +312,23 @@ class Training(CommandInputs):
         metric = "accuracy" if self.rows.loss == "cross-entropy" else self.rows.loss
         with _files.told(path):
             path.write_text(json.dumps({"metric": metric, "held_out": held_out, "note": NOT_COVERED}) + "\n", "utf-8")
-        return Beside(metric, held_out)
+        return NonPrivate(metric, held_out)
 
     def answer(self, reports: "dict[str, Report]", warned: list[str]) -> str:
         """Write the page on all methods; return the text for standard output."""
         from dpgrad.cli import _summary
         from dpgrad.reports.page import page
 
-        beside = self.beside()
+        non_private = self.non_private()
         together = None
         if self._ledger is not None and len(self._ledger.entries()) > 1:
             first = next(iter(reports.values()))["guarantee"]
             together = self._ledger.guarantee(first["delta"], first["accountant"])
         said = None if together is None else f"{_summary.TOGETHER} {together}"
         with _files.told(self.out / PAGE):
-            (self.out / PAGE).write_text(page(reports, beside, said), "utf-8")
+            (self.out / PAGE).write_text(page(reports, non_private, said), "utf-8")
         folders = {method: self.folder(method) for method in reports}
-        found = _summary.Summary(reports, folders, beside, together, self.out / PAGE, warned)
+        found = _summary.Summary(reports, folders, non_private, together, self.out / PAGE, warned)
         return json.dumps(found.plain(), allow_nan=False) + "\n" if self.args.json else found.words()
 
 

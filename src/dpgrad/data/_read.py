@@ -117,15 +117,15 @@ def read(
             '[target] is needed for training: write [target] with column = "NAME" and its classes or bounds'
         )
     wanted = [column.name for column in declared.columns] + [declared.target.column]
-    beside = None if declared.split.file is None else _beside(path, declared.split.file)
-    if beside is not None:
-        _refuse_same(path, beside, declared.file)
+    sibling = None if declared.split.file is None else _sibling(path, declared.split.file)
+    if sibling is not None:
+        _refuse_same(path, sibling, declared.file)
     table = table_of(path, declared.file, wanted, declared.target.column)
     matched(table, declared, training=True)
     parts = Parts()
     collect(Encoder(declared, table, tokens), declared, parts, None)
-    if beside is not None:
-        other = table_of(beside, declared.file, wanted, declared.target.column)
+    if sibling is not None:
+        other = table_of(sibling, declared.file, wanted, declared.target.column)
         matched(other, declared, training=True)
         collect(Encoder(declared, other, tokens), declared, parts, True)
     return _dataset(path, declared, parts)
@@ -307,16 +307,16 @@ def _with_split(schema: Schema, held_out: float | str | Path | None) -> Schema:
     return replace(schema, split=Split("fraction", held_out=held_out))
 
 
-def _beside(path: str | Path, file: str) -> str:
+def _sibling(path: str | Path, file: str) -> str:
     """The path of the held-out file, relative to the folder of the data."""
     name = os.fspath(path)
     prefix = _hf.PREFIX if name.startswith(_hf.PREFIX) else ""
     return prefix + str(Path(name.removeprefix(prefix)).expanduser().parent / file.removeprefix(prefix))
 
 
-def _refuse_same(path: str | Path, beside: str, file: FileFormat) -> None:
+def _refuse_same(path: str | Path, sibling: str, file: FileFormat) -> None:
     """Refuse to hold out the training rows themselves: the same file, by whatever name, or a copy of it."""
-    (_, own), (_, other) = format_of(path, file), format_of(beside, file)
+    (_, own), (_, other) = format_of(path, file), format_of(sibling, file)
     with guarded(other, "a file"):
         same = own.samefile(other) or _copied(own, other)
     if same:

@@ -16,7 +16,7 @@ from dpgrad.reports.interactive import script
 from dpgrad.reports.style import STYLE
 from dpgrad.reports.words import facts, shown
 
-__all__ = ["FILE", "NOT_COVERED", "Beside", "Reports", "page"]
+__all__ = ["FILE", "NOT_COVERED", "NonPrivate", "Reports", "page"]
 
 Reports = Mapping[str, Mapping[str, Any]]
 
@@ -24,14 +24,14 @@ NOT_COVERED = "not private: computed from the training rows without noise, outsi
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a table of private runs is shown beside: the metric of a model that was trained without privacy."""
+class NonPrivate:
+    """The metric of a model that was trained without privacy, for comparison with private runs."""
 
     metric: str
     held_out: float
 
     @classmethod
-    def read(cls, path: Path) -> "Beside":
+    def read(cls, path: Path) -> "NonPrivate":
         """The metric that `dpgrad train` left in a file."""
         try:
             found = strict_json.read(path)
@@ -43,11 +43,11 @@ class Beside:
 FILE = "report.html"
 
 
-def page(runs: Reports, beside: Beside | None = None, together: str | None = None) -> str:
+def page(runs: Reports, non_private: NonPrivate | None = None, together: str | None = None) -> str:
     """The page; ``runs`` are reports by a short name, ``together`` says what all of them cost."""
     if not runs:
         raise OptionError("a page needs at least one run")
-    curves = _curves(runs, beside)
+    curves = _curves(runs, non_private)
     plain = "".join(_plain(name, report, alone=len(runs) == 1) for name, report in runs.items())
     sections = "".join(_section(number, *run) for number, run in enumerate(runs.items(), 1))
     embedded = json.dumps(dict(runs), allow_nan=False).replace("<", "\\u003c")
@@ -55,7 +55,7 @@ def page(runs: Reports, beside: Beside | None = None, together: str | None = Non
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>dpgrad report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}{_hidden(runs)}</style></head><body>\n<h1>{_title(runs)}</h1>\n"
-        f"{_contents(runs, bool(curves))}{_warnings(runs)}{_table(runs, beside)}{_paragraph(together)}\n"
+        f"{_contents(runs, bool(curves))}{_warnings(runs)}{_table(runs, non_private)}{_paragraph(together)}\n"
         f"{plain}{curves}{sections}\n"
         f'<p class="note">Written by dpgrad {__version__}.</p>\n'
         f'<script type="application/json" id="reports">{embedded}</script>\n{script(plain + curves)}</body></html>\n'
@@ -123,10 +123,10 @@ def _tradeoff(found: Mapping[str, Any] | None) -> str:
     )
 
 
-def _curves(runs: Reports, beside: Beside | None) -> str:
+def _curves(runs: Reports, non_private: NonPrivate | None) -> str:
     charts = "".join(
         f"<figure>{chart.html()}<details><summary>The numbers of this chart</summary>{chart.table()}</details></figure>"
-        for chart in _charts(runs, beside)
+        for chart in _charts(runs, non_private)
     )
     if not charts:
         return ""
@@ -145,7 +145,7 @@ def _warnings(runs: Reports) -> str:
     )
 
 
-def _table(runs: Reports, beside: Beside | None) -> str:
+def _table(runs: Reports, non_private: NonPrivate | None) -> str:
     results = [report["result"] for report in runs.values() if report["result"] is not None]
     metrics = list(dict.fromkeys(result["metric"] for result in results))
     trained = ["held-out " + ", ".join(metrics), "steps", "seconds"] if results else []
@@ -161,8 +161,8 @@ def _table(runs: Reports, beside: Beside | None) -> str:
             + _figures(epsilon, f"{promise['delta']:g}", *outcome)
             + f"<td>{html.escape(promise['relation'])}, {html.escape(promise['accountant'])}</td></tr>"
         )
-    if beside is not None:
-        figures = _figures("∞", "–", shown(beside.held_out, beside.metric), "–", "–")
+    if non_private is not None:
+        figures = _figures("∞", "–", shown(non_private.held_out, non_private.metric), "–", "–")
         rows.append(f"<tr><td>non-private</td><td>the same model</td>{figures}<td>{NOT_COVERED}</td></tr>")
     return f'<table class="runs">{"".join(rows)}</table>\n'
 
@@ -183,9 +183,9 @@ def _figures(*values: str, tag: str = "td") -> str:
     return "".join(f'<{tag} class="figure">{html.escape(value)}</{tag}>' for value in values)
 
 
-def _charts(runs: Reports, beside: Beside | None) -> list[Chart]:
+def _charts(runs: Reports, non_private: NonPrivate | None) -> list[Chart]:
     metric = next((report["result"]["metric"] for report in runs.values() if report["result"] is not None), "metric")
-    level = None if beside is None else ("non-private", beside.held_out)
+    level = None if non_private is None else ("non-private", non_private.held_out)
     numbers = {name: number for number, name in enumerate(runs, 1)} if len(runs) > 1 else {}
     title = f"{metric} on held-out rows"
     found = [
