@@ -102,8 +102,8 @@ class Poisson:
 class TruncatedPoisson:
     """``event`` applied to a Poisson sample of which at most ``batch_size`` rows, chosen at random, are kept.
 
-    ``dataset_size`` is the number of rows; under add/remove, a declared bound on it. That a sample is cut lets one row
-    push out another, which makes it dearer than Poisson sampling (Ganesh et al. 2025). If samples are hardly ever too
+    ``dataset_size`` is the number of rows; under add/remove, a declared bound on it. Cutting a sample lets one
+    row push out another, so it costs more than Poisson sampling (Ganesh et al. 2025). If samples are almost never too
     large, the difference is negligible.
 
     >>> TruncatedPoisson(0.01, 10_000, 150, Gaussian(1.0)).batch_size

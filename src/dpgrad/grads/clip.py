@@ -15,7 +15,7 @@ from dpgrad.grads.uses import Dense, Outer, Use, products, select
 
 __all__ = ["PerExample", "Scaled", "ZeroRows"]
 
-_HELD = 1 << 22  # values of short sums that are held at a time
+_HELD = 1 << 22  # values of short sums held at a time
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class PerExample:
     def scaled(
         self, scale: Scale, groups: Groups | None = None, drop: "ZeroRows | None" = None, look: bool = True
     ) -> Iterator["Scaled"]:
-        """`clipped` parameter by parameter: norms, factors, and the sums, to be asked for within the block.
+        """`clipped` parameter by parameter: yield norms and factors, from which the block takes each sum.
 
-        With ``drop``, which sets the rows of examples that are left out to zero, nothing waits for a CUDA device.
-        Without a ``look`` at the gradients no example is left out.
+        With ``drop``, which zeroes the rows of examples that are left out, nothing waits for a CUDA device. Without a
+        ``look`` at the gradients no example is left out.
 
         Guarantee: that of `clipped`; without a look only where all of `Scaled.keep` is true.
         """
@@ -88,7 +88,7 @@ class PerExample:
 
 
 def _in_order(parts: Sequence[Tensor | Outer]) -> Tensor:
-    """The norms of parts, (parts, examples); those of products of two factors are formed together."""
+    """The norms of the parts, (parts, examples); those of products of two factors are computed together."""
     outers = {place: part for place, part in enumerate(parts) if isinstance(part, Outer)}
     others = {place: part for place, part in enumerate(parts) if isinstance(part, Tensor)}
     if not outers:
@@ -102,9 +102,9 @@ def _in_order(parts: Sequence[Tensor | Outer]) -> Tensor:
 
 
 def _together(every: Tensor, squares: int) -> Tensor:
-    """The norm of each example from those of its parts, (parts, examples), made of so many squares.
+    """The norm of each example from the norms of its parts, (parts, examples), made of ``squares`` squares in all.
 
-    Guarantee: it is not below the norm: what squares below the least float have lost is added.
+    Guarantee: it is not below the norm: the most that squares below the least float can have lost is added.
     """
     lost = math.sqrt(squares * torch.finfo(every.dtype).tiny)
     if every.dtype == torch.float32 and _triton.runs_on(every):
@@ -116,7 +116,7 @@ def _together(every: Tensor, squares: int) -> Tensor:
 
 
 def _factors(norms: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    """(1−τ)·scale(nᵢ), 0 for an example that has a norm that is not finite, and whether it has none, (examples,)."""
+    """(1−τ)·scale(nᵢ), 0 for an example with a norm that is not finite; and whether all its norms are finite."""
     shrink = 1 - norm_error(norms.dtype)
     factors = scale(norms)
     alike = factors.shape == norms.shape and factors.dtype == norms.dtype == torch.float32
@@ -155,14 +155,14 @@ class Scaled:
 
 
 class ZeroRows:
-    """Sets rows to zero where they lie, those of many tensors in one launch. What `protected` owns is copied instead.
+    """Zeroes rows in place, of many tensors in one launch. Tensors that `protected` owns are copied instead.
 
-    For a step of one's own tensors: the activations and gradients of a pass are nobody else's.
+    Only for tensors of the step itself, such as the activations and gradients of a pass.
     """
 
     def __init__(self, protected: Iterable[Tensor] = ()) -> None:
         self._protected = {tensor.untyped_storage().data_ptr() for tensor in protected}
-        self._waiting: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by the rows that are kept
+        self._waiting: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by the rows to keep
 
     def __call__(self, keep: Tensor, tensor: Tensor) -> Tensor:
         if not _triton.runs_on(tensor) or not self._may_write(tensor):
@@ -171,7 +171,7 @@ class ZeroRows:
         return tensor
 
     def _may_write(self, tensor: Tensor) -> bool:
-        """Whether each row lies in one piece of memory, apart from the others, that may be written to."""
+        """Whether each row is contiguous, separate from the others, and may be written to."""
         if tensor.untyped_storage().data_ptr() in self._protected or tensor.element_size() < 2:
             return False
         row = tensor.shape[1:].numel()
@@ -179,7 +179,7 @@ class ZeroRows:
         return row > 0 and reach == row and tensor.stride(0) >= row and len(tensor) > 0
 
     def launch(self) -> None:
-        """Set what was asked for."""
+        """Zero the rows collected so far."""
         if self._waiting:
             from dpgrad.grads.kernels.rows import zeroed
 
@@ -189,9 +189,9 @@ class ZeroRows:
 
 
 def _summed(use: Use, factors: Tensor) -> Tensor:
-    """Σ fᵢ Gᵢ, few terms at a time; τ accounts for the rounding of a short sum, and float64 needs no account.
+    """Σ fᵢ Gᵢ, a few terms at a time: τ covers the rounding of a short sum, and in float64 it is negligible.
 
-    Guarantee: where a short sum ends does not depend on how many terms there are, or one more would change them all.
+    Guarantee: the short sums do not depend on the number of terms; otherwise one more would change them all.
     """
     if len(factors) <= SUMMED_AT_ONCE or (isinstance(use, Dense | Outer) and use.sums_in_double):
         return use.weighted_sum(factors)

@@ -37,8 +37,8 @@ from dpgrad.errors import OptionError
 __all__ = ["LEAST_R", "RULES", "Automatic", "Bounded", "Hard", "Psac", "Psasc", "Quotient", "ScaleRule", "fault"]
 
 # A norm is the root of a sum of squares: a coordinate below 1.1e-19, the root of the least normal float32, may be lost.
-# All that 10^12 such coordinates can hide stays below this r. So a gradient that is measured as zero, and that Auto-S
-# multiplies by clip/r, still contributes no more than clip.
+# The norm of 10^12 such coordinates stays below this r. So a gradient that is measured as zero, and that Auto-S
+# multiplies by clip/r, still contributes at most clip.
 LEAST_R = 1e-12
 
 
@@ -119,7 +119,7 @@ class Quotient(ABC):
 
 
 def _bound(norms: Tensor, clip: float | Tensor) -> Tensor:
-    """The clip bound in float64, with the arguments of a rule checked as far as can be without reading a device."""
+    """The clip bound in float64; checks the arguments of a rule without reading values from a device."""
     given: object = norms  # a caller may ignore types
     if not isinstance(given, Tensor) or not given.is_floating_point():
         raise OptionError(f"norms must be a tensor of floats, got {_kind(given)}")
@@ -270,7 +270,7 @@ class Psasc(Quotient):
         return float(C) / self.s
 
 
-# Every rule, for the tests that all of them must pass.
+# All rules; each must pass the same tests.
 RULES: tuple[type[Quotient], ...] = (Hard, Automatic, Psac, Psasc)
 
 
@@ -302,9 +302,9 @@ class Bounded:
 
 
 def _each_alone(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
-    """What the rule returns for each example, (groups, examples), where it sees (groups, 1) norms at a time.
+    """The rule's factors, (groups, examples), from the (groups, 1) norms of one example at a time.
 
-    It gets copies: norms or a bound that it changes in place must not change what its factors are compared with.
+    It gets copies, so norms or bounds that it changes in place do not change what its factors are checked against.
     """
     if not norms.shape[-1]:
         return torch.zeros_like(norms)
@@ -334,7 +334,7 @@ def _each_alone(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
 
 
 def _within(norms: Tensor, factors: Tensor, clip: float | Tensor) -> Tensor:
-    """The factors, lowered to the float below clip/norm where they are above it, 0 where they are no factors."""
+    """The factors, lowered to the float below clip/norm if above it, and 0 if negative or not finite."""
     bound, exact = _bound(norms, clip), norms.double()
     nearest = (bound / exact.abs()).to(norms.dtype)  # −0 is a norm of 0
     most = torch.nextafter(nearest, torch.zeros_like(nearest))  # the largest float where the quotient is beyond it
@@ -392,7 +392,7 @@ def _fault_at(rule: ScaleRule, clip: float | Tensor, device: torch.device | str)
 
 
 def _all_at_once(rule: ScaleRule, norms: Tensor, clip: float | Tensor) -> Tensor:
-    """What the rule returns for all examples in one call, as its author will have tried it."""
+    """The rule's factors for all examples in one call, as its author has probably tried it."""
     found: Any = rule(norms.clone(), clip.clone() if isinstance(clip, Tensor) else clip)
     factors = torch.as_tensor(found, dtype=norms.dtype, device=norms.device)
     return factors.expand_as(norms) if factors.numel() == 1 else factors

@@ -1,11 +1,11 @@
-"""Three ways to the gradients of single examples; in each, which example a gradient belongs to is no guess.
+"""Three ways to per-example gradients; in each it is certain which example a gradient belongs to.
 
 1. *batched*: every operation of the pass was followed and keeps examples apart, whatever the values (`following`).
 2. *lifted*: the pass runs inside `torch.func.vmap`, so no example can see another (`lifted`).
-3. *certified*: an ordinary pass over the batch, shown to keep examples apart on every batch anew (`certified`).
+3. *certified*: an ordinary pass over the batch, proven to keep examples apart for every single batch (`certified`).
 
-The first that takes a model is used. Which one that is follows from the operations of the model and, between the second
-and third, from a few examples; a batch that its way cannot take goes the next way.
+The first way that applies to a model is used. The choice depends on the operations of the model and, between the second
+and third, on a few examples; a batch to which it does not apply goes the next way.
 """
 
 import math
@@ -31,16 +31,16 @@ from dpgrad.grads.swap import swapped, without_dropout
 __all__ = ["MOST_PATHS", "Attributed", "Name", "Way", "gradients"]
 
 Name = Literal["batched", "lifted", "certified", "vmap", "single"]
-_Beside = Literal["lifted", "certified", "forked"]  # forked: lifted, with a path for every boolean mask
-_BESIDES: tuple[_Beside, ...] = ("lifted", "certified", "forked")
-MOST_PATHS = 8  # through a model, before a user is told
+_Fallback = Literal["lifted", "certified", "forked"]  # forked: lifted, with a path for every boolean mask
+_FALLBACKS: tuple[_Fallback, ...] = ("lifted", "certified", "forked")
+MOST_PATHS = 8  # through a model; with more, a warning says so
 _ONE_ROW = (
     "the loss of an example changes with the others in its batch, through a statistic of the batch: gradients are "
     "computed as if each example were alone, so it is the statistic of one row"
 )
 
-# What a reason may repeat of private rows: the words of an error that the model raised on them, and shapes. A place in
-# the code of a model is not private, but of no use to others.
+# The parts of a reason that may repeat private rows: the words of an error that the model raised on them, and shapes. A
+# place in the model's code is not private, but of no use to others.
 _OF_DATA = (
     (re.compile(r"(vmap does not take it): .*", re.DOTALL), r"\1"),
     (re.compile(r"of shape .*? has \d+ rows", re.DOTALL), "has rows"),
@@ -50,7 +50,7 @@ _OF_DATA = (
 
 @dataclass(frozen=True)
 class Way:
-    """How per-example gradients are computed, and why in this way.
+    """How per-example gradients are computed, and why.
 
     >>> print(Way("lifted", "sort has no rule"))
     lifted (sort has no rule)
@@ -64,7 +64,7 @@ class Way:
 
     @property
     def cost(self) -> str:
-        """What this way costs beyond the others; nothing where it costs no more."""
+        """The extra cost of this way in words; empty if there is none."""
         return certified.COST if self.name == "certified" else ""
 
     def to_release(self) -> "Way":
@@ -80,7 +80,7 @@ class Way:
 
 
 class Attributed:
-    """An engine that takes the first of the three ways that is open to a model.
+    """An engine that uses the first of the three ways that applies to a model.
 
     >>> engine, model = Attributed(), nn.Linear(1, 1, bias=False)
     >>> found = engine(model, lambda model, x: model(x)[:, 0], torch.tensor([[2.0], [3.0]]), torch.ones(2))
@@ -90,35 +90,35 @@ class Attributed:
 
     def __init__(self) -> None:
         self._layouts: Layouts | None = None  # of the batched way
-        self._followed = False  # whether it has taken a batch
-        self._mixed: dict[object, str] = {}  # shapes of batches that it cannot take, and why
-        self._beside: _Beside = "lifted"  # the way of a model, or of a batch, that is not followed
-        self._why = ""  # why in that one
+        self._followed = False  # whether the batched way has taken a batch
+        self._mixed: dict[object, str] = {}  # shapes of batches that the batched way refused, and why
+        self._fallback: _Fallback = "lifted"  # the way of a model or a batch that the batched way refused
+        self._why = ""  # why that one
         self._seen = Seen()
         self._guessed: Layouts | None = None
         self._decided = False
         self._lots = 0
         self._said: set[str] = set()
-        self.density = math.inf  # of the batched way, once decided: of a pass over one example (`Following.density`)
+        self.density = math.inf  # `Following.density` of a pass over one example, once the batched way is decided
 
     @property
     def way(self) -> Way:
-        """The way that was found open; the costlier one where batches of some sizes cannot be followed."""
+        """The way that is used; the costlier one if batches of some sizes cannot be followed."""
         if not self._mixed:
             return Way("batched", "no operation depends on values")
         sizes = "in batches of some sizes, " if self._followed else ""
         why = "; ".join(filter(None, [sizes + next(iter(self._mixed.values())), self._why]))
-        return Way("certified" if self._beside == "certified" else "lifted", why)
+        return Way("certified" if self._fallback == "certified" else "lifted", why)
 
     @property
     def not_captured(self) -> str:
-        """Why a pass cannot be captured in a CUDA graph; nothing where it may be tried."""
+        """Why a pass cannot be captured in a CUDA graph; empty if a capture may be tried."""
         if self._seen.asked:
             return "the model reads values of the batch in Python"
         return f"every batch is checked: {self.way.why}" if self.way.name == "certified" else ""
 
     def repeats(self, batch: Batch) -> bool:
-        """Whether a pass over a batch of these shapes does the same operations every time."""
+        """Whether a pass over a batch of these shapes runs the same operations every time."""
         shapes = tuple(leaf.shape for leaf in leaves(batch))
         return self._layouts is not None and shapes in self._layouts.proven and shapes not in self._mixed
 
@@ -138,9 +138,9 @@ class Attributed:
         return self._without_following(model, loss, batch, weights, rows)
 
     def _without_following(self, model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int) -> PerExample:
-        """The second way, the third, and the second once more with a path for each example where need be."""
+        """Try the second way, the third, and the second again with a path for each example."""
         reasons = []
-        for name in _BESIDES[_BESIDES.index(self._beside) :]:
+        for name in _FALLBACKS[_FALLBACKS.index(self._fallback) :]:
             try:
                 if name == "certified":
                     found = self._certified(model, loss, batch, weights, rows)
@@ -153,8 +153,8 @@ class Attributed:
             except (lifted.CannotLiftError, certified.RefusedError, UnfollowedError) as error:
                 reasons += [str(error)] if str(error) not in reasons else []
             else:
-                if not self._decided and name != self._beside:
-                    self._beside, self._why = name, "; ".join(reasons)
+                if not self._decided and name != self._fallback:
+                    self._fallback, self._why = name, "; ".join(reasons)
                     if name == "certified":
                         self._say(
                             f"the model can neither be followed nor lifted ({self.way.why}): every batch is checked, "
@@ -168,9 +168,9 @@ class Attributed:
         )
 
     def decided(self) -> None:
-        """Keep to the way that was found, and follow every pass from now on: those before had no dropout.
+        """Keep the way that was found, and follow every pass from now on: earlier ones had no dropout.
 
-        What a later batch does then depends on that batch alone, so a step can be replayed.
+        How a later batch is computed then depends on that batch alone, so a step can be replayed.
         """
         if self._layouts is not None and not self._mixed:
             self.density = self._layouts.density
@@ -178,7 +178,7 @@ class Attributed:
         self.anew()
 
     def anew(self) -> None:
-        """Follow the next pass over each shape again: the model may do other things by now."""
+        """Follow the next pass over each shape again, because the model may have changed."""
         if self._layouts is not None:
             self._layouts.proven.clear()
 
@@ -193,9 +193,9 @@ class Attributed:
         return found
 
     def _compare_losses(self, model: nn.Module, loss: Loss, batch: Batch, rows: int) -> None:
-        """Say where the losses are others in a batch: the model computes a statistic of it, which here is of one row.
+        """Warn if losses differ in a batch: the model computes a statistic of the batch, which here is of one row.
 
-        Every batch is compared where an operation over the examples is known of, and the 1st, 2nd, 4th, ... elsewhere.
+        With a known operation over the examples every batch is compared; without one the 1st, 2nd, 4th, ... batch.
         """
         self._lots += 1
         device = leaves(batch)[0].device
@@ -204,7 +204,7 @@ class Attributed:
             return
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), without_dropout(model):
             before = torch.get_rng_state()
-            with swapped(model, {}):  # what a module holds after the pass of a whole batch stays out of it
+            with swapped(model, {}):  # the pass of a whole batch must leave nothing in the modules
                 together = row_losses(guarded(loss), model, batch, size(batch))
             if not torch.equal(before, torch.get_rng_state()):
                 return
@@ -225,5 +225,5 @@ class Attributed:
 
 
 def gradients(model: nn.Module, loss: Loss, batch: Batch, weights: Tensor, rows: int = 1) -> PerExample:
-    """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it, by the first way that is open."""
+    """The gradient of every example, as `dpgrad.grads.vmap.gradients` defines it, by the first way that applies."""
     return Attributed()(model, loss, batch, weights, rows)

@@ -248,7 +248,7 @@ class Mechanism:
         return max(1, len(self.groups))
 
     def _widening(self, count: int, start: int) -> Array:
-        """How much more noise the gradients get, to make room for the counts."""
+        """The factor by which the gradients' noise grows to pay for the counts."""
         assert self.adaptive_clip is not None
         return self.adaptive_clip.widening(self._multipliers(count, start), self._counts, self.divisor)
 
@@ -311,7 +311,7 @@ class Mechanism:
 
     @property
     def divisor(self) -> float:
-        """What divides the noisy sum: ``batch_size``, refused where it was not declared.
+        """The divisor of the noisy sum, ``batch_size``; refused if it was not declared.
 
         >>> Mechanism(sampling.FixedSize(1000, 50), 1, 1.0, relation=Relation.REPLACE_ONE).divisor
         50.0
@@ -351,7 +351,7 @@ class Mechanism:
 
     @cached_property
     def _every_step(self) -> Event:
-        """The event of each step, where all cost the same; asked for at every step of a run."""
+        """The event of each step if all cost the same; read at every step of a run."""
         return self._drawn(self.sampler.event(float(self._multipliers(1, 0)[0]), 0))
 
     def _drawn(self, leaf: Leaf) -> Leaf:
@@ -377,7 +377,7 @@ class Mechanism:
             yield self._drawn(self.sampler.event(self.multiplier_at(0))), -(-self.steps // span)
             return
         chunk = span * max(1, _CHUNK // span)
-        distinct, held = 0, 0  # held: how often the last leaf of the chunk before, which may go on, was applied
+        distinct, held = 0, 0  # held: how often the last leaf of the previous chunk, which may go on, was applied
         last: Leaf | None = None
         for start in range(0, self.steps, chunk):
             planned = self.sampler.plan(self._multipliers(min(chunk, self.steps - start), start), start)
@@ -453,7 +453,7 @@ class Mechanism:
         11.38
         """
         self._refuse_spent(also_released, epsilon, delta, accountant)
-        priced = self.without_adaptive_clip()  # noise that is only tried need not suit it
+        priced = self.without_adaptive_clip()  # the search may try noise that adaptive_clip would refuse
         found = calibrate.noise_multiplier(
             lambda z: together(also_released, priced.with_noise(z).event()),
             epsilon,
@@ -465,7 +465,7 @@ class Mechanism:
         return self.with_noise(found)
 
     def _refuse_spent(self, also_released: Event, epsilon: float, delta: float, accountant: str) -> None:
-        """Refuse a budget of which nothing is left."""
+        """Refuse a budget that ``also_released`` uses up."""
         _validate.positive(epsilon=epsilon)
         if (
             also_released != NOTHING
@@ -588,7 +588,7 @@ def _relation(value: object) -> Relation:
 
 
 def _repeat(leaf: Leaf, count: int) -> Repeat:
-    """``leaf`` repeated, unchecked: a sampler made it and counted it."""
+    """``leaf`` repeated, without checks: it comes from a sampler, which counted it."""
     made = object.__new__(Repeat)
     object.__setattr__(made, "event", leaf)
     object.__setattr__(made, "count", count)

@@ -142,7 +142,7 @@ class Fitted:
 
 
 def _elsewhere(name: str) -> str:
-    """Where an option that is no parameter of `fit` is written."""
+    """Say where an option that is not a parameter of `fit` belongs."""
     if name.lower() in ("x", "y", "labels", "targets"):
         return ": give rows and targets as one pair, fit(model, (X, y), epsilon=..., delta=...)"
     if name.lower() in ("secure_mode", "secure"):
@@ -220,7 +220,7 @@ def fit(
 
 
 def _folder_of(ranks: Ranks, given: str | PathLike[str] | RunFolder | None) -> RunFolder | None:
-    """The run folder, which is rank 0's: what others were given is not looked at."""
+    """The run folder of rank 0; those given on other ranks are ignored."""
     own = given if isinstance(given, RunFolder) or given is None else RunFolder(given)
     told = ranks.from_first(lambda: None if own is None else replace(own, release=None))
     return own if ranks.first else told
@@ -229,7 +229,7 @@ def _folder_of(ranks: Ranks, given: str | PathLike[str] | RunFolder | None) -> R
 def _trained(
     task: Task, plan: Plan, folder: RunFolder | None, ledger: Ledger | None, seed: int | None, began: float
 ) -> Fitted:
-    """Take the steps of a plan, in a run folder where there is one."""
+    """Take the steps of a plan, in a run folder if there is one."""
     resumed = folder is not None and folder.resume
     if not resumed:  # before anything is written or spent
         task.callbacks.at_start(RunWatch(plan, 1, None, None).now(0, _first_learning_rate(plan)))
@@ -251,7 +251,7 @@ def _trained(
                 released = session.collected()
                 ranks.from_first(partial(_finish, run, fitted, folder, session.weights, released))
             if session.recorder is not None:
-                session.recorder.write(Path(folder.path))  # after the run's secrets are gone: they need not stay
+                session.recorder.write(Path(folder.path))  # last, so the run's secrets are deleted first
     return fitted
 
 
@@ -324,7 +324,7 @@ def _session(task: Task, plan: Plan, run: Run | Followed | None, folder: RunFold
 def _cooled(task: Task, session: Session) -> float | None:
     """Divide the last layer by a private temperature, which the plan has paid for once; return it.
 
-    A run that has another key by now may have released one under its first key: there it is left out.
+    A run that resumed with a new key may have released one under its first key, so none is released again.
     """
     plan, private, run = session.plan, session.private, session.run
     if plan.temperature is None or (isinstance(run, Run) and run.attempt > 1):
@@ -347,7 +347,7 @@ def _fitted(task: Task, session: Session, last: int, began: float, temperature: 
         session.weights.settle()
     return Fitted(
         model=task.model,
-        # that of the whole plan if the run was stopped, since what it showed may be the reason
+        # a stopped run may have been stopped because of what it showed: it costs the whole plan
         guarantee=plan.guarantee_of(event) if complete else plan.guarantee,
         plan=plan,
         event=event,
@@ -384,10 +384,10 @@ _DIVIDED = (
 
 
 def _described(task: Task) -> dict[str, Any] | None:
-    """The shape and type of a row and the number of outputs, where a loss by name calls the model; all are public.
+    """The shape and type of a row and the number of outputs, all public, if a loss by name calls the model.
 
-    None for a Dataset other than of tensors: the shape of one of its examples may depend on that example. All ranks
-    that hold shards call this.
+    None for a Dataset that does not hold tensors: the shape of one of its examples may depend on that example. All
+    ranks that hold shards must call this.
     """
     with whole(task.core, task.ranks, 0):
         return _of_rows(task)
@@ -397,7 +397,7 @@ def _of_rows(task: Task) -> dict[str, Any] | None:
     held = task.rows.tensors if type(task.rows) is TensorDataset else task.rows
     if not isinstance(task.loss, NamedLoss) or task.privacy.several_rows or not isinstance(held, tuple | list):
         return None
-    if not source.rows(task.rows):  # a rank that holds none
+    if not source.rows(task.rows):  # this rank holds no rows
         return None
     inputs = source.gathered(held[0], torch.arange(1), task.device)
     if not isinstance(inputs, Tensor) or inputs.ndim < 2 or 0 in inputs.shape:
@@ -412,7 +412,7 @@ def _of_rows(task: Task) -> dict[str, Any] | None:
 
 
 def _first_learning_rate(plan: Plan) -> float:
-    """The first learning rate; an optimizer of the user's own has one that is not known yet."""
+    """The first learning rate; NaN for an optimizer of the user's own, whose rate is not known yet."""
     learning_rate = plan.learning_rate_at(0)
     return math.nan if learning_rate is None else learning_rate
 
@@ -456,7 +456,7 @@ def _write(
     folder: Path,
     whole: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write the release folder; of a model in shards its ``whole`` weights."""
+    """Write the release folder; for a sharded model, with its ``whole`` weights."""
     weights.write(folder / WEIGHTS, whole)
     if release is not None:
         release(folder, fitted)

@@ -63,7 +63,7 @@ from dpgrad.training.step.work import Observed, Work
 
 __all__ = ["Observed", "PrivateGradient"]
 
-_LARGE = 1 << 24  # parameters of a model that is not tried on more examples than a step has
+_LARGE = 1 << 24  # parameters; a larger model is tried on at most as many examples as a step takes
 
 
 class PrivateGradient:
@@ -185,11 +185,11 @@ class PrivateGradient:
         self._engine_name, self._memory_limit, self._capture, self._workers = engine, memory_limit, capture, workers
 
     def _begin(self, charge: Callable[[int], None] | None, start: int, before: Event, parts: bool) -> None:
-        """Where the steps begin; what is found while they are taken is not known yet."""
+        """Set the state before the first step."""
         self.work.groups()
         self._sharded = is_sharded(self.work.model)
         self._running: Taped | Pieces | None = None
-        self.not_captured = ""  # why steps are not captured, where they might have been
+        self.not_captured = ""  # why steps are not captured although they could have been
         self._data = SameData(self.work, parts)
         self.way: Way | None = None  # how gradients are computed; known from the first step on
         self._again = Again()
@@ -215,7 +215,7 @@ class PrivateGradient:
 
     @property
     def model(self) -> nn.Module:
-        """The model whose gradients are written. Model, mechanism and key cannot be exchanged: steps depend on them."""
+        """The model whose gradients are written. Model, mechanism and key cannot be replaced: steps depend on them."""
         return self.work.model
 
     @property
@@ -235,14 +235,14 @@ class PrivateGradient:
 
     @property
     def clip_bounds(self) -> Sequence[Sequence[float]]:
-        """The clip bound of each group at each step so far, where they follow the norms: released values.
+        """The clip bounds of ``adaptive_clip``, by group, at each step so far: released values.
 
-        Empty without ``adaptive_clip``, where `Mechanism.clips` has them.
+        Empty without ``adaptive_clip``; `Mechanism.clips` then has them.
         """
         return () if self.work.quantile is None else self.work.quantile.used(self._step)
 
     def clip_after(self, step: int) -> float:
-        """The clip bound of the first group at a step that was taken; at the next step if it was not."""
+        """The clip bound of the first group at a step; at the next step if ``step`` was not taken yet."""
         bounds = self.work.clips(step)
         return float(bounds.flatten()[0]) if isinstance(bounds, Tensor) else bounds
 
@@ -253,7 +253,7 @@ class PrivateGradient:
 
     @property
     def _own_ledger(self) -> Event:
-        """The event of the steps under the present key."""
+        """The event of the steps under the current key."""
         return grouped(self._charged) if self._charged else NOTHING
 
     def spent(self, delta: float, accountant: str = "pld") -> Guarantee:
@@ -305,7 +305,7 @@ class PrivateGradient:
             if not self.ranks.alone and same_loss.due(step - self._start):
                 probe = partial(self._probe, data, self._data.from_all_over()) if self._data.held else None
                 same_loss.compare(self.work, partial(self._passing, data, step), probe, self._data.parts, step)
-            if not self._sharded:  # else while the parameters are gathered
+            if not self._sharded:  # otherwise compared while the parameters are gathered
                 with self._passing(data, step):
                     self._compare_again(data, rows, step)
             if self._charge is not None and self.ranks.first:
@@ -321,7 +321,7 @@ class PrivateGradient:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """A failure on this rank is reported to the others; processes that were connected since are refused."""
+        """Report a failure on this rank to the others; refuse processes that were connected since the start."""
         if self.ranks.alone:
             _processes.refuse_several()
         with self._turns, self.ranks.together():
@@ -345,16 +345,16 @@ class PrivateGradient:
 
     @contextmanager
     def _passing(self, data: Any, step: int, totals: Totals | None = None) -> Iterator[Rounds | None]:
-        """A block that passes rows through the model: with whole parameters, and errors that do not quote rows."""
+        """Pass rows through the model within the block: parameters are whole, and errors do not quote rows."""
         told = unquoted(self.model, self.work.loss, partial(self._data.zeros, data))
         with whole(self.model, self.ranks, step, totals) if self._sharded else nullcontext() as rounds, told:
             yield rounds
 
     def _computed_in_shards(self, data: Any, rows: int, step: int) -> None:
-        """Compare and compute in one block, which all ranks enter: parameters are gathered in it, and sums given."""
+        """Compare and compute in one block, which all ranks enter: it gathers parameters and exchanges sums."""
         runner = self._runner(data, rows)
         assert isinstance(runner, Taped)
-        self.model.zero_grad()  # gradients of the step before would take memory beside the sums
+        self.model.zero_grad()  # or the previous step's gradients would take memory while sums are formed
         with self._passing(data, step, runner.totals) as rounds:
             self._compare_again(data, rows, step)
             seen = runner.summed(data, rows, step, rounds)
@@ -373,17 +373,17 @@ class PrivateGradient:
             if self.work.replayed:
                 raise MemoryError(
                     "this step did not fit in memory in pieces of fixed sizes, and other pieces round differently, so "
-                    "that it could not be replayed: give microbatch"
+                    "it could not be replayed: give microbatch"
                 )
-            # Nothing of the step was shown: it is computed anew, in as small pieces as memory asks for.
+            # Nothing of the step was released: it is computed again, in pieces that fit in memory.
             self._stop()
             self._running = Taped(self.work)
             self._running.step(data, rows, step)
 
     def prepare(self, data: Any) -> None:
-        """Check the model on some examples, and capture its step where it can be: what the first step would do.
+        """Do what precedes the first step: check the model on some examples, and capture the step if possible.
 
-        Nothing is released, and nothing charged.
+        Nothing is released or charged.
         """
         with self._together():
             data, rows = self._data.taken(data)
@@ -396,7 +396,7 @@ class PrivateGradient:
 
     @property
     def form(self) -> str:
-        """How steps are run, which decides how they round; known from `prepare` or the first step on."""
+        """How steps are run, and so how they round; known after `prepare` or the first step."""
         return Taped.form if self._running is None else self._running.form
 
     @property
@@ -475,28 +475,28 @@ class PrivateGradient:
             for iterate in state["iterates"]
         ]
         self._step = step
-        self._stop()  # what `prepare` made holds other sizes and averages
+        self._stop()  # a runner made by `prepare` has other sizes and averages
         if not same:
             return
         self._charged = expanded(from_json(state["ledger"]))
         if state["microbatch"] is not None:
-            self.work.microbatch, self._memory_limit = state["microbatch"], None  # what was found then
+            self.work.microbatch, self._memory_limit = state["microbatch"], None  # the size found then
         if (kept := state["average"]) is not None:
             if self.work.average is None:
                 raise ResumeError("the state has averages of examples: give the average it was taken with")
             self.work.averages = Average.restored(self.work.average, kept, self.work.device)
 
     def _try_rule(self) -> None:
-        """Refuse a rule of the user's own that cannot be held to its contract, and note what has to be corrected."""
+        """Refuse a user's rule to which the contract cannot be applied, and note what has to be corrected."""
         if self.rule is not self._tried:
             self._fault = rule_fault(self.rule, self.work.clips, self.mechanism.steps, self.work.device)
             self._tried = self.rule
 
     def _prepare(self, data: Any, rows: int) -> None:
-        """Compare the engine with its definition before the first step, and again where the model is another one.
+        """Compare the engine with its definition before the first step, and again after the model changed.
 
-        It is where other parameters are trained, where parameters, modules or hooks were exchanged, and where a module
-        is in the other mode: BatchNorm mixes examples in training mode only.
+        That is: other parameters are trained; parameters, modules or hooks were replaced; or a module is in the other
+        mode, since BatchNorm mixes examples in training mode only.
         """
         if self._checked is not None and self._checked.same():
             return
@@ -529,7 +529,7 @@ class PrivateGradient:
             work.microbatch = most if work.microbatch is None else min(most, work.microbatch)
 
     def _stop(self) -> None:
-        """Free what runs the steps, and what it captured."""
+        """Discard the runner of the steps, with its graphs or code."""
         if isinstance(self._running, Pieces):
             self._running.close()
         self._running = None
@@ -547,7 +547,7 @@ class PrivateGradient:
         work = self.work
         if work.engine is None or not self._again.due():
             return
-        # Where memory does not do for it, the step itself may do with smaller pieces.
+        # If memory runs out here, the step itself may still fit, in smaller pieces.
         with self._again.timed(), suppress(torch.OutOfMemoryError, MemoryError):
             every = draw.chosen(self.mechanism.sampler, rows, step, self.key, self.work.device)
             chosen = self.work.share.of(every)
@@ -556,7 +556,7 @@ class PrivateGradient:
                 compare(work.model, work.loss, few, work.engine, self._engine_name, work.several_rows, self._sharded)
 
     def _runner(self, data: Any, rows: int) -> "Taped | Pieces":
-        """Who runs the steps: on pieces of fixed sizes where that is worth while, as graphs on a CUDA device."""
+        """The runner of the steps: on pieces of fixed sizes if that pays off, as graphs on a CUDA device."""
         if self._running is None:
             self._running = self._on_pieces(data, rows) or Taped(self.work)
         return self._running

@@ -1,12 +1,12 @@
 """The two bodies of a private step, on tensors at fixed addresses.
 
 *accumulate* takes the rows of one piece to their clipped sum and adds it to those of the pieces before; *release* adds
-noise to the whole, divides and writes ``.grad``. They are called (`taped`) or captured and replayed (`graphed`). The
+noise to the total, divides and writes ``.grad``. They are called (`taped`) or captured and replayed (`graphed`). The
 last piece of a step does both, parameter by parameter, so no second copy of all sums is held. On several ranks
 accumulate ends with the sums in one buffer, and release is the exchange that follows it (`release.Exchanged`).
 
-Guarantee: all that a body reads of a step lies in its buffers, so a replay computes the step they describe. Rows
-beyond `count` weigh nothing. An example whose gradient is not finite is left out within the body.
+Guarantee: everything a body reads of a step lies in its buffers, so a replay computes the step they describe. Rows
+beyond `count` have weight 0. An example whose gradient is not finite is left out within the body.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,17 @@ from dpgrad.training.step.work import Work, width
 __all__ = ["Bodies", "Form"]
 
 
-_SMALL = 1 << 18  # values of a sum that is formed beside others
+_SMALL = 1 << 18  # values of a sum that is small enough to be formed on a side stream
 
 
 class Form(NamedTuple):
-    """Which body: what differs between two of them is captured apart."""
+    """Which body: bodies that differ in any of these are captured separately."""
 
     size: int  # places
     first: bool  # of its step
     last: bool
     many: bool = False  # whether the step has more than two pieces
-    past: int = 0  # iterates of an inner momentum that there are
+    past: int = 0  # iterates of an inner momentum stored so far
     observed: bool = False
 
 
@@ -63,12 +63,14 @@ class Bodies:
         self._step = 0
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._from_start = torch.zeros((), dtype=torch.int64, device=device)
-        self._carried: dict[tuple[Segment, bool], Tensor] = {}  # the sums of the pieces before, of two and of more
+        self._carried: dict[
+            tuple[Segment, bool], Tensor
+        ] = {}  # the sums of the earlier pieces, in steps of two pieces and of more
         self._raw: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
         self.rows: Batch = None
-        self.index: Tensor | None = None  # of the examples, where each has an average of its own
-        self.seen: dict[Form, tuple[Tensor, Tensor]] = {}  # norms and factors of the pieces that are observed
+        self.index: Tensor | None = None  # the examples' places in the data, if each example has an average
+        self.seen: dict[Form, tuple[Tensor, Tensor]] = {}  # norms and factors of observed pieces
         self.lanes: list[torch.cuda.Stream] = []
 
     def at(self, step: int) -> None:
@@ -88,7 +90,7 @@ class Bodies:
         self._count.fill_(count)
 
     def accumulate(self, form: Form, dry: bool = False) -> None:
-        """Work on a piece, and write ``.grad`` where it is the last; ``dry``, leave what other pieces have added."""
+        """Add a piece to the sums, and write ``.grad`` if it is the last; ``dry`` keeps the sums of other pieces."""
         work = self._work
         batch, weights, wide = self._weighted(form.size)
         if work.averages is not None:
@@ -120,7 +122,7 @@ class Bodies:
             self._release.finish()
 
     def inputs(self, size: int) -> list[Tensor]:
-        """What `sums` of a piece reads beside parameters and buffers: its rows, their weights and the clip bounds."""
+        """The inputs of `sums` other than parameters and buffers: a piece's rows, their weights and the clip bounds."""
         batch, weights, _ = self._weighted(size)
         return [*pytree.tree_leaves(batch), weights, self._clips]
 
@@ -147,7 +149,7 @@ class Bodies:
         return found
 
     def add(self, totals: Sequence[Tensor], form: Form) -> None:
-        """What `accumulate` does with the sums of a piece."""
+        """Add the sums of a piece to those of the earlier pieces, or release them if it is the last."""
         if self._work.quantile is not None:
             *totals, below = totals
             self._add_below(below, form)
@@ -158,16 +160,16 @@ class Bodies:
             self._release.finish()
 
     def empty(self) -> None:
-        """`accumulate` of a step that has no example, in one piece: noise alone."""
+        """`accumulate` of a step without examples, in one piece: pure noise."""
         self._below.zero_()
-        if self.sharded is not None:  # what is not given adds nothing
+        if self.sharded is not None:  # sums that are not given count as zero
             return
         for part in self._release.parts:
             self._release.add(part, torch.zeros(part.values, dtype=self._dtype, device=self._clips.device))
         self._release.finish()
 
     def show(self) -> Mapping[str, Tensor]:
-        """Let every parameter have its ``.grad``; the noisy means by name. Clip bounds that follow the norms move.
+        """Set every parameter's ``.grad`` and return the noisy means by name; update clip bounds that follow the norms.
 
         Several ranks add up their sums and counts here.
         """
@@ -178,17 +180,17 @@ class Bodies:
         return noisy
 
     def observed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The clipped sums of a step that was observed, and the plain ones. Private."""
+        """The clipped and the unclipped sums of an observed step. Private."""
         return self._totals, self._raw
 
     def nothing(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The same of a step that has no example."""
+        """The same for a step without examples."""
         parameters = trainable(self._work.model).items()
         zero = {name: torch.zeros(p.shape, dtype=self._dtype, device=p.device) for name, p in parameters}
         return zero, zero
 
     def _weighted(self, size: int) -> tuple[Batch, Tensor, int]:
-        """Rows, what each counts for within its example, and how many rows an example has."""
+        """The rows, the weight of each within its example, and the number of rows per example."""
         batch = pytree.tree_map(lambda leaf: leaf[:size], self.rows)
         filled = (torch.arange(size, device=self._count.device) < self._count).to(self._dtype)
         if not self._work.several_rows:
@@ -212,8 +214,8 @@ class Bodies:
         return torch.cat(sums)
 
     def _add(self, part: Segment, total: Tensor, form: Form, dry: bool) -> None:
-        """Several pieces are added in float64: the rounding of each is accounted for, that of a long sum is not."""
-        if self.sharded is not None:  # whoever holds a shard adds the pieces of all ranks
+        """Add a piece in float64 if there are several: τ covers the rounding of each piece, not that of a long sum."""
+        if self.sharded is not None:  # the rank that holds a shard adds the pieces of all ranks
             self.sharded.add(part, total)
             return
         if not (form.first and form.last):
@@ -231,7 +233,7 @@ class Bodies:
         self._below.copy_(below) if form.first else self._below.add_(below)
 
     def _carry(self, part: Segment, total: Tensor, form: Form) -> Tensor:
-        """Where the sums of the pieces before lie: of two pieces, that of the first in the type in which it came.
+        """The buffer of the earlier pieces' sums; of two pieces, the first keeps its type.
 
         A full piece may be summed in float64 and the rest of a step in float32: the first piece decides, for all.
         """
@@ -240,12 +242,12 @@ class Bodies:
             dtype = torch.float64 if form.many else total.dtype
             if of not in self._carried or self._carried[of].dtype != dtype:
                 self._carried[of] = torch.zeros(part.values, dtype=dtype, device=total.device)
-        elif of not in self._carried:  # a later piece that is tried alone must not choose
+        elif of not in self._carried:  # a later piece that is tried on its own must not choose the type
             raise RuntimeError("the first piece of a step comes before the others")
         return self._carried[of]
 
     def _observe(self, scaled: Scaled, scale: "_Noted", plain: PerExample | None, form: Form, dry: bool) -> None:
-        """Keep norms and factors of a piece, and add its gradients, neither scaled nor shortened by a rule."""
+        """Keep the norms and factors of a piece, and add up its gradients without scaling them."""
         assert scale.factors is not None
         self.seen[form] = scaled.norms, scale.factors
         names = list(trainable(self._work.model))
@@ -270,7 +272,7 @@ def _below(scaled: Scaled, weights: Tensor, clips: Tensor) -> Tensor:
 
 
 class _Noted:
-    """A scale that remembers what it gave."""
+    """A scale that remembers the factors it returned."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
@@ -282,5 +284,5 @@ class _Noted:
 
 
 def _kept(memory: dict[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values, in the memory that was kept for them."""
+    """Copy the values into the memory kept for them."""
     return {name: memory[name].copy_(value) if name in memory else value.clone() for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Rows of the data on their way to the device: gathered there, or on the host while the device works on others.
+"""Rows of the data on their way to the device: gathered there, or on the host while the device computes.
 
 Where each piece begins and ends is known before its step, so the host can fetch rows ahead. Fetching releases
 nothing; what is computed from the rows is charged before it is computed.
@@ -22,7 +22,7 @@ from dpgrad.training.step.sizes import Sizes
 
 __all__ = ["Feed", "Piece", "feed"]
 
-_AHEAD = 2  # pieces that are fetched before they are asked for
+_AHEAD = 2  # pieces that are fetched ahead
 
 
 class Piece(NamedTuple):
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     step: int
     start: int
     size: int  # places
-    filled: int  # of them, by examples
+    filled: int  # places that hold an example
 
     @classmethod
     def of(cls, step: int, lot: Lot, sizes: Sizes) -> list["Piece"]:
@@ -56,13 +56,13 @@ class Feed:
         return source.gathered(self._data, own, self._device)
 
     def gather(self, indices: Tensor, buffers: list[Tensor]) -> bool:
-        """Write the rows straight into buffers, where that can be done."""
+        """Write the rows straight into buffers if possible; return whether it was."""
         for leaf, buffer in zip(self._leaves, buffers, strict=True):
             torch.index_select(leaf, 0, indices, out=buffer[: len(indices)])
         return True
 
     def close(self) -> None:
-        """Let go of what fetches rows."""
+        """Stop fetching and free its threads or processes."""
 
 
 class _Fetched(Feed):
@@ -95,7 +95,7 @@ class _Fetched(Feed):
         return False
 
     def _ask(self) -> None:
-        """Have the next pieces fetched."""
+        """Start fetching the next pieces."""
         while len(self._waiting) < _AHEAD:
             following = next(self._coming, None)
             if following is None:
@@ -135,7 +135,7 @@ class _Loaded(_Fetched):
     def rows(self, piece: Piece, lot: Lot) -> Batch | None:
         if not piece.filled:
             return None
-        # Away until the rows are here: where waiting for them is interrupted, order and rows no longer go together.
+        # Taken out until the rows arrive: after an interrupted wait, order and rows no longer match.
         order, self._order = self._order, deque()
         while order and order[0] != piece:
             order.popleft()
@@ -151,9 +151,9 @@ class _Loaded(_Fetched):
         return self._sent(batch)
 
     def _begin(self, first: Piece) -> deque[Piece]:
-        """Have the pieces from ``first`` on loaded; the order in which they come."""
+        """Start loading the pieces from ``first`` on; return their order."""
         order: deque[Piece] = deque()
-        # Not of ``self``, which holds the loader: workers that a cycle holds wait five seconds each to be ended.
+        # No reference to ``self``, which holds the loader: in a cycle, each worker takes five seconds to end.
         coming = _pieces(self._lots, self._sizes, self._last, first)
 
         def indices() -> Iterator[list[int]]:
@@ -165,7 +165,7 @@ class _Loaded(_Fetched):
             _Read(self._data, self._collate), batch_sampler=_Once(indices), collate_fn=_as_it_is,
             pin_memory=self._device.type == "cuda", **self._loading,
         )  # fmt: skip
-        with torch.random.fork_rng([]):  # the seed of the workers is drawn, and dropout must not draw another number
+        with torch.random.fork_rng([]):  # drawing the workers' seed must not change the numbers that dropout draws
             self._loaded = iter(loader)
         return order
 
@@ -184,7 +184,7 @@ def _pieces(lots: Lots, sizes: Sizes, last: int, first: Piece) -> Iterator[tuple
 
 
 class _Once:
-    """What a DataLoader takes for a sampler of batches."""
+    """A batch sampler for a DataLoader, used once."""
 
     def __init__(self, indices: Callable[[], Iterator[list[int]]]) -> None:
         self._indices = indices
@@ -210,7 +210,7 @@ def _as_it_is(batch: Batch) -> Batch:
 def feed(
     data: Any, device: torch.device, collate: source.Collate, lots: Lots, sizes: Sizes, last: int, workers: int = 0
 ) -> Feed:
-    """The way of the rows of ``data`` to the device; ``lots``, of its own, are on the host, for data that are there."""
+    """The feed for ``data``; its own ``lots`` are on the host, for data that lie there."""
     here = not isinstance(data, Dataset) and all(
         isinstance(leaf, Tensor) and leaf.device == device for leaf in pytree.tree_leaves(data)
     )

@@ -1,8 +1,8 @@
 """A private step whose bodies are CUDA graphs: a step of many small kernels does not wait for Python to launch them.
 
-There is a graph for each size of a piece. Those that the next steps need are captured before the first step, the others
-when they are first needed. Rows, clip bound, noise and step lie in buffers that are filled before a replay, so no
-graph has to be captured anew for them. Nothing in a step waits for the device.
+There is a graph for each piece size. Those that the next steps need are captured before the first step, the others
+when they are first needed. Rows, clip bound, noise and step lie in buffers that are filled before a replay, so graphs
+are never captured again for other values. Nothing in a step waits for the device.
 
 Guarantee: that of `pieces`.
 """
@@ -29,8 +29,8 @@ from dpgrad.training.step.work import Work
 
 __all__ = ["Graphed", "elsewhere"]
 
-_LANES = 4  # beside the main stream
-_MOST_RENEWED = 10  # times that graphs are captured anew
+_LANES = 4  # side streams
+_MOST_RENEWED = 10  # times that graphs are captured again after a change
 
 
 class Graphed(Pieces):
@@ -44,17 +44,17 @@ class Graphed(Pieces):
             raise CannotCaptureError(reason)
         super().__init__(work, data, rows, workers)
         self._renewed = 0
-        self._warm: set[Form] = set()  # forms, whatever their size, whose body has been called
+        self._warm: set[Form] = set()  # forms, ignoring their size, whose body has been called
         self._open_device()
         self._bodies.hold(1)
         self._bodies.at(work.mechanism.steps - 1)
-        # The largest first, which leaves room for the others in the memory that they share.
+        # The largest first: the others then fit into the memory they share.
         first = Form(self._sizes.most, True, True, False, len(work.iterates), work.observe is not None)
         with work.own_randomness(work.mechanism.steps):  # a step that the mechanism does not have
             self._graphs[first] = self._made(first)
             self._capture_ahead(step)
-        torch.cuda.empty_cache()  # what the passes before the captures took: graphs have memory of their own
-        self._watch = Watch(work.model, work.loss, work.rule)  # as the passes have left it
+        torch.cuda.empty_cache()  # free the memory of the passes before the captures: graphs have a pool of their own
+        self._watch = Watch(work.model, work.loss, work.rule)  # as the passes left it
 
     def _capture_ahead(self, step: int) -> None:
         """Capture the bodies that the next steps will need more than once, the largest first."""
@@ -62,11 +62,11 @@ class Graphed(Pieces):
         needed = Counter(form for at, lot in drawn for _, form in self._forms(at, lot))
         for form in sorted((form for form, times in needed.items() if times > 1), reverse=True):
             if form not in self._graphs:
-                with suppress(CannotCaptureError):  # said where it is needed
+                with suppress(CannotCaptureError):  # reported when it is needed
                     self._graphs[form] = self._made(form)
 
     def _open_device(self) -> None:
-        """Streams and memory of the captures."""
+        """Open the streams and the memory pool of the captures."""
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._bodies.lanes = [torch.cuda.Stream(self._device) for _ in range(_LANES)]  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ class Graphed(Pieces):
     def _renew(self) -> None:
         super()._renew()
         self._warm.clear()
-        self._draws = True  # it may now draw what it did not draw before: never from the caller's generator
+        self._draws = True  # a changed model may now draw random numbers: never from the caller's generator
         self._open_device()
         self._renewed += 1
         if self._renewed == _MOST_RENEWED:
@@ -84,7 +84,7 @@ class Graphed(Pieces):
             )
 
     def _made(self, form: Form) -> Graph:
-        """The body of a form as a graph; model, generators and other pieces' sums are as before."""
+        """Capture the body of a form; model, generators and other pieces' sums stay unchanged."""
         if self._renewed >= _MOST_RENEWED:
             return Called(partial(self._bodies.accumulate, form))
         model = self._work.model
@@ -95,7 +95,7 @@ class Graphed(Pieces):
                 graph = self._captured_cold(form)
                 if graph is None:
                     self._warm_up(form)
-                    before = Watch(model, self._work.loss, self._work.rule)  # a first pass may leave something
+                    before = Watch(model, self._work.loss, self._work.rule)  # a first pass may change something
                     graph = self._capture(partial(self._bodies.accumulate, form))
                     self._warm.add(form._replace(size=0))
         except RuntimeError as error:
@@ -114,9 +114,9 @@ class Graphed(Pieces):
         return graph
 
     def _captured_cold(self, form: Form) -> Graph | None:
-        """The graph of a form that differs from others in its size alone, without a pass before; None if it needs one.
+        """Capture a form of which another size was captured, without a warm-up pass; None if it needs one.
 
-        A pass takes as long as a capture. It is needed where a kernel chosen by size cannot be loaded meanwhile.
+        A pass takes as long as a capture. It is needed if a kernel chosen by size cannot be loaded during a capture.
         """
         if form._replace(size=0) not in self._warm:
             return None
@@ -146,7 +146,7 @@ class Graphed(Pieces):
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         collecting = gc.isenabled()
-        gc.disable()  # what is freed meanwhile might wait for the device
+        gc.disable()  # freeing memory during a capture might wait for the device
         try:
             with self._on_stream():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -161,7 +161,7 @@ class Graphed(Pieces):
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Within the block work goes to the stream that is captured: libraries hold scratch memory for each stream."""
+        """Run the block on the captured stream: libraries hold scratch memory for each stream."""
         outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
@@ -170,12 +170,12 @@ class Graphed(Pieces):
 
 
 def elsewhere(device: torch.device) -> str:
-    """Why the step of a model on another device is not captured."""
+    """Explain why the step of a model on another device is not captured."""
     return f"the model is on {device}: a step is captured on a CUDA device"
 
 
 def _refusal(work: Work, rows: int) -> str:
-    """Why the step of this run cannot be captured; nothing where it may be tried."""
+    """Explain why this run's step cannot be captured; empty if a capture may be tried."""
     if work.device.type != "cuda":
         return elsewhere(work.device)
     if not rows or work.engine is None:
@@ -191,12 +191,12 @@ def _host_randomness() -> object:
 
 @contextmanager
 def _as_if_capturing() -> Iterator[None]:
-    """Within the block models that ask see a capture, and waiting for the device is an error.
+    """Within the block, models that ask are told of a capture, and waiting for the device is an error.
 
-    While capturing it would spoil torch's generators. transformers leaves out checks of values where it sees a capture.
+    Waiting during a capture would corrupt torch's generators; transformers skips checks of values during one.
     """
     before, asked = torch.cuda.get_sync_debug_mode(), torch.cuda.is_current_stream_capturing
-    with warnings.catch_warnings():  # that it does not find everything: what it misses, the capture refuses
+    with warnings.catch_warnings():  # torch warns that this mode misses some cases: the capture itself refuses those
         warnings.filterwarnings("ignore", "Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
         torch.cuda.is_current_stream_capturing = lambda: True

@@ -14,29 +14,29 @@ from dpgrad.training.step.sizes import capacity
 __all__ = ["MOST_AHEAD", "Lot", "Lots"]
 
 MOST_AHEAD = 256  # steps
-_AT_ONCE = 1 << 22  # rows of the data times steps that are drawn at a time
+_AT_ONCE = 1 << 22  # rows of the data times steps drawn at a time
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Lot:
     """The examples of one step that this rank works on. Secret."""
 
-    indices: Tensor  # int64, among the rows held here; at least as many as count, and those beyond are of no account
+    indices: Tensor  # int64, among the rows held here; entries beyond count are padding
     count: int
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class _Block:
-    """The lots of consecutive steps; how many rows each has is on its way to the host."""
+    """The lots of consecutive steps; their sizes are being copied to the host."""
 
     steps: range
     indices: Tensor
     counts: Tensor  # (steps,) on the host
-    bounds: Tensor | None  # (2, steps) on the host, where this rank's part of each begins and ends
+    bounds: Tensor | None  # (2, steps) on the host: where this rank's part of each lot begins and ends
     ready: torch.cuda.Event | None
 
     def count(self, step: int) -> int:
-        """How many rows all ranks have together."""
+        """The number of rows of a step, over all ranks."""
         if self.ready is not None:
             self.ready.synchronize()
         return int(self.counts[step - self.steps.start])
@@ -45,8 +45,8 @@ class _Block:
 class Lots:
     """The rows of the steps of a mechanism: the same functions of (key, step) as `draw.chosen`.
 
-    ``beyond`` more places follow the rows of a lot, so a piece may reach over its end. With ``to_host`` the
-    indices are brought to the host. Of several ranks each draws the whole lot and takes its ``share`` of it.
+    ``beyond`` padding places follow the rows of a lot, so a piece may reach past its end. With ``to_host`` the indices
+    are copied to the host. Each of several ranks draws the whole lot and takes its ``share`` of it.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Lots:
             known = self._next if self._next is not None and step in self._next.steps else None
             self._now = known or self._drawn(step)
             after = self._now.steps.stop
-            # Asked for now and looked at later: by then the device has long drawn it.
+            # Requested now and read much later, when the device has drawn it.
             self._next = self._drawn(after) if after < self._mechanism.steps else None
-        count = self._now.count(step)  # after which the indices are there too
+        count = self._now.count(step)  # waits; the indices have arrived too then
         if count > self._most:
             device = torch.device("cpu") if self._to_host else self._device
             alone = self._share.of(draw.chosen(self._mechanism.sampler, self._rows, step, self._key, device))
@@ -82,7 +82,7 @@ class Lots:
         return Lot(self._share.local(line[start:]), stop - start)
 
     def known(self, step: int) -> list[Lot]:
-        """The lots that are drawn already, of ``step`` and of those after it."""
+        """The lots of ``step`` and of the later steps that are already drawn."""
         first = self.at(step)
         assert self._now is not None
         return [first, *(self.at(later) for later in range(step + 1, self._now.steps.stop))]
@@ -102,5 +102,5 @@ class Lots:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy on the host, there when the device has come by."""
+    """An asynchronous copy on the host, complete once the device has reached it."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

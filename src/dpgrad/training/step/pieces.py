@@ -1,8 +1,8 @@
-"""Steps on pieces of fixed sizes, whose rows lie in buffers: what is made of a body once is run again and again.
+"""Steps on pieces of fixed sizes, whose rows lie in buffers: a graph or code made from a body is reused.
 
-Guarantee: that of the bodies. What is kept of a body from the time it was made is looked at before every step, as far
-as it can be seen (`Watch`): where it changed, it is made anew. Tensors inside lists, dictionaries and objects that the
-model, the loss or the rule hold must be written into, not exchanged.
+Guarantee: that of the bodies. Before every step `Watch` compares model, loss and rule with what they were when a body
+was made; after a change it is made again. Tensors inside lists, dictionaries and objects that model, loss or rule hold
+must be written to in place, not replaced.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from dpgrad.training.step.work import Work
 
 __all__ = ["FEWEST_STEPS", "Called", "Graph", "Pieces"]
 
-FEWEST_STEPS = 30  # of a mechanism, from which on it is worth while to make something of a body
+FEWEST_STEPS = 30  # of a mechanism, from which on making a graph or code pays off
 
 
 class Graph(Protocol):
@@ -39,7 +39,7 @@ class Graph(Protocol):
 class Pieces(ABC):
     """Steps in pieces of fixed sizes."""
 
-    form: str  # how a step rounds; the sizes follow from it and the mechanism, and would tell how many rows
+    form: str  # how a step rounds; without the sizes, which would reveal the number of rows
 
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         self._work, self._device = work, work.device
@@ -47,7 +47,7 @@ class Pieces(ABC):
         self._sizes = Sizes.of(work.mechanism, rows, work.microbatch, self._grain(rows), work.share)
         lots = partial(Lots, work.mechanism, rows, work.key, self._device, self._sizes.most, share=work.share)
         self._lots = lots()
-        # An augmentation of the user's own is called for one example after another, from the host.
+        # A user's augmentation is called on the host, for one example after another.
         own = work.augment is not None and not isinstance(work.augment, Shifts)
         self._on_host = lots(to_host=True) if own else None
         self._feed: Feed = feed(
@@ -57,7 +57,7 @@ class Pieces(ABC):
         like = work.augmented(work.gathered(data, one), one, 0)
         self._bodies.rows = pytree.tree_map(lambda leaf: leaf.expand(self._sizes.most, *leaf.shape[1:]).clone(), like)
         if work.averages_of(rows) is not None:
-            # What is not filled yet stands for no example: a body that is only tried must change nobody's average.
+            # No example yet: trying a body must change no example's average.
             self._bodies.index = torch.full((self._sizes.most,), rows, dtype=torch.int64, device=self._device)
         self._graphs: dict[Form, Graph] = {}
         self._draws = False  # whether the model draws random numbers
@@ -70,10 +70,10 @@ class Pieces(ABC):
 
     @abstractmethod
     def _made(self, form: Form) -> Graph:
-        """What is run for a form."""
+        """Make the graph or code that runs a form."""
 
     def _renew(self) -> None:
-        """Forget what was made: something has changed."""
+        """Discard what was made, because something has changed."""
         self._graphs.clear()
         work = self._work
         work.follow_anew()
@@ -99,17 +99,17 @@ class Pieces(ABC):
             taped.observe(work, bodies, step, seen, noisy)
 
     def _forms(self, step: int, lot: Lot) -> list[tuple[Piece, Form]]:
-        """The pieces of a step, and the body of each."""
+        """The pieces of a step, each with the form of its body."""
         pieces, work = Piece.of(step, lot, self._sizes), self._work
         of_all = len(pieces) > 2, len(work.iterates), work.observe is not None
         return [(piece, Form(piece.size, not piece.start, piece is pieces[-1], *of_all)) for piece in pieces]
 
     def close(self) -> None:
-        """Let go of what fetches rows."""
+        """Stop fetching rows."""
         self._feed.close()
 
     def _fill(self, piece: Piece, lot: Lot) -> None:
-        """Bring the rows of a piece into the buffers."""
+        """Copy the rows of a piece into the buffers."""
         work, bodies = self._work, self._bodies
         bodies.hold(piece.filled)
         own = lot.indices[piece.start : piece.start + piece.size]
@@ -140,7 +140,7 @@ class Pieces(ABC):
 
 
 class Called:
-    """A body that is called instead."""
+    """Runs a body by calling it."""
 
     def __init__(self, body: Callable[[], None]) -> None:
         self.replay = body

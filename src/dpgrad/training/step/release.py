@@ -1,7 +1,7 @@
 """From clipped sums to ``.grad``: noise of (key, step, parameter) is added once, and the sum is divided.
 
-On one process noise is added where the sums are, by `OnHost` or `OnDevice`. On several `Exchanged` collects the sums of
-this rank in a buffer, which a captured body can do, and `show` exchanges them: graph, exchange, and a few kernels.
+In one process, `OnHost` or `OnDevice` adds the noise where the sums are. On several ranks, `Exchanged` collects this
+rank's sums in a buffer, which a captured body can do, and `show` exchanges them.
 
 Guarantee: a sum is given noise before anything of it is written to ``.grad``, and the noise of a step is written once.
 """
@@ -41,16 +41,16 @@ _AHEAD = 256  # steps
 class Release(Protocol):
     """Takes the sums of a step part by part and writes their noisy means to ``.grad``."""
 
-    parts: tuple[device_noise.Segment, ...]  # parameters that are handed over together, one after another
+    parts: tuple[device_noise.Segment, ...]  # parameters that are passed to `add` together, flat and in order
 
     def at(self, step: int) -> None:
-        """The step whose noise is added from now on."""
+        """Add the noise of this step from now on."""
 
     def add(self, part: device_noise.Segment, total: Tensor) -> None:
-        """The sum of a part, flat."""
+        """Take the flat sum of a part."""
 
     def finish(self) -> None:
-        """Write what was added."""
+        """Write the gradients of all parts."""
 
     def show(self) -> Mapping[str, Tensor]:
         """Let every parameter have its ``.grad``; the noisy means by name."""
@@ -58,7 +58,7 @@ class Release(Protocol):
 
 @dataclass
 class OnHost:
-    """Noise of a CPU, which is drawn for all parameters at once; the gradients lie in memory that stays."""
+    """Noise on a CPU, drawn for all parameters at once; gradients keep their memory from step to step."""
 
     parameters: Mapping[str, nn.Parameter]
     figures: "Figures"
@@ -98,7 +98,7 @@ class OnHost:
             self._shape(noise.noisy_means(totals, stds, self.key, self._step, self.divisor))
 
     def _shape(self, means: Mapping[str, Tensor]) -> None:
-        """Keep the means, which are flat, in the shapes of the parameters."""
+        """Keep the flat means as views in the shapes of the parameters."""
         self._noisy = {name: mean.view(self.parameters[name].shape) for name, mean in means.items()}
 
     def show(self) -> Mapping[str, Tensor]:
@@ -109,7 +109,7 @@ class OnHost:
 
 @dataclass
 class OnDevice:
-    """Noise of a CUDA device, written part by part by one kernel each, at addresses that stay."""
+    """Noise on a CUDA device, written by one kernel per part, at fixed addresses."""
 
     parameters: Mapping[str, nn.Parameter]
     figures: "Figures"
@@ -132,14 +132,14 @@ class OnDevice:
         self._means = {
             name: mean for part in self.parts for name, mean in part.split(self._written[part], self.parameters).items()
         }
-        # Gradients of the type in which they are written are those memories themselves.
+        # A gradient that has the type of the buffer is a view of it.
         self._grads = {
             name: mean if mean.dtype == self.parameters[name].dtype else torch.zeros_like(self.parameters[name])
             for name, mean in self._means.items()
         }
 
     def _type(self, part: device_noise.Segment) -> torch.dtype:
-        """One type of all parameters of a part, or the one in which they are summed."""
+        """The type that all parameters of a part share, or else the type of their sums."""
         types = {self.parameters[name].dtype for name in part.names}
         return types.pop() if len(types) == 1 else sum_dtype(next(iter(types)))
 
@@ -170,7 +170,7 @@ class OnDevice:
 
 
 class Exchanged:
-    """Sums of one of several ranks: added up over all of them when they are shown, each value given noise by one rank.
+    """Sums of one of several ranks: `show` adds them up over all ranks, and one rank adds the noise of each value.
 
     Guarantee: the noise of a value is that of `OnHost` or `OnDevice`, whatever the number of ranks.
     """
@@ -184,7 +184,7 @@ class Exchanged:
         on_device = device.type == "cuda" and not key.secure  # secure noise of a shard is drawn on the CPU
         self._stream = device_noise.Stream(parameters, key, device) if on_device else None
         self.parts = self._stream.segments if self._stream is not None else _singly(parameters)
-        if self._stream is not None:  # the counters of the noise say where a value lies
+        if self._stream is not None:  # noise counters depend on a value's position
             self._starts = {part: ALIGNED * part.first for part in self.parts}
         else:
             ends = np.cumsum([part.values for part in self.parts]).tolist()
@@ -210,14 +210,14 @@ class Exchanged:
         self._values = [1.0] * figures.count
         self._stds = torch.ones(figures.count, dtype=torch.float64, device=device)
         self._grids = _Grids(parameters, figures) if key.secure else None
-        self._drawn: list[Tensor] = []  # the noise of this rank's shard at the present step
+        self._drawn: list[Tensor] = []  # the noise of this rank's shard at the current step
 
     def _place(self, flat: Tensor, part: device_noise.Segment) -> Tensor:
-        """Where a part lies in a flat buffer."""
+        """The slice of a part in the flat buffer."""
         return flat[self._starts[part] : self._starts[part] + part.values]
 
     def _of_values(self, first: int) -> Tensor:
-        """The group of each value of this rank's shard; what lies between parameters has any."""
+        """The group of each value of this rank's shard; padding between parameters has an arbitrary one."""
         groups = torch.zeros(len(self._exchange.sums), dtype=torch.int64)
         for part in self.parts:
             for name, place in part.split(self._place(groups, part), self._parameters).items():
@@ -252,7 +252,7 @@ class Exchanged:
         if self._grids is not None:
             return self._grids.added(total, self._own, self._key, self._step, float(self._divisor))
         drawn, self._drawn, at = self._drawn, [], 0
-        for few, _ in zip(drawn, self._own, strict=True):  # one after another, from the beginning of the shard on
+        for few, _ in zip(drawn, self._own, strict=True):  # in order, from the beginning of the shard
             total[at : at + len(few)] += few
             at += len(few)
         return total.div_(self._divisor)
@@ -272,9 +272,9 @@ class Exchanged:
 
 
 class Sharded:
-    """Sums of one of several ranks that hold shards of the parameters: each adds the noise of its own, and keeps them.
+    """Sums of a rank that holds shards of the parameters: it adds the noise of its own shards, and keeps them.
 
-    ``rounds`` are those of the passes of a step, in which sums are given; `show` comes when they have ended. Guarantee:
+    ``rounds`` exchange sums during the passes of a step; call `show` after them. Guarantee:
     the noise of a value is that of `OnHost` or `OnDevice`, whatever the number of ranks.
     """
 
@@ -304,7 +304,7 @@ class Sharded:
         sums = self.totals.sums
         for place, names in enumerate(self.totals.buckets):
             own = [noise.Part(name, *self.totals.ends(name)) for name in names]
-            total, sums[place] = sums[place], torch.empty(0)  # whose memory it would keep
+            total, sums[place] = sums[place], torch.empty(0)  # or its memory would stay allocated
             few = torch.split(self._noisy(own, total), [part.stop - part.start for part in own])
             for name, mean in zip(names, few, strict=True):
                 parameter = self._parameters[name]
@@ -326,20 +326,20 @@ class Sharded:
 
 
 def _shown(mean: Tensor, parameter: Tensor) -> Tensor:
-    """A mean as a gradient, in the same memory where the types are the same.
+    """A mean as a gradient; a view of it if the types are equal.
 
-    It is a tensor of its own: one to which the user gave other memory (``.grad.data = ...``) would never change again.
+    It is a new tensor at every step: one whose memory the user replaced (``.grad.data = ...``) would never change.
     """
     return mean.detach().to(parameter.dtype)
 
 
 def _overlap(start: int, values: int, first: int, length: int) -> tuple[int, int]:
-    """Which of ``values`` from ``start`` on lie in the ``length`` places from ``first`` on."""
+    """The part of ``values``, which begin at ``start``, that lies in the ``length`` places from ``first`` on."""
     return max(0, first - start), min(values, first + length - start)
 
 
 def _singly(parameters: Mapping[str, nn.Parameter]) -> tuple[device_noise.Segment, ...]:
-    """Every parameter by itself."""
+    """One part per parameter."""
     return tuple(device_noise.Segment((name,), parameter.numel(), 0) for name, parameter in parameters.items())
 
 
@@ -360,7 +360,7 @@ class SecureOnHost(OnHost):
 
 @dataclass
 class SecureOnDevice(OnDevice):
-    """`OnDevice` with noise of the secure source. The memories that hold standard deviations hold the grid."""
+    """`OnDevice` with noise of the secure source; buffers of standard deviations hold the grid instead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -392,7 +392,7 @@ class _Grids:
         return [secure.grid(std, clip, max(1, values)) for std, clip, values in each]
 
     def added(self, total: Tensor, parts: Sequence[noise.Part], key: Key, step: int, divisor: float) -> Tensor:
-        """Noisy means of some slices of parameters, whose sums lie one after another, in place of these sums."""
+        """Replace the sums of some slices of parameters, which lie one after another, by noisy means."""
         grids = self.at(step)
         units = {part.name: grids[self._figures.place(part.name)] for part in parts}
         sizes = [part.stop - part.start for part in parts]
@@ -403,7 +403,7 @@ class _Grids:
 
 
 class Figures:
-    """Clip bound and standard deviation of the noise at each step by group, looked up for many steps at once."""
+    """Clip bounds and noise standard deviations by group, computed for many steps at once."""
 
     def __init__(
         self, mechanism: Mechanism, groups: Mapping[str, int] | None, quantile: Quantile | None = None
@@ -414,7 +414,7 @@ class Figures:
         self.count = max(1, len(mechanism.groups))
 
     def place(self, name: str) -> int:
-        """The place of a parameter's group."""
+        """The index of a parameter's group."""
         return self._groups[name] if self._groups else 0
 
     def clips(self, step: int) -> list[float]:
@@ -439,18 +439,18 @@ class Figures:
             groups = self._mechanism.groups or (None,)
             self._clips = np.stack([self._mechanism.clips(steps, group) for group in groups], 1)
             self._stds = np.stack([self._mechanism.stds(steps, group) for group in groups], 1)
-            self._steps = steps  # at last: figures of other steps must not be taken for theirs, whatever interrupts
+            self._steps = steps  # last: an interruption must not leave the figures of other steps under these
         place = step - self._steps.start
         return self._clips[place], self._stds[place]
 
 
 def release(model: nn.Module, mechanism: Mechanism, figures: Figures, key: Key, ranks: Ranks) -> Release:
-    """What writes the gradients of the parameters that are trained, where they lie."""
+    """Choose who writes the gradients of the trained parameters: by device, ranks and noise source."""
     parameters = trainable(model)
     device = next(iter(parameters.values())).device
     for parameter in model.parameters():
         if not parameter.requires_grad:
-            parameter.grad = None  # an optimizer would go on with what it has
+            parameter.grad = None  # or an optimizer would use its old gradient
     key = dataclasses.replace(key, secure=bool(mechanism.secure_values))
     if key.secure:
         refuse_values(parameters, mechanism)

@@ -1,7 +1,7 @@
-"""In how many pieces, and of which sizes, the examples of a step are worked on.
+"""The number and the sizes of the pieces in which a step's examples are processed.
 
 A captured graph has a fixed number of places. A batch takes full pieces and a smaller one for the rest, so few
-places stay empty; memory is that of one full piece, whatever the batch.
+places stay empty; the memory is that of one full piece for every batch.
 """
 
 import math
@@ -18,20 +18,20 @@ __all__ = ["CALLED", "CODE", "GRAPHS", "Grain", "Sizes", "capacity"]
 class Grain(NamedTuple):
     """How finely sizes are spaced: what a size costs, and what an empty place costs."""
 
-    above: float  # deviations of a full piece above the expected batch
-    deviations: float  # between sizes
-    share: float = 0.0  # of the expected batch between sizes, where it is more
+    above: float  # standard deviations by which a full piece exceeds the expected batch
+    deviations: float  # standard deviations between sizes
+    share: float = 0.0  # or this share of the expected batch, if larger
 
 
 GRAPHS = Grain(1.0, 0.5)  # a size is captured, and takes memory
-CODE = Grain(2.0, 2.0)  # code is recorded for a size, and an empty place costs little beside Python
+CODE = Grain(2.0, 2.0)  # code is recorded per size, and an empty place costs little compared with Python
 CALLED = Grain(2.0, 0.0, 1 / 32)  # a size costs little, and an empty place as much as an example
 
 # A full piece holds most batches, or a second, small piece would cost time, and takes little more memory than one.
-_MOST, _SHARE = 3.0, 0.1  # deviations above the expected batch that a share of it may come to
-_RARELY = 6.0  # deviations beyond which a Poisson batch is drawn on its own
+_MOST, _SHARE = 3.0, 0.1  # it may exceed the expected batch by this share of it, within so many deviations
+_RARELY = 6.0  # deviations beyond which a Poisson batch is drawn separately
 _LAST = 8  # sizes of the last piece, where a batch takes several
-_ALIGNED = 8  # rows, of sizes that are large enough
+_ALIGNED = 8  # rows; large sizes are multiples of it
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Sizes:
         cls, mechanism: Mechanism, rows: int, microbatch: int | None = None, grain: Grain = GRAPHS,
         share: Share = WHOLE,
     ) -> "Sizes":  # fmt: skip
-        """Those of a run. Of several ranks each has its ``share``.
+        """The sizes of a run; each of several ranks has its ``share``.
 
         >>> plan = Mechanism(sampling.Poisson(0.01), 10_000, 1.0, batch_size=500)
         >>> Sizes.of(plan, rows=50_000), Sizes.of(plan, rows=50_000, grain=CALLED).pieces(507)
@@ -74,13 +74,13 @@ class Sizes:
 
 
 def capacity(mechanism: Mechanism, rows: int) -> int:
-    """The number of examples that a batch of the declared size hardly ever exceeds."""
+    """A number of examples that a batch of the declared size almost never exceeds."""
     mean, deviation = _expected(mechanism, rows)
     return min(rows, math.ceil(mean + _RARELY * deviation))
 
 
 def _aligned(size: int) -> int:
-    """The next multiple of eight, of sizes for which it is little more."""
+    """Round a size up to a multiple of eight if that adds little."""
     return -(-size // _ALIGNED) * _ALIGNED if size >= _ALIGNED * _ALIGNED and size % _ALIGNED else size
 
 

@@ -1,8 +1,8 @@
 """A private step on a CPU whose body is straight-line code (`dpgrad.grads.traced`), where that saves time.
 
-The code of a piece gives the bits of its body. Whether and when it is made changes no result: it is tried for
-bodies that take little time, of which Python takes the most, and kept where it is faster. Where products take the time
-there is no code, and pieces are of as many sizes as batches.
+The code of a piece returns the same bits as its body, so whether and when it is made changes no result. It is tried for
+short bodies, in which Python takes most of the time, and kept if it is faster. If matrix products take the time, no
+code is made, and piece sizes follow the batches.
 """
 
 import math
@@ -21,11 +21,11 @@ from dpgrad.training.step.work import Work
 
 __all__ = ["Straight"]
 
-_SHORT = 0.1  # seconds of a body beyond which Python's share does not matter
-_LONG = 200  # steps of a run that is worth a trial
-_DENSE = 6e6  # additions and multiplications per operation of torch from which on Python's share does not matter
-_FASTER = 0.8  # of the time of the body, which the code may take at most
-_OFTEN = 2  # times that a body is needed in the steps whose lots are drawn, from which on its code is made ahead
+_SHORT = 0.1  # seconds; in a longer body Python's share does not matter
+_LONG = 200  # steps; in a shorter run trying is not worth while
+_DENSE = 6e6  # multiply-adds per operation of torch; with more, Python's share does not matter
+_FASTER = 0.8  # the code may take at most this share of the body's time
+_OFTEN = 2  # uses of a body in the drawn steps from which on its code is made ahead
 
 
 class Straight(Pieces):
@@ -38,11 +38,11 @@ class Straight(Pieces):
         self._draws = True
         self.worth = self._grain(rows) is CODE
         if not self.worth:
-            self.form = "pieces of the sizes of batches"  # which round otherwise
-        self.faster = False  # whether code was found to be
+            self.form = "pieces of the sizes of batches"  # which round differently
+        self.faster = False  # whether code has proved faster
 
     def _grain(self, rows: int) -> Grain:
-        """Few sizes, for each of which code is made, where Python takes much of the time; else hardly any empty places.
+        """Few sizes, each with code, if Python takes much of the time; otherwise sizes with almost no empty places.
 
         Guarantee: it follows from model, mechanism and shapes, so a step that is replayed has the same pieces.
         """
@@ -67,7 +67,7 @@ class Straight(Pieces):
             self._make_ahead(step + 1)
 
     def _make_ahead(self, step: int) -> None:
-        """Make the code that coming steps need, once code was found to be faster: no later step waits for it."""
+        """Make the code that the next steps need, once code has proved faster, so no later step waits for it."""
         coming = Counter(form for lot in self._lots.known(step) for _, form in self._forms(step, lot))
         for form, times in coming.items():
             body = self._graphs.get(form) or self._made(form)
@@ -76,7 +76,7 @@ class Straight(Pieces):
 
 
 class _Body:
-    """The body of a form: called, and replaced by code once that is found to be faster."""
+    """The body of a form: called at first, and replaced by code once that proves faster."""
 
     def __init__(self, owner: Straight, work: Work, bodies: Bodies, form: Form) -> None:
         self._owner, self._work, self._bodies, self._form = owner, work, bodies, form
@@ -94,11 +94,11 @@ class _Body:
             self._bodies.accumulate(self._form)
 
     def make(self) -> bool:
-        """Make the code of a body that may not have been called yet; whether there is any."""
+        """Make the code of a body that may not have been called yet; return whether it succeeded."""
         if self._code is None and not self._took:
             with torch.random.fork_rng([]):
                 began = time.thread_time()
-                self._bodies.sums(self._form.size)(*self._bodies.inputs(self._form.size))  # which follows new shapes
+                self._bodies.sums(self._form.size)(*self._bodies.inputs(self._form.size))  # follows the new shapes
                 self._took = time.thread_time() - began
         if self._code is None and self._may_be_traced():
             self._trace()
@@ -127,7 +127,7 @@ class _Body:
             self._owner.worth = False
 
     def _run(self, code: Traced) -> bool:
-        """Run the code; False where it does not stand for this piece, with nothing done."""
+        """Run the code; return False, having done nothing, if it does not apply to this piece."""
         state = torch.get_rng_state()
         found = code.called(*self._bodies.inputs(self._form.size))
         if found is None:

@@ -31,7 +31,7 @@ class Taped:
         self._before = self._held()
 
     def _held(self) -> list[object]:
-        """What a pass depends on that lies in Python."""
+        """The Python state on which a pass depends."""
         return remembered(self._work.model, self._work.loss)
 
     def step(self, data: Any, rows: int, step: int) -> None:
@@ -40,11 +40,11 @@ class Taped:
 
     @property
     def totals(self) -> Totals | None:
-        """What takes the sums of a model in shards."""
+        """The receiver of a sharded model's sums."""
         return None if self._bodies.sharded is None else self._bodies.sharded.totals
 
     def summed(self, data: Any, rows: int, step: int, rounds: Rounds | None = None) -> Seen:
-        """The first half of a step, which passes through the model: sums without noise, given in ``rounds``."""
+        """The first half of a step, with passes through the model: the sums before noise, exchanged in ``rounds``."""
         work, bodies = self._work, self._bodies
         if bodies.sharded is not None:
             bodies.sharded.rounds = rounds
@@ -64,14 +64,14 @@ class Taped:
         return seen
 
     def shown(self, step: int, seen: Seen) -> None:
-        """The second half: noise is added, and ``.grad`` written."""
+        """The second half: add noise and write ``.grad``."""
         work, bodies = self._work, self._bodies
         noisy = bodies.show()
         if work.observe is not None:
             observe(work, bodies, step, seen, noisy)
 
     def _drawn(self, data: Any, rows: int, step: int) -> tuple[Tensor, Batch]:
-        """The examples of this step: their indices, and the batch where there are any."""
+        """The indices of this step's examples, and the batch if there are any."""
         work = self._work
         chosen = work.share.of(draw.chosen(work.mechanism.sampler, rows, step, work.key, work.device))
         if work.engine is None or not len(chosen):
@@ -79,7 +79,7 @@ class Taped:
         return chosen, work.augmented(work.gathered(data, chosen), chosen, step)
 
     def _in_pieces(self, chosen: Tensor, batch: Batch) -> Seen:
-        """All examples, as many at a time as memory holds: where too many are tried, the step begins anew."""
+        """Process all examples, as many at a time as fit in memory; if too many were tried, begin the step again."""
         most = min(self._work.microbatch or len(chosen), len(chosen))
         while True:
             seen = unless_out_of_memory(partial(self._tried, chosen, batch, most))
@@ -101,7 +101,7 @@ class Taped:
             most = -(-most // 2)
 
     def _tried(self, chosen: Tensor, batch: Batch, most: int) -> Seen:
-        """Norms and factors of all pieces, where they are observed."""
+        """Norms and factors of all pieces, if they are observed."""
         work, bodies, count = self._work, self._bodies, len(chosen)
         seen: Seen = []
         for start in range(0, count, most):
@@ -118,7 +118,7 @@ class Taped:
 
 
 def observe(work: Work, bodies: Bodies, step: int, seen: Seen, noisy: Any) -> None:
-    """Show a step to whoever asked for it."""
+    """Call the function that observes steps."""
     assert work.observe is not None
     summed, raw = bodies.observed() if seen else bodies.nothing()
     means = {name: value / work.mechanism.divisor for name, value in raw.items()}

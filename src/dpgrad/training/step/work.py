@@ -39,7 +39,7 @@ class Observed:
     """
 
     step: int
-    norms: Tensor  # (groups, examples), of what the rule scaled
+    norms: Tensor  # (groups, examples), of the vectors that the rule scaled
     factors: Tensor  # (groups, examples), as the rule gave them
     clip: Tensor | float  # (groups, 1) where there are groups
     clipped_sum: Mapping[str, Tensor]
@@ -69,12 +69,12 @@ class Work:
     observe: Callable[[Observed], None] | None
     replayed: bool  # whether a step must round as it did before
     ranks: Ranks = field(default_factory=partial(Ranks, None, True))
-    share: Share = WHOLE  # of each step, which this rank works on
+    share: Share = WHOLE  # the part of each step that this rank computes
     engine: Engine | None = None  # found before the first step
     iterates: list[Iterate] = field(default_factory=list)
     averages: Average | None = None
     quantile: Quantile | None = field(init=False)  # where the clip bounds follow the norms
-    shapes: dict[str, list[torch.Size]] = field(default_factory=dict)  # of examples, by what makes them
+    shapes: dict[str, list[torch.Size]] = field(default_factory=dict)  # of examples, by the function that made them
 
     def __post_init__(self) -> None:
         follows = self.mechanism.adaptive_clip is not None
@@ -105,7 +105,7 @@ class Work:
         groups, quantile = self.groups(), self.quantile
         if groups is None:
             return self.mechanism.clip_at(step) if quantile is None else quantile.at(step)[0]
-        last = max(groups.values())  # groups after it have nothing to clip
+        last = max(groups.values())  # later groups have no parameter to clip
         if quantile is not None:
             clips = quantile.at(step)[: last + 1]
         else:
@@ -113,7 +113,7 @@ class Work:
         return torch.tensor(clips, dtype=torch.float64, device=self.device)[:, None]
 
     def averages_of(self, rows: int) -> Average | None:
-        """The running average of every example, made at the first step; None where there are none."""
+        """The running average of every example, created at the first step; None without ``average``."""
         if self.average is not None and self.averages is None:
             self.averages = Average.for_model(self.model, rows, self.average)
         return self.averages
@@ -126,12 +126,12 @@ class Work:
         return self.engine if self.averages is None else self.averages.engine(self.engine, step)
 
     def follow_anew(self) -> None:
-        """Follow the next pass operation by operation: model, loss or rule hold something else than before."""
+        """Follow the next pass operation by operation again, because model, loss or rule changed."""
         if isinstance(self.engine, Attributed):
             self.engine.anew()
 
     def remember(self) -> None:
-        """Keep the model's present values, where later steps need them."""
+        """Keep the model's current values if later steps need them."""
         if self.inner_momentum is not None:
             self.inner_momentum.remember(self.iterates, self.model)
 
@@ -140,16 +140,16 @@ class Work:
         return self.alike("collate", source.gathered(data, indices, self.device, self.collate))
 
     def augmented(self, batch: Batch, examples: Tensor, step: int) -> Batch:
-        """The rows that are made of the examples at a step."""
+        """The rows that ``augment`` makes from the examples at a step."""
         if self.augment is None:
             return batch
         return self.alike("augment", augmented(self.augment, batch, examples + self.share.first, self.key, step))
 
     def alike(self, made_by: str, batch: Batch) -> Batch:
-        """The batch, if its examples have the shapes that examples had before.
+        """Return the batch; refuse it if its examples differ in shape from earlier ones.
 
-        Guarantee: shapes are the same at every step. Padded to the longest of a batch, the gradient of one example
-        would be measured differently where another takes part, and the factors of all would change.
+        Guarantee: shapes are the same at every step. If examples were padded to the longest of a batch, one example
+        could change how the gradients of all others are measured, and so their factors.
         """
         shapes = [leaf.shape[1:] for leaf in pytree.tree_leaves(batch)]
         if shapes != self.shapes.setdefault(made_by, shapes):
@@ -161,10 +161,10 @@ class Work:
 
     @contextmanager
     def own_randomness(self, step: int) -> Iterator[None]:
-        """Within the block torch's default generators, from which dropout draws, are those of (key, step).
+        """Within the block, torch's default generators, which dropout uses, are seeded from (key, step).
 
-        Left to the caller's seed, which is often known, an example that is left out moves every mask after its own.
-        Ranks have other examples and draw other masks.
+        With the caller's (often known) seed, removing one example would shift the dropout masks of all later examples.
+        Each rank has its own examples and draws its own masks.
         """
         device, rank = self.device, self.ranks.rank
         own = ("rank", str(rank)) if rank else ()
