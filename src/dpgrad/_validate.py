@@ -69,6 +69,15 @@ def positive(**named: object) -> None:
             raise OptionError(f"{name} must be positive and finite, got {shown(value)}")
 
 
+def json_number(value: float | None) -> float | None:
+    """The number, or None if it is not finite, which JSON cannot hold.
+
+    >>> json_number(0.5), json_number(float("inf"))
+    (0.5, None)
+    """
+    return value if value is not None and math.isfinite(value) else None
+
+
 def non_negative(**named: object) -> None:
     """Refuse anything but a finite number of at least zero."""
     for name, value in named.items():

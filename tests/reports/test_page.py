@@ -16,7 +16,7 @@ from dpgrad.training.fit import Fitted
 
 @pytest.fixture(scope="module")
 def made(fitted: Fitted) -> report.Report:
-    return report.privacy(fitted)
+    return report.report(fitted)
 
 
 class Links(HTMLParser):

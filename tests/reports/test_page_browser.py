@@ -24,7 +24,7 @@ def lowered(made: report.Report, factor: float) -> report.Report:
 @pytest.fixture(scope="session")
 def written(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with three runs, one of them not for release and one with a long name, and one without privacy."""
-    made = report.privacy(fitted)
+    made = report.report(fitted)
     seeded = {**lowered(made, 0.8), "release": {"allowed": False, "reason": report.SEEDED}}
     runs = {"dpsgd": made, "dpsgd-momentum": seeded, "runs/of/a_folder_with_a_long_name": lowered(made, 0.6)}
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -140,7 +140,7 @@ def test_the_pointer_shows_values(browser: Browser, written: Path, fitted: Fitte
     hover = chart.locator(".hoverlayer .legend")
     hover.wait_for()
     said = hover.text_content() or ""
-    told = {f"{point['epsilon']:.6g}" for point in report.privacy(fitted)["curves"]}
+    told = {f"{point['epsilon']:.6g}" for point in report.report(fitted)["curves"]}
     for name in ("dpsgd", "dpsgd-momentum", "runs/of/a_folder_with_a_long_name"):
         assert name in said or name[-31:] in said
     assert any(value in said for value in told)
@@ -151,7 +151,7 @@ def test_the_pointer_shows_values(browser: Browser, written: Path, fitted: Fitte
 @pytest.mark.parametrize("view", ["wide, light", "phone, dark"])
 def test_the_page_of_one_run(browser: Browser, fitted: Fitted, tmp_path: Path, view: str) -> None:
     """Values appear between points that lie far apart; labels do not overlap; a small δ stays on one line."""
-    made = report.privacy(fitted)
+    made = report.report(fitted)
     few = {**made, "curves": made["curves"][:2]}
     (tmp_path / "report.html").write_text(page({"run": few}, NonPrivate("accuracy", 0.98)), "utf-8")
     opened = Seen(browser, tmp_path / "report.html", **VIEWS[view])
@@ -194,7 +194,7 @@ def test_the_page_is_small_and_whole_without_plotly(
 ) -> None:
     assert written.stat().st_size < 5_000_000
     monkeypatch.setattr(interactive, "_packed", lambda: "")
-    alone = page({"a": report.privacy(fitted)})
+    alone = page({"a": report.report(fitted)})
     assert "<svg" in alone
     assert 'class="plots"' not in alone
     assert "Plotly" not in alone
@@ -202,7 +202,7 @@ def test_the_page_is_small_and_whole_without_plotly(
 
 def test_numbers_stand_under_every_chart(browser: Browser, written: Path, fitted: Fitted) -> None:
     opened = Seen(browser, written, **VIEWS["phone, light"])
-    points = len(report.privacy(fitted)["curves"])
+    points = len(report.report(fitted)["curves"])
     for place in range(5):
         figure = opened.page.locator(".charts figure").nth(place)
         assert not figure.locator("table").is_visible()
@@ -226,7 +226,7 @@ def test_in_print(browser: Browser, written: Path) -> None:
 
 def test_one_run_alone(browser: Browser, fitted: Fitted, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text(page({"a": report.privacy(fitted)}), "utf-8")
+    path.write_text(page({"a": report.report(fitted)}), "utf-8")
     opened = Seen(browser, path, **VIEWS["phone, light"])
     assert opened.said == []
     assert opened.page.evaluate(CUT_OFF) == []

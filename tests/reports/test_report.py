@@ -22,7 +22,7 @@ MODEL = {"name": "linear", "shape": [3], "outputs": 2}
 
 @pytest.fixture(scope="module")
 def made(fitted: Fitted) -> report.Report:
-    return report.privacy(fitted, data.load("digits"), MODEL, outside=["one thing more"])
+    return report.report(fitted, data=data.load("digits"), model=MODEL, outside=["one thing more"])
 
 
 class TestPrivacy:
@@ -56,7 +56,7 @@ class TestPrivacy:
         read = dataclasses.replace(
             data.load("digits"), public=("the classes", "outside the guarantee: the column means")
         )
-        found = report.privacy(fitted, read, MODEL)
+        found = report.report(fitted, data=read, model=MODEL)
         assert "the column means" in found["outside"]
         assert not any("means" in entry for entry in found["public"])
 
@@ -71,7 +71,7 @@ class TestPrivacy:
 
     def test_a_schedule(self, short: Any) -> None:
         fitted = short(method="dpsgd-dynamic")
-        found = report.privacy(fitted)
+        found = report.report(fitted)
         assert [point["epsilon"] for point in found["curves"]] == [fitted.plan.epsilon_after(n) for n in (1, 2, 3)]
         assert [point["clip"] for point in found["curves"]] == [12.0, pytest.approx(9.0), pytest.approx(7.2)]
         wanted = {"name": "own", "shape": [3], "outputs": 2, "parameters": 8, "dtype": "float32", "source": None}
@@ -80,13 +80,13 @@ class TestPrivacy:
 
     def test_a_seeded_run_is_not_for_release(self, made: report.Report, short: Any) -> None:
         assert made["release"]["allowed"]
-        seeded = report.privacy(short(seed=7))
+        seeded = report.report(short(seed=7))
         assert not seeded["release"]["allowed"]
         assert "subtract the noise" in seeded["release"]["reason"]
         assert "NOT FOR RELEASE" in report.text(seeded)
 
     def test_an_interrupted_run_costs_its_plan(self, short: Any) -> None:
-        found = report.privacy(short(progress=lambda now: now.step == 1))
+        found = report.report(short(progress=lambda now: now.step == 1))
         assert found["stopped"] == "interrupted"
         assert not found["release"]["allowed"]
         assert found["guarantee"]["epsilon"] == pytest.approx(2.0, rel=1e-3)
@@ -94,7 +94,7 @@ class TestPrivacy:
 
     def test_infinite_epsilon_is_null_with_a_reason(self, fitted: Fitted) -> None:
         infinite = Guarantee(math.inf, 1e-4, fitted.guarantee.relation, "rdp", fitted.guarantee.event)
-        found = report.privacy(dataclasses.replace(fitted, guarantee=infinite))
+        found = report.report(dataclasses.replace(fitted, guarantee=infinite))
         assert found["guarantee"]["epsilon"] is None
         assert found["guarantee"]["reason"]
         assert "infinite" in report.text(found)
@@ -107,17 +107,17 @@ class TestWay:
 
     @pytest.mark.parametrize("engine", ["vmap", "single"])
     def test_an_engine_of_the_caller(self, short: Any, engine: str) -> None:
-        found = report.privacy(short(engine=engine))
+        found = report.report(short(engine=engine))
         assert found["way"] == {"name": engine, "reason": None, "cost": None}
         assert dict(report.facts(found))["gradients"] == engine
 
     def test_certified(self, fitted: Fitted) -> None:
-        found = report.privacy(dataclasses.replace(fitted, way=Way("certified", "it is odd")))
+        found = report.report(dataclasses.replace(fitted, way=Way("certified", "it is odd")))
         assert found["way"]["cost"] == COST
         assert f"certified: it is odd; every batch is checked, which costs {COST}" in dict(report.facts(found)).values()
 
     def test_no_step(self, fitted: Fitted) -> None:
-        assert report.privacy(dataclasses.replace(fitted, way=None))["way"] is None
+        assert report.report(dataclasses.replace(fitted, way=None))["way"] is None
 
     @pytest.mark.parametrize(
         ("why", "kept"),
@@ -130,7 +130,7 @@ class TestWay:
         ],
     )  # fmt: skip
     def test_what_a_reason_holds_of_the_data_is_left_out(self, fitted: Fitted, why: str, kept: str) -> None:
-        found = report.privacy(dataclasses.replace(fitted, way=Way("lifted", why)))
+        found = report.report(dataclasses.replace(fitted, way=Way("lifted", why)))
         assert found["way"]["reason"] == kept
 
 

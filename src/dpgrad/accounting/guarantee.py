@@ -204,7 +204,7 @@ class Guarantee:
         [{'size': 1, 'epsilon': 0.5}]
         """
         found = [(size, self.for_group(size).epsilon) for size in sizes]
-        return [{"size": size, "epsilon": value if math.isfinite(value) else None} for size, value in found]
+        return [{"size": size, "epsilon": _validate.json_number(value)} for size, value in found]
 
     def deltas(self, epsilons: Sequence[float]) -> list[float]:
         """The certified δ at each of ``epsilons``: the whole curve δ(ε) in one call.

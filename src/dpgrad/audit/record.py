@@ -3,7 +3,6 @@
 An audit can refute a claim and never prove it. The words of a record are the only ones to quote.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,19 +139,15 @@ class Audit:
             ],
             "not_tried": list(self.not_tried),
             "claimed_multiplier": self.claimed_multiplier,
-            "measured_multiplier": _finite(self.measured_multiplier),
+            "measured_multiplier": _validate.json_number(self.measured_multiplier),
             "delta": self.delta,
-            "lower_epsilon": _finite(self.lower_epsilon),
-            "lower_epsilon_in_family": _finite(self.lower_epsilon_in_family),
+            "lower_epsilon": _validate.json_number(self.lower_epsilon),
+            "lower_epsilon_in_family": _validate.json_number(self.lower_epsilon_in_family),
             "in_family_assumes": "the claimed mechanism with less noise",
             "trials": self.trials,
             "seed": self.seed,
             "for_release": False,
         }
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
 
 
 def judged(checks: list[Check], level: float) -> tuple[Check, ...]:

@@ -59,7 +59,7 @@ class CommandInputs:
         from dpgrad.reports.page import page
 
         named = {**(fitted.described or {}), "shape": list(self.rows.shape), "outputs": self.rows.outputs}
-        found = report.privacy(fitted, self.dataset, {**named, **self.blueprint.described()})
+        found = report.report(fitted, data=self.dataset, model={**named, **self.blueprint.described()})
         self.blueprint.write(folder)
         report.write(folder, found)
         (folder / PAGE).write_text(page({fitted.plan.recipe.name: found}), "utf-8")

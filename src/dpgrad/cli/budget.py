@@ -263,8 +263,8 @@ def _found(args: argparse.Namespace) -> str:
         if args.command == "epsilon" and args.curve is not None:
             told["curve"] = args.curve
         if group is not None:
-            finite = group.epsilon if math.isfinite(group.epsilon) else None
-            size = {"size": group.group, "epsilon": finite, "accountant": group.accountant}
+            epsilon = _validate.json_number(group.epsilon)
+            size = {"size": group.group, "epsilon": epsilon, "accountant": group.accountant}
             told["group"] = {**size, "attacks": group.attacks()}
         return json.dumps({**_fields(args, run, event, chosen, public), **told}, allow_nan=False) + "\n"
     rough = any(isinstance(found, compare.Figure) and found.rounded for _, found in rows)

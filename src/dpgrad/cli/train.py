@@ -4,13 +4,12 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpgrad import _files, _interrupt
+from dpgrad import _files, _interrupt, _validate
 from dpgrad.cli import _config, _data, _options, _progress, _ranks, _training
 from dpgrad.cli._trained import PAGE, CommandInputs
 from dpgrad.errors import OptionError, ResumeError, RunError
@@ -366,7 +365,7 @@ def _planned(plans: "dict[str, Plan]", as_json: bool) -> str:
         first = next(iter(plans.values()))
         promise = first.guarantee
         head = {
-            "epsilon": promise.epsilon if math.isfinite(promise.epsilon) else None,
+            "epsilon": _validate.json_number(promise.epsilon),
             "delta": promise.delta,
             "relation": promise.relation.value,
             "accountant": promise.accountant,

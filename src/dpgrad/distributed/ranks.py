@@ -271,14 +271,14 @@ class Ranks:
         words: list[list[int]] = self._words.tolist()
         return words
 
-    def from_first(self, make: Callable[[], T], phase: Phase = Phase.TOLD) -> T:
+    def from_first(self, make: Callable[[], T]) -> T:
         """What ``make`` returns on rank 0, on every rank; where it fails, every rank raises."""
         if self.alone:
             return make()
         with self.together():
             value = make() if self.first else None
             told = _pickled(value) if self.first else b""
-            lengths = self.meet(phase, wish=len(told))
+            lengths = self.meet(Phase.TOLD, wish=len(told))
             found: list[T] = [pickle.loads(each) for each in self._objects(told, lengths) if each]
         return value if self.first else found[0]  # type: ignore[return-value]
 

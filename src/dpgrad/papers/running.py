@@ -28,6 +28,7 @@ from dpgrad.papers import prepared, searching
 from dpgrad.papers import sources as code
 from dpgrad.papers.experiment import Arm, Experiment, Outcomes, Place, Size
 from dpgrad.reports import environment
+from dpgrad.reports.kinds import plain_values
 
 __all__ = [
     "Done",
@@ -160,7 +161,7 @@ class TrialLog:
 
     def _add(self, file: int, line: dict[str, Any]) -> None:
         with _files.told(self.path):
-            text = json.dumps(_finite(line), allow_nan=False, ensure_ascii=False)
+            text = json.dumps(plain_values(line), allow_nan=False, ensure_ascii=False)
             left = memoryview(text.encode() + b"\n")
             while len(left):
                 left = left[os.write(file, left) :]
@@ -340,7 +341,7 @@ def _elsewhere(name: str, job: Job, place: Place) -> _Figures | DpgradError:
 def _record(experiment: Experiment, job: Job, place: Place, figures: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {
         "arm": job.arm.name, "setting": _plain(job.arm.setting), "seed": job.seed, "size": place.size,
-        "figures": _finite(figures), "seconds": round(seconds, 3), "date": environment.today(),
+        "figures": plain_values(figures), "seconds": round(seconds, 3), "date": environment.today(),
         "place": place.device, "device": _device(place.device), "versions": _versions(),
         "source": digest(experiment, job.arm),
     }  # fmt: skip
@@ -363,15 +364,6 @@ def digest(experiment: Experiment, arm: Arm) -> str:
         return code.digest(trial.__module__, trial.__name__)
     except (DpgradError, AttributeError):  # an experiment of one's own
         return "0" * 12
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not -float("inf") < value < float("inf") else value
 
 
 def _device(name: str) -> str:

@@ -4,7 +4,6 @@ Rooms below this one make these things, so they are known here by their fields a
 report in which kinds differ; `dpgrad.reports.report` adds those that all have.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -221,7 +220,7 @@ def _run(fitted: Trained, data: Dataset | None, model: Mapping[str, Any] | None)
         "stopped": fitted.stopped,
         "result": {
             "metric": fitted.metric,
-            "held_out": held_out if held_out is not None and math.isfinite(held_out) else None,
+            "held_out": _validate.json_number(held_out),
             "steps": last,
             "seconds": fitted.seconds,
         },
@@ -449,7 +448,7 @@ def plain_values(value: Any) -> Any:
         case str() | bool() | int() | None:
             return value
         case float():
-            return value if math.isfinite(value) else None
+            return _validate.json_number(value)
         case list() | tuple() | set() | frozenset() | range():
             return [plain_values(inner) for inner in value]
         case _ if (tolist := getattr(value, "tolist", None)) is not None:  # numpy's numbers and arrays

@@ -19,7 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from dpgrad import __version__
+from dpgrad import __version__, _validate
 from dpgrad.accounting import events
 from dpgrad.accounting.guarantee import Guarantee, several
 from dpgrad.accounting.inexact import parted
@@ -45,7 +45,6 @@ __all__ = [
     "group_lines",
     "interval",
     "load",
-    "privacy",
     "released",
     "report",
     "shown",
@@ -165,21 +164,14 @@ def _head(kind: str) -> dict[str, Any]:
     return {"format": FORMAT, "kind": kind, "dpgrad": __version__, "date": today(), "environment": environment()}
 
 
-def privacy(
-    fitted: object, data: Dataset | None = None, model: Mapping[str, Any] | None = None, outside: Sequence[str] = ()
-) -> Report:
-    """`report` of a run on ``data`` with the named ``model`` (name, shape, outputs), where there are such."""
-    return report(fitted, data=data, model=model, outside=outside)
-
-
 def _guarantee(guarantee: Guarantee) -> dict[str, Any]:
     figure = compare.figure(
         guarantee.event, guarantee.relation, guarantee.accountant, guarantee.delta, chosen=True
     )  # fmt: skip
     return {
         "statement": str(guarantee),
-        "epsilon": _finite(guarantee.epsilon),
-        "epsilon_lower": None if figure.lower is None else _finite(min(figure.lower, guarantee.epsilon)),
+        "epsilon": _validate.json_number(guarantee.epsilon),
+        "epsilon_lower": None if figure.lower is None else _validate.json_number(min(figure.lower, guarantee.epsilon)),
         "delta": guarantee.delta,
         "relation": guarantee.relation.value,
         "neighbours": guarantee.neighbours,
@@ -208,10 +200,6 @@ def _noise(event: events.Event, drawn: bool) -> dict[str, Any] | None:
         return None
     source = "ordinary" if not secure else "secure" if len(secure) == len(leaves) else "secure and ordinary"
     return {"source": source, "distance": parted(event)[1]}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def check(report: object, name: str = "report") -> None:

@@ -196,9 +196,7 @@ def _row_bytes(values: "Tensor | np.ndarray[Any, Any]") -> "np.ndarray[Any, np.d
     return np.ascontiguousarray(values).reshape(shape).view(np.uint8)
 
 
-def share_of(
-    ranks: Ranks, rows: int, parts: bool, word: Callable[[], str], phase: Phase = Phase.COMPARED
-) -> tuple[Share, int]:
+def share_of(ranks: Ranks, rows: int, parts: bool, word: Callable[[], str]) -> tuple[Share, int]:
     """The share of this rank, and how many rows all ranks have, after their data were compared.
 
     Guarantee: where every rank holds all rows they are the same rows. Where each holds a part, two ranks with the same
@@ -206,7 +204,7 @@ def share_of(
     """
     if ranks.alone:
         return Share(), rows
-    every = ranks.every((rows, word()), phase)
+    every = ranks.every((rows, word()), Phase.COMPARED)
     if not parts:
         other = next((rank for rank, each in enumerate(every) if each != every[0]), None)
         if other is not None:

@@ -25,6 +25,7 @@ from dpgrad import _files, _validate
 from dpgrad.errors import OptionError, ResumeError
 from dpgrad.grads import ENGINES, clipped_sum
 from dpgrad.grads.sums import Loss, trainable
+from dpgrad.reports.kinds import plain_values
 from dpgrad.training import source
 from dpgrad.training.private import Observed
 
@@ -233,7 +234,7 @@ class Recorder:
         window = {"last_epochs": None if last == math.inf else last, "probe": self.diagnostics.probe}
         steps = {**self._columns, "step": [int(step) for step in self._columns["step"]]}
         found = {"label": LABEL, "window": window, "definitions": DEFINITIONS, **summary, "steps": steps}
-        plain: dict[str, Any] = _plain(found)
+        plain: dict[str, Any] = plain_values(found)
         return plain
 
     def write(self, folder: Path) -> Path:
@@ -285,12 +286,3 @@ def _histogram(values: np.ndarray[Any, Any], bins: int, low: float | None = None
     least, most = float(known.min()) if low is None else low, float(known.max())
     counts, edges = np.histogram(known, bins, (least, most if most > least else least + 1))
     return {"edges": edges.tolist(), "share": (counts / known.size).tolist()}
-
-
-def _plain(value: Any) -> Any:
-    """The same with None for what is not a finite number, which JSON does not know."""
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

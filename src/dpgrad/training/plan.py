@@ -206,7 +206,7 @@ class Plan:
         return {
             "method": self.recipe.to_dict(),
             "mechanism": self.mechanism.to_dict(),
-            "epsilon": _finite(self.guarantee.epsilon),
+            "epsilon": _validate.json_number(self.guarantee.epsilon),
             "delta": self.delta,
             "relation": self.guarantee.relation.value,
             "accountant": self.guarantee.accountant,
@@ -341,15 +341,11 @@ _ADAPTIVE = {"adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", 
 
 def _figure(found: compare.Figure) -> dict[str, Any]:
     return {
-        "epsilon": _finite(found.epsilon),
+        "epsilon": _validate.json_number(found.epsilon),
         "epsilon_lower": found.lower,
         "guarantee": found.guarantee,
         "noise_rounded": found.rounded,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def accumulated_noise(momentum: float, steps: int) -> float:

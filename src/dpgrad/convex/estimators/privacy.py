@@ -1,6 +1,5 @@
 """What a fitted estimator says about privacy: the guarantee, every release, and what was taken for granted."""
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -89,7 +88,7 @@ class FitPrivacy:
         return {
             "guarantee": {
                 "statement": str(promise),
-                "epsilon": promise.epsilon if math.isfinite(promise.epsilon) else None,
+                "epsilon": _validate.json_number(promise.epsilon),
                 "delta": promise.delta,
                 "relation": promise.relation.value,
                 "neighbours": promise.neighbours,
