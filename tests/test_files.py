@@ -76,7 +76,7 @@ def test_a_failed_append_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again.records == [{"a": 1}]
     with pytest.raises(ValueError, match="may end within a line"):  # the new line would be the end of the torn one
         again.append({"c": 3})
-    again.mend({"torn": True})
+    again.replace_torn({"torn": True})
     again.append({"c": 3})
     assert Lines.read(path).records == [{"a": 1}, {"torn": True}, {"c": 3}]
 

@@ -49,7 +49,7 @@ def told(path: Path, done: str = "written") -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error.__cause__, OSError):
-            raise  # told already, by a block within this one
+            raise  # already reported by an inner block
         reason = _REASONS.get(error.errno or 0, error.strerror or "the system gives no reason")
         remedy = _REMEDIES.get(done, "fix that or choose another folder")
         raise OSError(error.errno, f"{path} could not be {done}: {reason}; {remedy}") from error
@@ -261,8 +261,8 @@ class Lines:
         self.records.append(record)
         self.checks.append(check)
 
-    def mend(self, record: dict[str, Any]) -> None:
-        """Put ``record`` in place of a torn last line."""
+    def replace_torn(self, record: dict[str, Any]) -> None:
+        """Replace a torn last line by ``record``."""
         self._rewrite([*self.records, record])
         self.torn = False
 

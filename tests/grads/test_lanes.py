@@ -41,7 +41,7 @@ class Watched:
         self.early: list[int] = []
 
     @contextmanager
-    def beside(self, which: int, *read: object) -> Iterator[None]:
+    def on_lane(self, which: int, *read: object) -> Iterator[None]:
         self._look()
         with Reads() as reads:
             yield
@@ -88,8 +88,8 @@ def test_what_a_lane_reads_is_held(name: str, holding: bool, monkeypatch: pytest
 
     layouts = bookkeeping.find_layouts(model, loss, x)
     watched = Watched()
-    beside = watched.beside if holding else lambda which, *read: watched.beside(which)
-    monkeypatch.setattr(lanes, "beside", beside)
+    on_lane = watched.on_lane if holding else lambda which, *read: watched.on_lane(which)
+    monkeypatch.setattr(lanes, "on_lane", on_lane)
     monkeypatch.setattr(lanes, "join", watched.join)
     bookkeeping.gradients(model, loss, x, torch.ones(len(x)), layouts=layouts)
     assert watched.pieces > 3

@@ -151,7 +151,7 @@ class Ledger:
                     lines = _Lines.create(self._path, [{"format": FORMAT}, record])
                 else:
                     if lines.torn:
-                        lines.mend({"torn": True})  # in place of what an `add` that did not return left
+                        lines.replace_torn({"torn": True})  # replaces the torn line of an `add` that did not return
                     _write_head(self._path, _reached(lines))  # never more than one entry behind
                     lines.append(record)
                 self._seen = _reached(lines)

@@ -29,7 +29,7 @@ __all__ = ["SCALES", "Reached", "ascended", "check"]
 
 SCALES = (1e-3, 1.0, 30.0, 1e3)  # by which a real row is multiplied
 SLACK = 1e-3  # of the clip bound
-_COMPANY = 6  # real rows beside a canary
+_COMPANY = 6  # real rows together with a canary
 _SAMPLED = 128  # rows from which batches are drawn
 _MANY = 256  # canaries that push the same way: a sum that is rounded before noise shows here
 _FALLING = 8  # steps of bounds that fall

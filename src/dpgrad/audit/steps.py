@@ -50,7 +50,7 @@ def step(
     ``average``, ``several_rows``, ``augment``, ``engine``, ``microbatch``). ``run`` is any other code: a function of a
     `Trial` that returns what its steps leave in ``.grad``. ``data`` are some rows as tensors. ``claim`` is what the
     whole run is said to cost, by default what the pld accountant certifies for ``mechanism``. ``canaries`` real rows
-    are tried at several scales beside the gradient canary and rows found by gradient ascent, and noise and batches of
+    are tried at several scales, as are the gradient canary and rows found by gradient ascent, and noise and batches of
     ``steps`` steps are looked at. All checks together refute a true claim with probability at most ``level``; why is
     in docs/proofs/audit.md.
 

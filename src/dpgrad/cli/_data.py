@@ -27,7 +27,7 @@ def add_folder(parser: Any) -> None:
 
 
 def add_own(parser: Any) -> None:
-    """Add the options for a file or folder of one's own."""
+    """Add the options for a user's own file or folder."""
     parser.add_argument("--target", metavar="NAME", help="The column to predict, if the schema does not name it.")
     parser.add_argument(
         "--schema",
@@ -42,7 +42,7 @@ def add_own(parser: Any) -> None:
 
 
 def load(name: str, args: argparse.Namespace, preprocessing: str | None, tokens: Any = None) -> "Dataset":
-    """Load the dataset, or read a file or folder of one's own by its schema; missing files are named."""
+    """Load the dataset, or read a user's own file or folder by its schema; missing files are named."""
     from dpgrad import data
 
     own = {"target": None, "schema": None, "classes": None} | vars(args)

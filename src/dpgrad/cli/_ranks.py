@@ -19,7 +19,7 @@ def connected(device: str | None, timeout: float | None = None) -> "Iterator[Ran
     """Within the block the processes of torchrun, if there are several, are the ranks of one run.
 
     They exchange sums by NCCL on CUDA devices, one for each process of a machine, and otherwise by gloo. What fails on
-    one of them in the block is told to the others; one that is silent for ``timeout`` seconds ends them.
+    one of them in the block is reported to the others; one that is silent for ``timeout`` seconds ends them.
     """
     import torch
     import torch.distributed as dist

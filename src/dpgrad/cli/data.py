@@ -1,4 +1,4 @@
-"""`dpgrad data describe`: propose a schema for a file of one's own."""
+"""`dpgrad data describe`: propose a schema for a user's own file."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`dpgrad reproduce`: the tables and figures of the papers, run here and set beside the printed values."""
+"""`dpgrad reproduce`: the tables and figures of the papers, run here and compared with the printed values."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ def add(commands: "Commands") -> None:
         "run a table or figure of the papers, and compare it with what was printed",
         "Runs every arm of an experiment with several seeds, and writes the table (Markdown, CSV, LaTeX), the figure "
         "(SVG, PNG), every trial (JSON lines) and one self-contained HTML page to a folder. Prints the paper's value "
-        "beside ours with its standard error, and says for every claim whether it held. A stopped run "
+        "next to ours with its standard error, and says for every claim whether it held. A stopped run "
         "continues with the trials that are missing. Every trial has a known seed: do not release these models.",
         _answer,
     )

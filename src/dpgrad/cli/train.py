@@ -297,7 +297,7 @@ class Training(CommandInputs):
         if path.is_file():
             return NonPrivate.read(path)
         wanted = self.args.baseline
-        if wanted is None:  # rows of one's own are private, and a model without privacy is not asked for lightly
+        if wanted is None:  # a user's rows are private: a model without privacy must be asked for
             wanted = self.dataset.schema is None
         if not wanted or self.rows.held_out is None:
             return None

@@ -510,7 +510,7 @@ def describe(
     """
     rows, n = dataset.flat().x_train[:most_rows], len(dataset.y_train)
     rows = rows.astype(np.float64) if isinstance(rows, np.ndarray) else rows
-    radius = 1.001 * float(Design(rows, radius=1e18).norms.max())  # so that no row is clipped
+    radius = 1.001 * float(Design(rows, radius=1e18).norms.max())  # no row is clipped
     objective = Objective(loss, Design(rows, radius=radius), _targets(dataset, loss)[:most_rows], l2)
     start = np.zeros(objective.shape)
     best, beta = minimiser(objective), smoothness(objective)

@@ -1,6 +1,6 @@
 """The rows of a linear model as solvers see them: bounded by a public rule, never copied, never made dense.
 
-The caller's matrix stays as it is. What a public rule does to it is kept beside it and applied inside the products:
+The caller's matrix stays as it is. The effect of a public rule is kept separately and applied inside the products:
 row i becomes ((fᵢ·xᵢ − c)·M, b), where fᵢ brings the norm of xᵢ within the radius R, c is a centre, M a linear map and
 b the constant of the intercept. Solvers need three things of it: scores, sums of rows weighted by residuals, and norms.
 

@@ -207,7 +207,7 @@ class Softmax:
 
     def checked(self, targets: ArrayLike, rows: int) -> Targets:
         found = _column(targets, rows)
-        bad = ~((found >= 0) & (found < self.classes) & (np.floor(found) == found))  # so that NaN is bad
+        bad = ~((found >= 0) & (found < self.classes) & (np.floor(found) == found))  # NaN is bad too
         if bad.any():
             raise DataError(
                 f"targets must be class indices from 0 to {self.classes - 1}: number the classes in an order that "
@@ -311,7 +311,7 @@ class Counts:
 
     def checked(self, targets: ArrayLike, rows: int) -> Targets:
         found = _column(targets, rows).astype(np.float64)
-        if not ((found >= 0) & (found <= 1)).all():  # so that NaN is refused
+        if not ((found >= 0) & (found <= 1)).all():  # NaN is refused too
             raise DataError("targets must be counts over the largest, from 0 to 1")
         return found
 

@@ -97,7 +97,7 @@ def load(
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is meant as a file or folder of one's own rather than as the name of a dataset.
+    """Whether ``name`` is meant as a user's own file or folder, not as the name of a dataset.
 
     >>> is_file("digits"), is_file("people.csv"), is_file("hf:reviews")
     (False, True, True)

@@ -19,7 +19,7 @@ _NUMBERS = 1 << 22  # in a chunk, about
 
 
 def npy(path: Path, target: str | None) -> FileTable:
-    """The rows of an .npy file as the column "x", memory-mapped; ``target`` names another .npy beside it."""
+    """The rows of an .npy file as the column "x", memory-mapped; ``target`` names another .npy in its folder."""
     columns: dict[str, Any] = {"x": _mapped(path)}
     if target is not None and target.endswith(".npy"):
         columns[target] = _mapped(path.parent / target)

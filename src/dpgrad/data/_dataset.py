@@ -31,7 +31,7 @@ class Dataset:
     `y` holds class indices 0..K-1 into `classes`, or real targets where `classes` is None. `public` lists every fact
     taken as public; entries that start with "outside the guarantee" were read from the private rows. Images are (n,
     channels, height, width); `flat` gives one vector per row. The representation shows shapes, never rows. `kind` is
-    "table", "image" or "text", whose rows are whole numbers. Data of one's own carry the `schema` they were read by
+    "table", "image" or "text", whose rows are whole numbers. A user's own data carry the `schema` they were read by
     and, where it names a unit, `units` and `test_units`: a number for each training and each test row, equal for rows
     of one person, and nobody is in both. `by_position` says that a row's part follows from its place in the file:
     leaving out a row may move others.

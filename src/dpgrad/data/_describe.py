@@ -341,7 +341,7 @@ def _image(name: str, seen: _Seen) -> tuple[Column, list[str]]:
 
 
 def _alone(columns: list[Column], notes: dict[str, list[str]]) -> tuple[Column, ...]:
-    """Only a text, where numbers or categories stand beside it: a row is one or the other."""
+    """A text, if the other columns are numbers or categories: a row is one or the other."""
     for alone in ("image", "text"):
         first = next((column.name for column in columns if column.kind == alone), None)
         others = [column for column in columns if column.kind in ("number", "category")]
@@ -350,7 +350,7 @@ def _alone(columns: list[Column], notes: dict[str, list[str]]) -> tuple[Column, 
         if first is not None:
             for column in columns:
                 if column.kind == alone:
-                    notes[column.name] = [f"{alone} beside other columns: to train on it, ignore the others"]
+                    notes[column.name] = [f"{alone} with other columns: to train on it, ignore the others"]
             columns = [Column(c.name, "ignored") if c.kind == alone else c for c in columns]
     return tuple(columns)
 

@@ -1,4 +1,4 @@
-"""Files of a user's own: opened so that a fault is one line with a path and a place, never the content of a cell."""
+"""A user's own files: every fault becomes one line with path and place, without the content of a cell."""
 
 import stat
 from collections.abc import Iterator, Mapping, Sequence

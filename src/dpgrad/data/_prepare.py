@@ -65,7 +65,7 @@ def scrambled_80_20(x: Inputs, y: NDArray[Any]) -> tuple[Inputs, NDArray[Any], I
 
 
 def to_unit(x: NDArray[Any], bounds: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-    """Each column clipped to its public bounds and mapped to [0, 1]: reads nothing but the row at hand.
+    """Each column clipped to its public bounds and mapped to [0, 1]: reads only the row itself.
 
     >>> to_unit(np.array([[5.0, 30.0], [-1.0, 20.0]]), [(0, 10), (20, 40)]).tolist()
     [[0.5, 0.5], [0.0, 0.0]]

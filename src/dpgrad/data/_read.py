@@ -27,7 +27,7 @@ ENDINGS = {
     ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".data": "csv", ".parquet": "parquet", ".pq": "parquet",
     ".npz": "npz", ".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl",
 }  # fmt: skip
-ROW = "row"  # what the number of a row is called where rows have no ids
+ROW = "row"  # the name of the row number, for rows without ids
 KEPT_COUNTS = f"{ROW_COUNTS} that are kept"
 PROPOSED = OUTSIDE + "the schema was first proposed from the private rows (dpgrad data describe)"
 

@@ -21,7 +21,7 @@ _WHERE = (
 SOURCES = tuple(
     Source("celeba", file, None, None, published=_WHERE) for file in ("list_attr_celeba.txt", "list_eval_partition.txt")
 )
-FOLDER = "img_align_celeba"  # beside the two lists
+FOLDER = "img_align_celeba"  # next to the two lists
 WIDTH, HEIGHT, SIDE = 178, 218, 64
 ATTRIBUTE = "Male"
 PREPROCESSINGS = ("default", "raw", "huang2024")

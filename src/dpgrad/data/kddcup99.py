@@ -15,7 +15,7 @@ from dpgrad.errors import DataError
 __all__ = ["BOUNDS", "CLASSES", "PREPROCESSINGS", "SOURCES", "SYMBOLS", "TEXT_BYTES", "load", "parse"]
 
 ROWS, DRAWN = 494_021, 70_000
-TEXT_BYTES = 1 << 28  # the text is not at hand: a bound on what is unpacked
+TEXT_BYTES = 1 << 28  # a bound on the unpacked text, whose size is not published
 SOURCES = (
     Source(
         "kddcup99",

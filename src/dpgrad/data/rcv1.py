@@ -20,7 +20,7 @@ __all__ = [
 
 WORDS = 47236
 STORIES, TAKEN = 500_000, 50_000  # those that are shuffled, and how many of them are kept
-TEXT_BYTES = 1 << 30  # the texts are not at hand: a bound on what is unpacked
+TEXT_BYTES = 1 << 30  # a bound on the unpacked text, whose size is not published
 TOPIC = b"CCAT"
 FIGSHARE = "https://ndownloader.figshare.com/files/"
 

@@ -11,7 +11,7 @@ from dpgrad.data._unpack import bunzip2
 __all__ = ["CLASSES", "PREPROCESSINGS", "SOURCES", "TEXT_BYTES", "load"]
 
 ROWS, WORDS = 72309, 20958
-TEXT_BYTES = 1 << 28  # the text is not at hand: a bound on what is unpacked
+TEXT_BYTES = 1 << 28  # a bound on the unpacked text, whose size is not published
 SOURCES = (
     Source(
         "real-sim",

@@ -1,6 +1,6 @@
 """Reuters-21578, topic money-fx: 7,770 + 3,299 documents as sparse unit rows of 8,315 words (Bottou; libsvm text).
 
-A small sparse set that stands where the files of RCV1 and Real-sim are not at hand; it is neither of them.
+A small sparse dataset, for use where the files of RCV1 and Real-sim are not available.
 """
 
 from pathlib import Path

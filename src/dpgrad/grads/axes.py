@@ -2,7 +2,7 @@
 
 A tensor that descends from the batch has a `Layout`. Any other tensor has *periods*: along a dimension with period p
 the value depends on the index modulo p alone. Period 1 means the same value everywhere, the full length means that
-nothing is known. A tensor with periods may stand beside a tensor with a layout where it gives every row the same.
+nothing is known. A tensor with periods may be combined with one that has a layout if it is the same for every row.
 """
 
 import math
@@ -98,7 +98,7 @@ def even(dims: int) -> Periods:
 
 
 def same_for_rows(periods: Periods, shape: Sequence[int], layout: Layout) -> bool:
-    """Whether every row finds the same in a tensor that stands beside one with this layout, of as many dimensions.
+    """Whether a tensor holds the same for every row of a tensor with this layout and as many dimensions.
 
     >>> same_for_rows((5, 3), (5, 3), Layout(0)), same_for_rows((1, 3), (5, 3), Layout(0))
     (False, True)
@@ -108,7 +108,7 @@ def same_for_rows(periods: Periods, shape: Sequence[int], layout: Layout) -> boo
 
 
 def reshaped(periods: Periods, shape: Sequence[int], new: Sequence[int]) -> Periods:
-    """The periods after a reshape in row-major order, as far as they can be told.
+    """The periods after a reshape in row-major order, where they can be derived.
 
     >>> reshaped((1, 3), (4, 3), (12,))
     (3,)

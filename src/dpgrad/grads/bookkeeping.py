@@ -154,7 +154,7 @@ def finished(
 ) -> PerExample | None:
     """The gradients of the examples from a forward pass on the tape. It must still be watched.
 
-    None where the backward pass did not come by a place: no loss depends on it, or what it leads to is no parameter of
+    None if the backward pass did not reach a record: no loss depends on it, or it leads to no parameter of
     the model. Run the pass again with ``every``.
     """
     examples = tape.examples
@@ -202,7 +202,7 @@ def _refuse_unknown(losses: Tensor, following: Following) -> None:
 
 @contextmanager
 def _arriving(records: dict[int, Record], found: dict[int, Sequence[Use]], every: bool) -> Iterator[set[int]]:
-    """Within the block uses are found when the backward pass comes by; yields the numbers of the records it awaits.
+    """Within the block, find uses as the backward pass reaches them; yield the numbers of the records still awaited.
 
     What was needed for them can then be freed: a record that has arrived is taken out of ``records``. A place that the
     pass leaves behind on its way to others need not be asked for. Uses of a parameter that has several are put together
@@ -215,7 +215,7 @@ def _arriving(records: dict[int, Record], found: dict[int, Sequence[Use]], every
 
         def arrive(gradients: Sequence[Tensor | None]) -> None:
             g, record = gradients[output], records.pop(number)
-            with torch.no_grad(), own_products(), lanes.beside(number, g, record):
+            with torch.no_grad(), own_products(), lanes.on_lane(number, g, record):
                 uses = [] if g is None else record.uses(g.reshape(record.shape))
                 alone = zip(record.names, uses, strict=False)
                 found[number] = [use.settled() if times[name] == 1 else use for name, use in alone]

@@ -87,8 +87,8 @@ class Call:
             return carrying[0]
         raise self.refuse("takes the batch in several arguments, or in one that has no rule")
 
-    def beside(self, layout: Layout, *others: Any) -> Layout:
-        """The layout, if the other tensors have it too or give every row the same; sizes need not be equal."""
+    def aligned(self, layout: Layout, *others: Any) -> Layout:
+        """The layout, if the other tensors share it or hold the same for every row; sizes may differ."""
         for other in others:
             if not isinstance(other, Tensor):
                 continue

@@ -240,7 +240,7 @@ def _refuse_number(probe: Probe) -> bool:
 
 
 def _refuse_statistics(probe: Probe) -> None:
-    """Refuse examples whose loss changes with the others, among several numbers of them and beside others' extremes.
+    """Refuse a loss that changes with the other examples, tried with several batch sizes and extreme values.
 
     A pass inside vmap cannot tell: there a statistic of the batch is one of a single row.
     """
@@ -332,7 +332,8 @@ def _agree(coarse: Probe, compute: Engine, i: int, used: frozenset[str]) -> bool
     probe = coarse.in_double()
     if probe is None:
         return False
-    compute = Attributed() if isinstance(compute, Attributed) else compute  # what this batch shows it is forgotten
+    # What an engine learns from this batch is discarded.
+    compute = Attributed() if isinstance(compute, Attributed) else compute
     weights = row_weights(probe.model, probe.batch, None, several_rows=False).flatten() / probe.rows
     kind = leaves(probe.batch)[0].device.type
     try:

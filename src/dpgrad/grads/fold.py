@@ -209,7 +209,7 @@ def _mask_fits(args: list[Any], kwargs: dict[str, Any], query: Tensor) -> bool:
 
 
 def _open_mask(args: list[Any], kwargs: dict[str, Any], fold: bool, examples: int, rows: int) -> None:
-    """The mask of attention beside queries of all examples: it may lack dimensions, or have one entry there."""
+    """The attention mask for queries of all examples: it may lack dimensions, or have size one there."""
     where: Any = args if len(args) > 3 else kwargs
     key: Any = 3 if len(args) > 3 else "attn_mask"
     mask = _mask_of(args, kwargs)

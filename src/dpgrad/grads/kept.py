@@ -95,7 +95,7 @@ class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._refused: WrittenError | KeptError | None = None  # kept: a model may catch exceptions
-        self._storages: dict[int, StorageWeakRef] = {}  # of this pass; held, so that no address comes again
+        self._storages: dict[int, StorageWeakRef] = {}  # of this pass; held, or an address could be reused
         self._carrying: set[int] = set()
 
     @contextmanager

@@ -3,10 +3,10 @@
 Lanes are streams that a captured graph turns into branches. Outside an `opened` block everything stays on the current
 stream, and nothing here does anything.
 
-Guarantee: what a lane reads may not be freed or overwritten before the main stream has waited for the lane.
-`beside` holds what it is given until then.
+Guarantee: memory that a lane reads is not freed or overwritten before the main stream has waited for the lane:
+`on_lane` holds its ``read`` tensors until then.
 
->>> with beside(0):
+>>> with on_lane(0):
 ...     pass
 >>> join()
 """
@@ -19,14 +19,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-__all__ = ["beside", "join", "opened"]
+__all__ = ["join", "on_lane", "opened"]
 
-_HELD = 3  # pieces of work that a lane may be behind
-_HELD_BYTES = 1 << 28  # of tensors that they read; one piece may read more
+_HELD = 3  # pieces of work by which a lane may lag behind
+_HELD_BYTES = 1 << 28  # bytes of the tensors they read; a single piece may read more
 
 
 class _Lanes:
-    """The streams beside a main one, and what they read."""
+    """The side streams of a main stream, and the tensors they read."""
 
     def __init__(self, main: torch.cuda.Stream, streams: list[torch.cuda.Stream]) -> None:
         self.main, self.streams = main, streams
@@ -40,7 +40,7 @@ class _Lanes:
             self.held.popleft()
 
     def fitting(self) -> int:
-        """How many of the last pieces of work may be held at most."""
+        """The number of latest pieces of work that may be held."""
         count, size = 0, 0
         for _, read in islice(reversed(self.held), _HELD):
             size += sum(each.nbytes for each in read if isinstance(each, Tensor))
@@ -55,7 +55,7 @@ _open: list[_Lanes] = []  # the backward pass runs in a thread of its own: no co
 
 @contextmanager
 def opened(streams: list[torch.cuda.Stream]) -> Iterator[None]:
-    """Within the block lanes beside the current stream are open, where there are any; they are joined at its end."""
+    """Open lanes for the current stream within the block, if there are ``streams``, and join them at its end."""
     if not streams:
         yield
         return
@@ -68,8 +68,8 @@ def opened(streams: list[torch.cuda.Stream]) -> Iterator[None]:
 
 
 @contextmanager
-def beside(which: int, *read: object) -> Iterator[None]:
-    """Within the block work goes to a lane, after what the main stream was given before; it may read ``read``."""
+def on_lane(which: int, *read: object) -> Iterator[None]:
+    """Run the block on a lane, after all earlier work of the main stream; the block may read ``read``."""
     if not _open:
         yield
         return

@@ -125,7 +125,7 @@ class _Lifting(TorchFunctionMode):
         return result
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of ``func``, which a parameter is given to; what it does with it is noted on the tape."""
+        """The result of ``func``, one of whose arguments is a parameter; its use is recorded on the tape."""
         return self._called(func, args, kwargs, shared=True)
 
     def _called(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shared: bool) -> Any:

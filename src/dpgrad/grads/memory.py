@@ -20,7 +20,7 @@ __all__ = ["Peak", "available", "fitting", "shown_bytes"]
 
 
 def available(device: torch.device) -> int:
-    """The bytes that are free on a device, as far as the system tells."""
+    """The free bytes of a device, as the system reports them."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

@@ -36,7 +36,7 @@ def _pointwise(call: Call) -> FoundAt:
             continue
         start = out.ndim - tensor.ndim
         if found is not None and found.dim >= start:
-            call.beside(found.moved(found.dim - start), tensor)
+            call.aligned(found.moved(found.dim - start), tensor)
         for dim, (length, period) in enumerate(zip(tensor.shape, place, strict=True)):
             if length != 1 and period != 1:
                 # Two periods meet in one that both divide; the whole length where they differ.
@@ -128,7 +128,7 @@ def _batch_norm(call: Call) -> FoundAt:
     elif isinstance(call["running_mean"], Tensor) or isinstance(call["running_var"], Tensor):
         raise call.refuse("writes statistics of the batch to tensors that were given to it")
     else:  # an instance norm: examples stand among the channels
-        call.beside(place.moved(0), call["weight"], call["bias"])
+        call.aligned(place.moved(0), call["weight"], call["bias"])
     return [place] + [None] * (len(call.result) - 1)
 
 
@@ -151,12 +151,12 @@ def _product(call: Call) -> FoundAt:
             raise call.refuse("multiplies examples with each other")
         found = right
         if left is None and right.dim < batch:
-            call.beside(right, one)
+            call.aligned(right, one)
     elif left is not None and right is None:
         contracted = left.dim == one.ndim - 1
         found = left
         if left.dim < batch:
-            call.beside(left, other)
+            call.aligned(left, other)
     else:
         raise call.refuse("multiplies examples with each other")
     if contracted:
@@ -164,7 +164,7 @@ def _product(call: Call) -> FoundAt:
     added = call["self"] if call.name in ("addmm", "_addmm_activation", "baddbmm", "addmv") else None
     start = 0 if added is None else out.ndim - added.ndim
     if added is not None and found.dim >= start:
-        call.beside(found.moved(found.dim - start), added)
+        call.aligned(found.moved(found.dim - start), added)
     elif call.layout(added):
         raise call.refuse("takes the batch in different dimensions")
     return found
@@ -185,7 +185,7 @@ def _convolution(call: Call) -> FoundAt:
     if data is None or data.dim != 1 or data.outer != 1 or call["groups"] % call.rows or call["transposed"]:
         raise call.refuse("takes the batch in several arguments, or among the channels")
     each = Layout(0, 1, call.result.shape[1] // call.rows)
-    call.beside(each, call["weight"], bias)
+    call.aligned(each, call["weight"], bias)
     return each.moved(1)
 
 
@@ -246,7 +246,7 @@ def _index(call: Call) -> FoundAt:
     for _, index in given:
         start = len(shape) - index.ndim
         if not call.layout(index) and found.dim >= start:
-            call.beside(found.moved(found.dim - start), index)
+            call.aligned(found.moved(found.dim - start), index)
     return found.moved(found.dim + dims[0])
 
 
@@ -258,7 +258,7 @@ def _gather(call: Call) -> FoundAt:
     call.apart_from(layout, [call["dim"]], call["self"].ndim)
     if len({tensor.shape[layout.dim] for tensor in tensors if tensor.ndim > layout.dim}) > 1:
         raise call.refuse("takes examples by their place in the batch")
-    return call.beside(layout, *tensors)
+    return call.aligned(layout, *tensors)
 
 
 def _loss(call: Call) -> FoundAt:
@@ -268,7 +268,7 @@ def _loss(call: Call) -> FoundAt:
     layout = call.layout(call.data)
     if layout is None or layout.dim:
         raise call.refuse("needs the examples in the first dimension")
-    call.beside(layout, call["self"], call["target"])
+    call.aligned(layout, call["self"], call["target"])
     if call.layout(call["weight"]):
         raise call.refuse("takes the batch in its weights")
     return [layout, None]
@@ -284,13 +284,13 @@ def _attention(call: Call) -> FoundAt:
     layout = call.layout(call["query"])
     if layout is None or layout.dim:
         raise call.refuse("needs the examples in the first dimension")
-    call.beside(layout, call["key"], call["value"])
+    call.aligned(layout, call["key"], call["value"])
     for name in ("attn_mask", "attn_bias"):
         mask = call[name]
         if isinstance(mask, Tensor):
             start = 4 - mask.ndim
             if start <= 0:
-                call.beside(layout, mask)
+                call.aligned(layout, mask)
             elif call.layout(mask):
                 raise call.refuse("takes the batch in different dimensions")
     return [layout] + [None] * (len(call.result) - 1)
@@ -311,7 +311,7 @@ def _ctc(call: Call) -> FoundAt:
     layout = call.layout(call["log_probs"])
     if layout != Layout(1) or call["targets"].ndim != 2:
         raise call.refuse("needs the examples in the second dimension")
-    call.beside(Layout(0), call["targets"], call["input_lengths"], call["target_lengths"])
+    call.aligned(Layout(0), call["targets"], call["input_lengths"], call["target_lengths"])
     for lengths in (call["input_lengths"], call["target_lengths"]):
         if not isinstance(lengths, Tensor) and len(set(lengths)) > 1:
             raise call.refuse("gives examples different lengths by their place in the batch")
@@ -340,7 +340,7 @@ def _unrolled(call: Call) -> FoundAt:
     layout = call.layout(call["u"])
     if layout is None or layout.dim:
         raise call.refuse("needs the examples in the first dimension")
-    call.beside(layout, call["hidden"], call["cell"], call["valid"])
+    call.aligned(layout, call["hidden"], call["cell"], call["valid"])
     if any(call.layout(call[name]) for name in ("weight", "bias", "projection")):
         raise call.refuse("takes the batch in its weights")
     return [layout if each.ndim > 1 else None for each in call.result]  # others are empty

@@ -82,7 +82,7 @@ _allowed: ContextVar[tuple[bool, bool]] = ContextVar("allowed", default=(False, 
 
 @contextmanager
 def own_products() -> Iterator[None]:
-    """`exact_products`, but where `in_tf32` is entered; that is allowed as far as torch's settings allow it now.
+    """`exact_products`, but where `in_tf32` is entered; which applies if torch's settings allow it now.
 
     torch's settings are those of the process: a second thread that forms products of its own waits for the first.
     """

@@ -163,7 +163,7 @@ class Probe:
         return not all(map(torch.equal, leaves(self.batch), leaves(self.copies(0))))
 
     def alone(self, i: int) -> Own:
-        """The loss and the gradient of example ``i`` in a pass of its own; beside copies of itself where it must be."""
+        """The loss and the gradient of example ``i`` in its own pass, with copies of itself if a batch is needed."""
         try:
             return self.own(self.example(i), 0)
         except Exception as error:

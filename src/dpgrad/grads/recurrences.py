@@ -24,7 +24,7 @@ __all__ = ["fits", "recorded", "run"]
 def run(tape: "Tape", layer: OneLayer) -> State:
     """The results of a layer that parameters are given to; their uses are noted."""
     if fits(layer):
-        # Each row of the state stands beside a row of the inputs, so the inputs say where the examples are.
+        # Each row of the state belongs to a row of the inputs, so the inputs show where the examples are.
         layout = tape._met(layer.inputs, names_of(layer), run_layer, "inputs")
         if layout is not None and not layout.dim:
             return recorded(tape, layer, layout)

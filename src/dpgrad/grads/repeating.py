@@ -67,7 +67,7 @@ class _Used(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """An operation with its arguments, and what of torch's state they depend on."""
+    """An operation with its arguments and the part of torch's state on which it depends."""
 
     func: Any
     arguments: list[object]
@@ -104,7 +104,7 @@ class Script(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._noted = False  # whether there was a first pass
         self._rests = False
         self._own: Mapping[int, int] = {}  # numbers of memory of a block that runs again
-        self._others: dict[int, tuple[int, StorageWeakRef]] = {}  # held, so that no address comes again
+        self._others: dict[int, tuple[int, StorageWeakRef]] = {}  # held, or an address could be reused
         self._begin()
 
     def _begin(self) -> None:

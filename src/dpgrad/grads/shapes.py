@@ -135,11 +135,11 @@ def joined(call: Call) -> FoundAt:
     first = layouts[0]
     if stacked:
         for tensor in given:
-            call.beside(first, tensor)
+            call.aligned(first, tensor)
         return first.moved(first.dim + (dim <= first.dim))
     if dim != first.dim:
         for tensor in given:
-            call.beside(first, tensor)
+            call.aligned(first, tensor)
         return first
     # One round of the rows after another.
     if len(layouts) < len(given) or any((each.dim, each.inner) != (dim, first.inner) for each in layouts):

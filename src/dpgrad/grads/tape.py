@@ -48,7 +48,7 @@ _POSITIONAL = {
 
 
 class UnseenError(Exception):
-    """A parameter is used in a way that the layouts at hand say nothing about."""
+    """A parameter is used in a way that the known layouts do not cover."""
 
 
 def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:

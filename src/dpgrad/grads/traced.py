@@ -107,7 +107,7 @@ class Traced:
 
 
 def _settings() -> tuple[object, ...]:
-    """What decides about operations and their precision beside the arguments."""
+    """The state besides the arguments that decides which operations run and how precisely."""
     return (
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),

@@ -53,7 +53,7 @@ class Use(Protocol):
     def settled(self) -> "Use":
         """The form that is cheapest to measure and to sum, so what it was made of can be freed.
 
-        It may be measured already, while what it is made of is near.
+        It may be measured now, while its factors are in the cache.
         """
 
     def measured(self) -> tuple[Tensor, "Use"]:

@@ -104,7 +104,7 @@ class _Places:
 
 
 def held(model: nn.Module, *functions: Callable[..., Any]) -> list[Tensor]:
-    """The tensors that a model and the functions used with it hold, as far as they can be seen: not a pass's own.
+    """The visible tensors that a model and the functions used with it hold, without those of a pass.
 
     >>> table = torch.zeros(3)
     >>> found = held(nn.Linear(2, 1), lambda model, batch: model(batch)[:, 0] + table)
@@ -228,7 +228,7 @@ def _content(cell: CellType) -> object:
 
 
 class _Is:
-    """An object that is compared by what it is, and held, so that no other comes to lie in its place."""
+    """An object that is compared by identity, and held, so its address is not reused."""
 
     __slots__ = ("_value",)
     __hash__ = None  # type: ignore[assignment]
@@ -251,7 +251,7 @@ def _single(value: object, hidden: bool) -> object:
 
 
 def _token(value: object, known: set[int], tensors: bool, hidden: bool) -> object:
-    """A value that can be compared: a number, where a tensor lies, or what an object is and holds."""
+    """A value that can be compared: a number, a tensor's memory, or an object's identity and contents."""
     if isinstance(value, _NUMBERS):
         return value
     if isinstance(value, Tensor):

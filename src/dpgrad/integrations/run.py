@@ -165,7 +165,7 @@ class PrivateRun:
         path = None if folder is None else folder / f"{name}.jsonl"
         if path is None or not name.isalnum() or not path.is_file():
             raise ResumeError(
-                f"the record of what was spent is missing: {path or FOLDER}. Keep the folder {FOLDER} beside the "
+                f"the record of what was spent is missing: {path or FOLDER}. Keep the folder {FOLDER} next to the "
                 "checkpoints; without it, count the whole plan as spent and start again"
             )
         lock = _files.lock(path.with_suffix(".lock"))
@@ -367,7 +367,7 @@ class IndexedRows(Dataset[Any]):
 
 
 def refuse_training_rows(held_out: Any, rows: Any, name: str) -> None:
-    """Refuse held-out rows that are training ``rows``, as far as `dpgrad.training.curves.share_rows` can see it.
+    """Refuse held-out rows that `dpgrad.training.curves.share_rows` recognises as training ``rows``.
 
     A list may hold the examples themselves; they are the same where they are the same objects.
 

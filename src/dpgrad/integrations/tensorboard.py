@@ -42,7 +42,7 @@ class TensorBoard:
             self._show(f"{OUTSIDE}/held_out", point.held_out, point.step)
 
     def after_step(self, progress: Progress) -> None:
-        """Show what a step is made of, and what was spent."""
+        """Log the figures of a step and the ε spent."""
         named = f"epsilon at delta {progress.delta:g}"
         self._show(named, progress.epsilon, progress.step)
         for name in ("learning_rate", "clip", "noise_multiplier"):

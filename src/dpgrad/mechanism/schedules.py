@@ -92,7 +92,7 @@ def from_dict(data: object) -> Formula:
     """
     if not isinstance(data, Mapping) or not isinstance(name := data.get("schedule"), str):
         raise OptionError(f"not a schedule: {data!r:.80}; expected an object with a field named schedule")
-    # a public function `linear` has its formula beside it as `_linear`: what has none is no schedule
+    # a public function `linear` has its formula in `_linear`; a name without one is no schedule
     if name.startswith("_") or f"_{name}" not in globals() or name not in globals():
         raise OptionError(f"unknown schedule {name!r:.80}: expected the name of a formula of dpgrad.schedules")
     given = {f: from_plain(v) if f == "of" else v for f, v in data.items() if f != "schedule"}

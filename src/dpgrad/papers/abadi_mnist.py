@@ -1,6 +1,6 @@
 """Abadi et al., "Deep Learning with Differential Privacy" (2016): MNIST behind a private PCA, and what matters there.
 
-The excerpt at hand prints no settings of these runs; they are those of the full paper: 60 directions by DP-PCA, one
+Our excerpt prints no settings of these runs; they are those of the full paper: 60 directions by DP-PCA, one
 hidden layer of 1,000 ReLU units, lots of 600, clip bound 4, learning rate 0.1 falling to 0.052 over 10 epochs, and
 noise 8, 4 and 2 (PCA: 16, 7 and 4) for ε = 0.5, 2 and 8 at δ = 1e-5. The PCA is charged: its event and that of the
 training are priced together. The price of a selection among settings is in `abadi`.
@@ -60,17 +60,17 @@ def mechanism(
     >>> run.steps, round(epsilon, 2)
     (21502, 1.55)
     """
-    beside: Event = NOTHING if pca_noise is None else Gaussian(pca_noise)
+    also_released: Event = NOTHING if pca_noise is None else Gaussian(pca_noise)
     rate = lot / rows
     steps = 1 if epochs is None else max(1, int(epochs / rate))
     run = Mechanism(
         sampling.Poisson(rate), steps, noise_multiplier or 1.0, clip=clip, batch_size=lot, relation=Relation.ADD_REMOVE
     )
     if epochs is None:
-        run = run.longest(epsilon, DELTA, "pld" if stop == "certified" else "moments", also_released=beside)
+        run = run.longest(epsilon, DELTA, "pld" if stop == "certified" else "moments", also_released=also_released)
     if epochs is not None or stop == "as-published":
-        run = run.calibrated(epsilon, DELTA, also_released=beside)
-    return run, account(Compose((beside, run.event())), run.relation).epsilon(DELTA)
+        run = run.calibrated(epsilon, DELTA, also_released=also_released)
+    return run, account(Compose((also_released, run.event())), run.relation).epsilon(DELTA)
 
 
 _BUDGET = ("rows", "lot", "epsilon", "noise_multiplier", "pca_noise", "epochs", "clip", "stop")

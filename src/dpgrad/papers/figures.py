@@ -55,7 +55,7 @@ def drawn(experiment: Experiment, outcomes: Outcomes) -> "Figure":
 
 
 def compared(experiment: Experiment, outcomes: Outcomes, figure: "Figure") -> None:
-    """The figure of a table: one point per arm with two standard errors, and the paper's value beside it."""
+    """The figure of a table: one point per arm with two standard errors, and the paper's value next to it."""
     axes = figure.add_subplot()
     arms = outcomes.arms
     if len(arms) > _NAMED:  # a grid: their names would not fit

@@ -1,4 +1,4 @@
-"""One self-contained page over experiments: each table with the paper's value beside ours, its figure and its claims.
+"""One self-contained page over experiments: each table with the paper's value next to ours, its figure and its claims.
 
 Figures are those of `figures`. They are interactive (`reports.interactive`), and the numbers stand under each.
 """

@@ -362,7 +362,7 @@ def digest(experiment: Experiment, arm: Arm) -> str:
         trial = trial.func
     try:
         return code.digest(trial.__module__, trial.__name__)
-    except (DpgradError, AttributeError):  # an experiment of one's own
+    except (DpgradError, AttributeError):  # a user's own experiment
         return "0" * 12
 
 

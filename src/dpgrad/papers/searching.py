@@ -2,7 +2,7 @@
 
 A search is an experiment like any other: its arms are the candidates, grouped by the method they are for, and its
 figure is measured on training rows that the fit did not see. `chosen` picks the best candidate of each method from the
-trials in the output folder, or, where the search has not been run there, from ``chosen.json`` beside this file, which
+trials in the output folder, or, where the search has not been run there, from ``chosen.json`` next to this file, which
 ``python -m benchmarks.chosen RESULTS`` writes. The choice is not charged to the privacy budget; tables say so.
 """
 

@@ -1,4 +1,4 @@
-"""An experiment as a table: the paper's value beside ours with its standard error, and what became of each claim."""
+"""An experiment as a table: the paper's value next to ours with its standard error, and whether each claim held."""
 
 import csv
 import io
@@ -240,7 +240,7 @@ def made(done: Done) -> str:
 
 
 def write(done: Done, stem: Path, drawn: bool) -> list[Path]:
-    """Write the three tables beside the trials; each file is replaced as a whole."""
+    """Write the three tables next to the trials; each file is replaced as a whole."""
     texts = (page(done, drawn), csv_text(done), latex(rows(done)) + "\n")
     paths = [stem.with_name(stem.name + ending) for ending in ENDINGS]
     for path, text in zip(paths, texts, strict=True):

@@ -70,7 +70,7 @@ def included(key: AnyKey, step: int | Tensor, rows: int, sampling_rate: float, d
 
 
 def ahead(sampler: Sampler, steps: range, rows: int, key: AnyKey, capacity: int, device: Device) -> "Ahead":
-    """What ``sampler`` draws at each of several steps, as far as ``capacity`` reaches, drawn on ``device`` at once.
+    """The first ``capacity`` rows that ``sampler`` draws at each of several steps, drawn on ``device`` at once.
 
     >>> drawn = ahead(sampling.Poisson(0.01), range(3), rows=1000, key=7, capacity=32, device="cpu")
     >>> drawn.indices[2, : drawn.counts[2]].tolist() == sampling.Poisson(0.01).draw(1000, step=2, key=7).tolist()
@@ -133,7 +133,7 @@ def _placed(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 def _sent(indices: Tensor, device: Device) -> Tensor:
     if torch.device(device).type == "cuda":
-        indices = indices.pin_memory()  # so that the copy need not wait for the device
+        indices = indices.pin_memory()  # the copy then does not wait for the device
     return indices.to(device, non_blocking=True)
 
 

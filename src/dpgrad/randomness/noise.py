@@ -204,7 +204,7 @@ def _check(likes: Mapping[str, Tensor], stds: Mapping[str, Std], step: int) -> N
 
 
 def _stream(name: str, step: int) -> tuple[str, ...]:
-    """What the noise of a parameter at a step is derived from, beside the key."""
+    """The words from which, with the key, the noise of a parameter at a step is derived."""
     return ("noise", name, str(step))
 
 

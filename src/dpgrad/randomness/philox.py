@@ -1,6 +1,6 @@
 """Philox4x64-10 in plain torch (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
-A word is a function of a key of 128 bits and a counter: where it is computed, and beside which others, does not matter.
+A word is a function of a key of 128 bits and a counter: where and with which others it is computed does not matter.
 torch's signed integers hold the 64 bits of unsigned words.
 
 >>> counters, step = torch.arange(1, 3), torch.tensor([5])
@@ -37,7 +37,7 @@ def constants(key: list[int], device: torch.device | str) -> Tensor:
     """
     known = torch.tensor([signed(word) for word in (*key, *_MULTIPLIERS, *_WEYL)])
     if torch.device(device).type == "cuda":
-        known = known.pin_memory()  # so that the copy need not wait for the device
+        known = known.pin_memory()  # the copy then does not wait for the device
     return known.to(device, non_blocking=True)
 
 

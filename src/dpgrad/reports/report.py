@@ -193,7 +193,7 @@ def _attacks(guarantee: Guarantee) -> dict[str, Any] | None:
 
 
 def _noise(event: events.Event, drawn: bool) -> dict[str, Any] | None:
-    """Where the noise came from, as far as the event tells; None where dpgrad did not draw it, or drew none."""
+    """The source of the noise according to the event; None if dpgrad did not draw it, or drew none."""
     leaves = events.leaves(event)
     secure = [leaf for leaf in leaves if isinstance(leaf, events.Inexact)]
     if not leaves or (not secure and not drawn):

@@ -285,7 +285,7 @@ _PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis)}
 _ARRAYS = {Tensor, nn.Parameter, np.ndarray, np.memmap}
 _SHOWN = (
     np.generic, np.ufunc, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, range, slice,
-)  # fmt: skip  # told by how they are written
+)  # fmt: skip  # distinguished by how they are written
 _SLOTS = vars(nn.Module())  # what every module has; followed by what it is for
 
 
@@ -297,7 +297,7 @@ class _Told:
         self.comparable = True
         self._held = {id(tensor) for tensor in held.values()}
         self._seen: dict[int, int] = {}
-        self._alive: list[Any] = [held]  # so that no identity is given twice
+        self._alive: list[Any] = [held]  # held, or an identity could be reused
         self._modules: set[tuple[str, frozenset[str]]] = set()
 
     def add(self, subject: Any) -> None:
@@ -341,7 +341,7 @@ class _Told:
                 self.add(subject())
             case types.CodeType():
                 self._all(subject.co_code, subject.co_consts, subject.co_names, subject.co_varnames)
-            case types.ModuleType():  # which of its names are used cannot be told
+            case types.ModuleType():  # which of its names are used is not known
                 self._add_module(subject, None)
             case types.MethodType():
                 self._all(subject.__func__, subject.__self__)
@@ -448,7 +448,7 @@ class _Told:
             self._refuse_changing(home, {function.__name__})
             return
         self._add_names({name: function.__globals__[name] for name in names & set(function.__globals__)}, names)
-        if function.__name__ != "__hash__":  # which says nothing of what the values of an object are
+        if function.__name__ != "__hash__":  # the default one does not depend on an object's values
             self._refuse_changing("builtins", builtin - set(function.__globals__))
             self.comparable &= "__hash__" not in names
         every = _named_by("IMPORT_NAME", function.__code__)

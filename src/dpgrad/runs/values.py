@@ -1,4 +1,4 @@
-"""Files of values beside a checkpoint: tensors one after another, written and read a little at a time.
+"""Files of values next to a checkpoint: tensors one after another, written and read in small parts.
 
 A checkpoint names the file that belongs to it, with the digest of its bytes. The file is whole, and on the disk, before
 the checkpoint that names it is; the one before goes after that. So after a crash the checkpoint and its file fit.

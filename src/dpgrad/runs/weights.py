@@ -51,7 +51,7 @@ class Weights:
         return {name: value._version for name, value in self._model.named_parameters(remove_duplicate=False)}
 
     def state(self) -> dict[str, Tensor]:
-        """The state to write: each value a copy of its own, so no memory beside it is written with it.
+        """The state to write: each value is a copy, so memory that it shares with others is not written.
 
         Of a model in shards those of this rank, as they lie there.
         """

@@ -22,7 +22,7 @@ be dropped. It is counted all the same, as the largest block it could have been:
 line looks alike, and there the steps were computed. It costs at most one block, which the plan had paid for already,
 and nothing where the run goes on with the same key. Whole lines cut from the end leave no trace: so, when a new key
 begins, the old attempt is charged to where its next checkpoint was due, beyond which no step was taken. A ledger that
-is cut further disagrees with the checkpoint, and one that is missing beside a checkpoint is refused.
+is cut further disagrees with the checkpoint, and one that is missing although there is a checkpoint is refused.
 """
 
 import dataclasses
@@ -148,7 +148,7 @@ class WriteAhead:
         if lines.torn:
             now = found.present
             record = {"until": now.until if found.finished else min(now.until + now.reserve, now.last), "torn": True}
-            lines.mend(record)
+            lines.replace_torn(record)
             found._take(len(lines.records), record)
         return found
 

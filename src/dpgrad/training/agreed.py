@@ -73,7 +73,7 @@ def opened(
 ) -> Key:
     """The key of all ranks, which is rank 0's, after settings were compared and its weights were given to every rank.
 
-    Meetings are those of this key and its first step from here on: two runs on the same ranks are told apart.
+    From here on, meetings carry this key and its first step, which distinguishes two runs on the same ranks.
     """
     if ranks.alone:
         return key

@@ -1,4 +1,4 @@
-"""What ``--model`` names: a model by its name, a function in a file of one's own, a folder of transformers.
+"""What ``--model`` names: a model by its name, a function in a user's file, a folder of transformers.
 
 Each is a `Blueprint`: it builds the model anew from public facts alone, says in a report how to build it again, and
 adds to a release folder what that needs.

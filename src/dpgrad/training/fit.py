@@ -378,7 +378,7 @@ def _fitted(task: Task, session: Session, last: int, began: float, temperature: 
 
 
 _DIVIDED = (
-    "the last layer was divided by a temperature of {:.3g}, so that class probabilities are not too near 0 and 1; it "
+    "the last layer was divided by a temperature of {:.3g}, which keeps class probabilities away from 0 and 1; it "
     "was found from noisy full batches, which are part of the guarantee"
 )
 

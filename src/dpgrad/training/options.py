@@ -184,8 +184,8 @@ class Privacy:
 
     ``units`` names the owner of each row, by whole numbers or texts: one person, with all of their rows, is then what
     is protected, and batch size, epochs and ``dataset_size`` count persons. ``rows_per_unit``, ``unit_rule`` and
-    ``unit_name`` say how many rows of each are used, which, and what a person is called. They do not change ε: the mean
-    gradient of a person's rows is clipped once (`dpgrad.training.units`).
+    ``unit_name`` set how many and which rows of each person are used, and the word for a person. They do not change ε:
+    the mean gradient of a person's rows is clipped once (`dpgrad.training.units`).
 
     >>> Privacy(dataset_size=60_000).relation is None  # add-remove follows from the declared size
     True

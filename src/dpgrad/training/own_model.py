@@ -1,4 +1,4 @@
-"""A model of one's own: the function that ``FILE.py:FUNCTION`` names, run as a module of its own.
+"""A user's own model: the function that ``FILE.py:FUNCTION`` names, run as a module of its own.
 
 The file is trusted, since the user names it; nothing of a release folder is ever run. What goes wrong in it becomes one
 line with its name and line.
@@ -97,7 +97,7 @@ class OwnModel:
         hold their values and is left out.
         """
         folder = str(self._path.parent.resolve())
-        sys.path.append(folder)  # at the end: a file beside the model can be imported, and hides no other
+        sys.path.append(folder)  # at the end: files next to the model can be imported and hide no others
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield

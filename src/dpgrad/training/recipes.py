@@ -413,7 +413,7 @@ def optimizers() -> "dict[str, Callable[..., torch.optim.Optimizer]]":
 
 
 def _given(value: float | None) -> float:
-    if value is None:  # a recipe of one's own, short of a constant of its rule
+    if value is None:  # a user's recipe that lacks a constant of its rule
         raise OptionError(
             "a recipe must give every constant of its rule: r, and s for psasc, gamma where there is length"
         )

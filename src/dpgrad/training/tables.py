@@ -263,12 +263,12 @@ def _pieces(table: Any) -> Iterator[tuple[int | str, int, int, int]]:
                 yield held.address, chunk.offset, start, len(chunk)
             start += len(chunk)
     start = 0
-    for beside in getattr(table, "blocks", [[table]]):  # of tables put together by the datasets library
-        for block in beside:
+    for chunks in getattr(table, "blocks", [[table]]):  # of tables put together by the datasets library
+        for block in chunks:
             if (path := getattr(block, "path", None)) is not None:  # a file may be mapped twice
                 sliced = sum(arguments[0] for name, arguments, _ in block.replays if name == "slice")
                 yield path, sliced, start, block.num_rows
-        start += beside[0].num_rows
+        start += chunks[0].num_rows
 
 
 def _inner(field: Any) -> tuple[Any, int]:

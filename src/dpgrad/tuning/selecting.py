@@ -234,7 +234,7 @@ class _Task:
                 self.score.of(copied, loss_named(self.loss), Key.from_seed(0), 0, zeros, self.collate)
 
     def trained(self, model: nn.Module, data: Any, method: Recipe, budget: Budget, **how: Any) -> Fitted:
-        """Fit one trial. The rehearsal makes the same call, so that a mistake in it shows before any row is read."""
+        """Fit one trial. The rehearsal makes the same call, and shows its mistakes before any row is read."""
         return fit(
             model, data, self.loss, method=method, epsilon=budget.epsilon, delta=budget.delta, epochs=budget.epochs,
             steps=budget.steps, batch_size=budget.batch_size, **how,

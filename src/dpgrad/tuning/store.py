@@ -166,7 +166,7 @@ class Store:
         return self._private / f"trial-{trial:06}"
 
     def run_folder(self, trial: int, resume: bool) -> RunFolder:
-        """How a trial is run in its folder: it writes what `read` needs beside its weights."""
+        """Options that run a trial in its folder and write what `read` needs besides the weights."""
         return RunFolder(self.trial(trial), resume=resume, checkpoint_every=self._every, release=_write_told)
 
     def discard(self, trial: int) -> None:

@@ -210,7 +210,7 @@ def _search(
 
 
 def _period(composed: Total, saddle: Saddle, tail: float) -> float:
-    """A Λ for which the other terms of the trapezoidal rule, Σ_{k≠0} e^{ckΛ}δ(ε + kΛ), are negligible beside δ(ε).
+    """A Λ for which the other terms of the trapezoidal rule, Σ_{k≠0} e^{ckΛ}δ(ε + kΛ), are negligible next to δ(ε).
 
     For k < 0, δ ≤ 1. For k > 0, e^{ax}δ(x) ≤ e^{K(a)} with any a > c, where K is that of the law that is integrated:
     a tail that hardly matters to δ can carry much of the tilted mass, and then Λ must be long.

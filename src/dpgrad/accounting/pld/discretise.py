@@ -52,7 +52,7 @@ def ends(pair: Pair, tail: float) -> Span:
 
 
 def core(pair: Pair, count: int, tilt: float, tail: float) -> Span:
-    """The x outside which ``count`` steps tilted by e^{cL} lie hardly ever: `_RARE` times or less in expectation."""
+    """The x outside which ``count`` steps tilted by e^{cL} are expected to lie at most `_RARE` times."""
     low, high = ends(pair, tail)
     parts = []
     for piece, left, right in pieces(pair, low, high):

@@ -146,7 +146,7 @@ class DPStandardScaler(Reported, OneToOneFeatureMixin, TransformerMixin, BaseEst
     @_validate.keywords(rows.unweighted, absent=("sample_weight",))
     @quiet
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Release what the columns are scaled by.
+        """Release the centres and scales of the columns.
 
         Guarantee: `privacy_`, once fitted. A ``ledger`` is charged before anything is released.
         """

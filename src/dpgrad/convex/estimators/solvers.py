@@ -63,8 +63,8 @@ class SolverTask:
     """What is asked of a solver, in public numbers. Without a ``radius`` rows are normalised.
 
     A loss of one score for more than two classes separates each class from the rest, in fits that share the budget. No
-    classes: a regression. ``charge`` is told the event before anything is released. ``share`` is what the solver may
-    take of the budget, in μ². ``secure`` takes noise from the secure source.
+    classes: a regression. ``charge`` is called with the event before anything is released. ``share`` is the solver's
+    share of the budget, in μ². ``secure`` takes noise from the secure source.
     """
 
     loss: RowLoss

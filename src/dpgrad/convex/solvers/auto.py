@@ -280,8 +280,8 @@ def solve(
     normalised, and its length is lost. Where lengths carry information give a radius: for columns scaled to [0, 1] half
     the diagonal of the box, √p/2, is a public rule. ``rows`` is dense or CSR, which is never made dense. ``kappa`` is
     the noise allowed on a logit. ``key`` is fresh unless given; one key serves one run on one dataset. ``charge`` is
-    told the event before anything is released. ``share`` as for `gd.calibrated`. ``secure`` takes noise from the secure
-    source (docs/secure_noise.md).
+    called with the event before anything is released. ``share`` as for `gd.calibrated`. ``secure`` takes noise from the
+    secure source (docs/secure_noise.md).
 
     Guarantee: (ε, δ) for neighbours under ``relation``, by the exact profile of all releases together; which are made
     and with how much noise depends on the numbers of rows and columns, the radius, the loss and the arguments alone.

@@ -149,7 +149,7 @@ def solve(
     (features, 1) weighs each coefficient by itself. ``momentum`` and
     ``average`` (the mean of the iterates in place of the last, for losses without curvature) work on what has been
     released already and cost nothing. ``key`` is fresh unless given; one key serves one run on one dataset. ``each`` is
-    told the number of every step and the iterate after it, which is released.
+    called with the number of every step and the iterate after it, which is released.
 
     Guarantee: the event is that of ``mechanism``, whose clip bound and noise are the ones applied, for rows that differ
     under its relation. Gradients are clipped and summed in float64, and the clip bound is lowered by what rounding

@@ -83,11 +83,11 @@ def calibrated(
         first = Shifted(shift, Gaussian(multiplier / math.sqrt(1 - OUTPUT_SHARE)))
         return Compose((first, Pinned(Gaussian(multiplier / math.sqrt(OUTPUT_SHARE)), relation)))
 
-    beside = gd.others(share, epsilon, delta, relation)
+    others = gd.others(share, epsilon, delta, relation)
 
     def price(multiplier: float) -> float:
         fits = Repeat(event_of(multiplier), models)
-        return exact.account(together(fits, beside), relation).epsilon(delta)
+        return exact.account(together(fits, others), relation).epsilon(delta)
 
     if price(_MOST_NOISE) > epsilon:
         raise BudgetSpentError(

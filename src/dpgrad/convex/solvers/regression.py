@@ -189,9 +189,9 @@ def released(design: Rows, targets: ArrayLike, plan: Statistics, key: Key) -> No
 def solve(design: Rows, targets: ArrayLike, plan: Statistics, *, l2: float = 0.0, key: AnyKey | None = None) -> Solved:
     """The coefficients (features, 1) of AdaSSP, and the event of having found them.
 
-    Targets beyond the bound are cut to it. ``l2`` is the weight of ‖w‖²/2 beside the mean loss, as in ridge regression
-    without a penalty on the intercept; it counts where it exceeds what privacy needs. ``key`` is fresh unless given;
-    one key serves one run on one dataset.
+    Targets beyond the bound are cut to it. ``l2`` is the weight of ‖w‖²/2 added to the mean loss, as in ridge
+    regression, without a penalty on the intercept; it has an effect only above the least that privacy needs. ``key`` is
+    fresh unless given; one key serves one run on one dataset.
 
     Guarantee: the event is that of ``plan``; rows longer than it was made for are refused. Everything read from the
     data is one of its three releases. Sums run in float64, and every row's part in a release is lowered by what

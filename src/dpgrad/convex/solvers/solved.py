@@ -61,7 +61,7 @@ class Solved(tuple[Array, Event]):
         reproducible: bool,
         releases: tuple[Statistic, ...] = (),
     ) -> "Solved":
-        """The pair, and beside it what its report says."""
+        """The pair, with the facts for its report."""
         made = super().__new__(cls, (coefficients, event))
         made.relation, made.title = Relation(relation), title
         made.reproducible, made.releases = reproducible, releases

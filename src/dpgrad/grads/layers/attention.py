@@ -3,7 +3,7 @@
 `nn.MultiheadAttention` hands its weights to `F.multi_head_attention_forward`, which cuts the packed weight in three and
 says nothing of single examples. The rewrite returns what that function returns, softmax(q kᵀ/√d + mask) v for each
 head (Vaswani et al. 2017, Eq. 1), and uses a parameter in two ways only: a weight by `F.linear` of an input (batch,
-time, features), a bias beside no weight of its own by `expand` to the batch. What is cut is the output.
+time, features), a bias without a weight by `expand` to the batch. The output is cut afterwards.
 
 With trainable parameters nothing else is reached: `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` take their
 fused functions (`torch._native_multi_head_attention`, `torch._transformer_encoder_layer_fwd`) only in evaluation mode,

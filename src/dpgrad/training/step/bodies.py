@@ -112,11 +112,11 @@ class Bodies:
                     self._add_below(_below(scaled, weights.view(-1, wide), self._clips), form)
                 for place, part in enumerate(self._release.parts):
                     if len(part.names) == 1 and part.values <= _SMALL:  # too little to fill a device
-                        with lanes.beside(place):
+                        with lanes.on_lane(place):
                             self._add(part, self._summed(part, scaled), form, dry)
                         continue
                     total = self._summed(part, scaled)
-                    with lanes.beside(place, total):
+                    with lanes.on_lane(place, total):
                         self._add(part, total, form, dry)
         if form.last:
             self._release.finish()
@@ -208,7 +208,7 @@ class Bodies:
             return scaled.sum(part.names[0]).reshape(-1)
         sums = []
         for place, name in enumerate(part.names):
-            with lanes.beside(place):
+            with lanes.on_lane(place):
                 sums.append(scaled.sum(name).reshape(-1))
         lanes.join()
         return torch.cat(sums)
