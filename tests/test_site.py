@@ -12,13 +12,16 @@ import json
 import re
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import dpgrad
 from dpgrad import errors
+from dpgrad.training import models
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -138,3 +141,16 @@ def test_extras_are_those_that_the_docs_name() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     page = (DOCS / "install.md").read_text("utf-8")
     assert set(re.findall(r"`dpgrad\[(\w+)\]`", page)) == set(extras) - {"dev", "release"}
+
+
+@pytest.mark.parametrize("record", [dpgrad.Privacy, dpgrad.Computing, dpgrad.HeldOut, dpgrad.RunFolder])
+def test_every_option_of_a_record_is_listed(record: Any) -> None:
+    (row,) = re.findall(
+        rf"^\| `dpgrad.{record.__name__}` \|.*\| (.*) \|$", (DOCS / "train.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert re.findall(r"`(\w+)`", row) == [field.name for field in fields(record)]
+
+
+def test_every_model_by_name_is_listed() -> None:
+    page = (DOCS / "own_model.md").read_text("utf-8")
+    assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == [*models.MODELS]
