@@ -124,19 +124,19 @@ class Probe:
             self.keep_finite()
             if self.count:
                 break
-        self._some_finite()
+        self._refuse_none()
         if not self._vary():
             altered = pytree.tree_map(_altered, self.example(0))
             self.batch = pytree.tree_map(lambda *leaves: torch.cat(leaves), self.example(0), altered)
-            self._some_finite()
+            self.keep_finite()
+            self._refuse_none()
         if not self._vary():
             raise DataError(
                 "batch must hold examples that differ, or the check cannot see whether they act on each other: give "
                 "other examples"
             )
 
-    def _some_finite(self) -> None:
-        self.keep_finite()
+    def _refuse_none(self) -> None:
         if not self.count:
             raise UnsupportedModelError(
                 "no example that was tried has a finite gradient: look for NaN and inf in model and loss"
