@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpgrad.grads.precision import allows_tf32, in_tf32, tf32_margins
+from dpgrad.grads.scratch import room
 from dpgrad.grads.uses import Dense, Drop, Use, ghost_squares, lengths, lost, one_by_one, select, wide, worth_forming
 
 __all__ = ["Patches"]
@@ -204,7 +205,10 @@ class Patches:
     def per_example(self) -> Tensor:
         _, d, p = self._sizes
         like = wide(self.gradients[:0])
-        found = torch.empty(self.examples, self.groups, p, d, dtype=like.dtype, device=like.device)
+        shape = self.examples, self.groups, p, d
+        found = room(shape, like)
+        if found is None:
+            found = torch.empty(shape, dtype=like.dtype, device=like.device)
         for part, a, g in self._factors():
             torch.bmm(g.mT, a, out=found[part].flatten(0, 1))
         return found.view(self.examples, *self.shape)

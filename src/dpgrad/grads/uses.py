@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dpgrad import _triton
 from dpgrad.grads.precision import SUMMED_AT_ONCE, allows_tf32, in_tf32, tf32_margins
+from dpgrad.grads.scratch import room
 from dpgrad.grads.sums import sum_dtype
 
 __all__ = [
@@ -286,8 +287,9 @@ class Outer:
         return g.reshape(pieces, -1, g.shape[2]).mT @ a.reshape(pieces, -1, a.shape[2])
 
     def per_example(self) -> Tensor:
+        a, g = wide(self.inputs), wide(self.gradients)
         with in_tf32() if self._in_tf32 else nullcontext():
-            return wide(self.gradients).mT @ wide(self.inputs)
+            return torch.bmm(g.mT, a, out=room((len(g), *self.shape), g))
 
     def kept(self, keep: Tensor, drop: Drop | None = None) -> "Outer":
         drop = drop or select

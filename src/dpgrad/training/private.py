@@ -35,6 +35,7 @@ from dpgrad.grads.fsdp import is_sharded, resharded
 from dpgrad.grads.history import Average, InnerMomentum
 from dpgrad.grads.memory import fitting
 from dpgrad.grads.scaling import Hard, ScaleRule
+from dpgrad.grads.scratch import Scratch
 from dpgrad.grads.sums import Batch, Loss, trainable
 from dpgrad.grads.swap import unwrapped
 from dpgrad.grads.unquoted import unquoted
@@ -179,6 +180,8 @@ class PrivateGradient:
                 model, loss, mechanism, key, rule, inner_momentum, average, several_rows or augment is not None,
                 augment, collate, start, microbatch, observe, charge is not None, self.ranks,
             )  # fmt: skip
+            if memory_limit is not None:
+                self.work.scratch = Scratch(0)  # beside a pass it would take more than was measured
             self._begin(charge, start, before, rows_on_rank == "part")
         self._engine_name, self._memory_limit, self._capture, self._workers = engine, memory_limit, capture, workers
 

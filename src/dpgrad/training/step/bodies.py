@@ -97,7 +97,7 @@ class Bodies:
             index = torch.where(weights.view(-1, wide)[:, 0] > 0, self._own_index(form.size), work.averages.examples)
             batch = index.repeat_interleave(wide), batch
         plain = None
-        with lanes.opened(self.lanes):
+        with lanes.opened(self.lanes), work.scratch.opened():
             if form.observed and (work.inner_momentum is not None or work.averages is not None):
                 assert work.engine is not None
                 inner = batch if work.averages is None else batch[1]

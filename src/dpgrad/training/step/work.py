@@ -16,6 +16,7 @@ from dpgrad.errors import DataError
 from dpgrad.grads import Engine
 from dpgrad.grads.history import Average, InnerMomentum, Iterate
 from dpgrad.grads.scaling import Bounded, ScaleRule
+from dpgrad.grads.scratch import Scratch
 from dpgrad.grads.sums import Batch, Groups, Loss, Scale, trainable
 from dpgrad.grads.ways import Attributed
 from dpgrad.mechanism.keys import Key
@@ -74,6 +75,7 @@ class Work:
     iterates: list[Iterate] = field(default_factory=list)
     averages: Average | None = None
     quantile: Quantile | None = field(init=False)  # where the clip bounds follow the norms
+    scratch: Scratch = field(default_factory=Scratch)
     shapes: dict[str, list[torch.Size]] = field(default_factory=dict)  # of examples, by the function that made them
 
     def __post_init__(self) -> None:
