@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,15 +65,16 @@ def read(path: Path) -> bytes | None:
             return None
 
 
-def replace(path: Path, *content: bytes | memoryview) -> None:
+def replace(path: Path, *content: bytes | memoryview, mode: int = 0o600) -> None:
     """Make ``content``, in pieces, that of ``path``: after a crash there is the old file or the new one, never a part.
 
-    The new file is on the disk before it takes the name, and the name before this returns.
+    The new file is on the disk before it takes the name, and the name before this returns. Without a ``mode``, it is
+    for the owner alone.
     """
     partial = path.with_name(path.name + PARTIAL)
     with told(path):
         try:
-            _write(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, content)
+            _write(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, content, mode)
             os.replace(partial, path)
         except OSError:
             discard(partial)
@@ -80,9 +82,18 @@ def replace(path: Path, *content: bytes | memoryview) -> None:
         sync_folder(path.parent)
 
 
-def _write(path: Path, flags: int, content: Iterable[bytes | memoryview]) -> None:
-    """Write all of ``content``, for the owner alone, and wait until it is on the disk."""
-    file = os.open(path, flags, 0o600)
+def hand_out(path: Path, text: str) -> None:
+    """Make ``text`` that of a file for the user, as `replace` does; an old one keeps who may read it."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:  # it is new, or `replace` says why not
+        mode = 0o666  # less what the user's umask takes
+    replace(path, text.encode(), mode=mode)
+
+
+def _write(path: Path, flags: int, content: Iterable[bytes | memoryview], mode: int = 0o600) -> None:
+    """Write all of ``content`` and wait until it is on the disk."""
+    file = os.open(path, flags, mode)
     try:
         for piece in content:
             left = memoryview(piece)

@@ -116,10 +116,13 @@ class TestDescribe:
         kinds = {column.name: column.kind for column in schema.columns}
         assert kinds == {"place": "id", "orderId": "id", "patient_id": "id", "visits": "number"}
         assert schema.unit == "patient_id"  # whose values come again
+        assert "write rows_per_unit = K here" in notes[""][-1]  # and not that a unit is to be written
         assert "numbers the rows" in notes["place"][0]
         assert 'write unit = "orderId"' in notes["orderId"][0]
         path.write_text("\n".join(["rank,ill", *(f"{row},{row % 2}" for row in range(60))]), "utf-8")
-        assert data.describe(path)[0].features[0].name == "rank"  # there is nothing else
+        alone, notes = data.describe(path)
+        assert alone.features[0].name == "rank"  # there is nothing else
+        assert 'write unit = "NAME" here' in notes[""][-1]
         path.write_text("\n".join(["id,ill", *(f"{row},{row % 2}" for row in range(60))]), "utf-8")
         with pytest.raises(data.DataError, match="no column but the target can be used: all look like ids"):
             data.describe(path)

@@ -1,9 +1,12 @@
 """`dpgrad predict`: a released model, from its folder alone, on rows from files."""
 
 import csv
+import errno
 import io
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,27 @@ def test_a_file_that_is_there_is_replaced_only_if_asked(
     assert out.read_text("utf-8").startswith("row,label,")
     assert cli.main([*command, "--overwrite"]) == 2
     assert "--overwrite is for the file of --out" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_replaced_is_kept(
+    released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "kept.csv"
+    out.write_text("kept", "utf-8")
+    out.chmod(0o600)
+    rows = str(save(released, "npy"))
+
+    def full(file: int, content: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        assert cli.main(["predict", str(released), "--input", rows, "--out", str(out), "--overwrite"]) == 2
+    assert "kept.csv could not be written: the disk is full" in capsys.readouterr().err
+    assert out.read_text("utf-8") == "kept"
+    assert [path.name for path in tmp_path.glob("kept*")] == ["kept.csv"]
+    assert cli.main(["predict", str(released), "--input", rows, "--out", str(out), "--overwrite"]) == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
 
 def test_no_two_names_of_rows_come_under_one_heading() -> None:

@@ -11,6 +11,8 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ import pytest
 import torch
 
 from dpgrad import _files, cli, data
-from dpgrad.cli import _progress, _summary
+from dpgrad.cli import _options, _progress, _summary
 from dpgrad.data import _source
 from dpgrad.reports import report
 from dpgrad.training import fit, jobs
@@ -644,6 +646,28 @@ class TestProgress:
         assert "ε 1.5" in err
         assert "held-out accuracy 91.0 %" in err
         assert "1:01 left" in err
+
+    def test_what_takes_long_is_said_before_the_first_step(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    ) -> None:
+        monkeypatch.setattr(_options, "LATE", 0.0)
+        with _progress.showing("dpsgd", "accuracy"):
+            while not (err := capsys.readouterr().err):
+                time.sleep(0.01)
+        assert err == "dpgrad: checking the model and computing the noise for dpsgd ...\n"
+
+    def test_nothing_is_said_after_the_first_step_but_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        timers: list[Any] = []
+
+        class Timer(threading.Timer):
+            def start(self) -> None:
+                timers.append(self)
+
+        monkeypatch.setattr(_options.threading, "Timer", Timer)
+        with _progress.showing("dpsgd", "accuracy") as show:
+            assert not timers[0].finished.is_set()
+            show(Progress(1, 2, 1.5, None, 1.0, 1.0))
+            assert timers[0].finished.is_set()
 
     def test_a_loss_is_no_share(self) -> None:
         assert "held-out squared 0.25" in _progress.said(Progress(1, 2, 1.5, 0.25, 1.0, 1.0), "squared")

@@ -69,6 +69,7 @@ CSV: dict[str, tuple[str | bytes, str]] = {
     "NUL": (HEAD + f"1,{SECRET}\0,low\n", "line 2 holds a NUL character"),
     "latin letters": ((HEAD + f"1,{SECRET}é,low\n").encode("latin-1"), "is not text in utf-8"),
     "two bytes a letter": ((HEAD + f"1,{SECRET},low\n").encode("utf-16"), 'write encoding = "utf-16" under [file]'),
+    "four bytes a letter": ((HEAD + f"1,{SECRET},low\n").encode("utf-32"), 'write encoding = "utf-32" under [file]'),
     "two bytes a letter, unmarked": ((HEAD + f"1,{SECRET},low\n").encode("utf-16-le"), "holds a NUL character"),
     "torn letters": (HEAD.encode() + b"1,\xe2\x82", "is not text in utf-8"),
     "compressed": (gzip.compress(HEAD.encode()), "unpack it first"),

@@ -489,7 +489,8 @@ class TestImages:
             (path / label).mkdir(parents=True)
             for number, (height, width) in enumerate(sizes):
                 image.new("L", (width, height), shade).save(path / label / f"{number}.png")
-        (path / ".hidden").touch()
+        for litter in (".hidden", "Thumbs.db", "cats/Thumbs.db", "dogs/desktop.ini"):  # as systems leave it
+            (path / litter).touch()
         return path
 
     def schema(self, **given: Any) -> Schema:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LATE = 3.0  # seconds without a word before one is said
 MOST_SHOWN = 12  # options in the `--help` of a command
 _MOST_ROWS = 10**15
 _PLOTS = (".svg", ".png")
@@ -298,16 +299,28 @@ def warned(category: type[Warning]) -> Iterator[list[str]]:
 def patience(message: str) -> Iterator[None]:
     """Show a message on standard error if the work within the block takes long."""
     _interrupt.orderly()  # Ctrl-C then restores the terminal
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
         with Console(stderr=True).status(message):
             yield
         return
-    late = threading.Timer(3.0, lambda: print(f"dpgrad: {message} ...", file=sys.stderr, flush=True))
-    late.daemon = True
-    late.start()
-    try:
+    with late(message):
         yield
+
+
+@contextlib.contextmanager
+def late(message: str) -> Iterator[Callable[[], None]]:
+    """Print a message on standard error once the block has taken three seconds, unless what this gives was called."""
+
+    def say() -> None:
+        if sys.stderr is not None:  # print would take standard output instead
+            print(f"dpgrad: {message} ...", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(LATE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
     finally:
-        late.cancel()
+        timer.cancel()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dpgrad.accounting.guarantee import up
+from dpgrad.cli import _options
 
 if TYPE_CHECKING:
     from dpgrad.papers.running import Ended
@@ -75,12 +76,15 @@ def _bar(label: str, metric: str) -> Iterator[_Show]:
 
 @contextlib.contextmanager
 def _lines(label: str, metric: str) -> Iterator[_Show]:
-    def show(now: "Progress") -> None:
-        if now.step == now.steps or now.step % -(-now.steps // _LINES) == 0:
-            left = f"{said(now, metric)}  {clock(now.seconds_left)} left"
-            print(f"{label}: step {now.step:,} of {now.steps:,}  {left}", file=sys.stderr, flush=True)
+    with _options.late(f"checking the model and computing the noise for {label}") as begun:
 
-    yield show
+        def show(now: "Progress") -> None:
+            begun()
+            if now.step == now.steps or now.step % -(-now.steps // _LINES) == 0:
+                left = f"{said(now, metric)}  {clock(now.seconds_left)} left"
+                print(f"{label}: step {now.step:,} of {now.steps:,}  {left}", file=sys.stderr, flush=True)
+
+        yield show
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpgrad import _files
 from dpgrad.cli import _options, _rows
 from dpgrad.errors import DataError, OptionError, ReportError
 
@@ -97,14 +98,15 @@ def _answer(args: argparse.Namespace) -> str:
     _refuse_outputs(args.run, found)
     source = _blueprint(Path(args.run), found, args.model)
     model = _model(Path(args.run), found, source, args.model is not None)
-    with source.told("on the rows of --input", private=True):
+    with source.told("on the rows of --input", private=True), _options.late(f"predicting the rows of {args.input}"):
         blocks, names = _read(found, source, args)
         outputs = _applied(model, blocks, found, args)
     names = names or {_ROW: list(range(1, len(outputs) + 1))}
     if args.output is None:
         return _json(found, outputs, names) if args.json else _csv(found, outputs, names)
     kind = Path(args.output).suffix.lower()
-    Path(args.output).write_text({".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs, names), "utf-8")
+    text = {".json": _json, ".jsonl": _lines, ".csv": _csv}[kind](found, outputs, names)
+    _files.hand_out(Path(args.output), text)
     told, rows = {"rows": len(outputs), "output": args.output}, "row" if len(outputs) == 1 else "rows"
     return json.dumps(told) + "\n" if args.json else f"{len(outputs):,} {rows} predicted, written to {args.output}\n"
 

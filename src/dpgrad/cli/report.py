@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpgrad import _files
 from dpgrad.cli import _options
 from dpgrad.errors import OptionError, ReportError
 
@@ -42,7 +43,7 @@ def _answer(args: argparse.Namespace) -> str:
     if out.suffix.lower() not in (".html", ".htm"):
         raise OptionError(f"--out must end in .html, got {out.name!r:.80}")
     together = _together(list(reports.values()))
-    out.write_text(page(reports, _non_private(args.runs), together), "utf-8")
+    _files.hand_out(out, page(reports, _non_private(args.runs), together))
     if args.json:
         runs = {name: report["guarantee"] for name, report in reports.items()}
         return json.dumps({"page": str(out), "runs": runs, "together": together}) + "\n"

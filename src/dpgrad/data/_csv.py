@@ -23,7 +23,10 @@ _MANY = 5  # whole numbers that rise by one, from wherever
 _LONGEST = 1 << 24  # characters of a line
 _STAND_IN = "\x1f"  # for a separator of several characters; ASCII has it for this
 _PLAIN = FileFormat()
-_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\x1f\x8b", None), (b"PK\x03\x04", None))
+_MARKS = (
+    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
+    (b"\x1f\x8b", None), (b"PK\x03\x04", None),
+)  # fmt: skip
 
 
 def table(path: Path, file: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> FileTable:

@@ -180,7 +180,8 @@ def describe(
             seen[name].add(chunk.columns[name], file.decimal == ",", partial(table.fault, chunk, column=name))
     if not rows:
         raise DataError(f"{path} holds no rows below its header: there is nothing to describe")
-    goal, notes = _goal(table, target), {"": _preface(path)}
+    goal = _goal(table, target)
+    notes: dict[str, list[str]] = {"": []}
     declared = _hf.class_names(found) if kind == "hf" else {}
     columns = []
     for name in table.names:
@@ -192,6 +193,7 @@ def describe(
     if target is None:
         notes["[target]"] = ["the target is guessed: correct column if it is another"]
     unit = _unit([column.name for column in columns if column.kind == "id" and seen[column.name].repeats], seen, notes)
+    notes[""] = _preface(path, unit)
     columns = _used(table, columns, seen, notes)
     proposed = Schema(_alone(columns, notes), described, file, Split("fraction"), unit, proposed_from_data=True)
     return proposed, notes
@@ -246,12 +248,14 @@ def _used(table: FileTable, columns: list[Column], seen: dict[str, _Seen], notes
     )
 
 
-def _preface(path: str | Path) -> list[str]:
+def _preface(path: str | Path, unit: str | None) -> list[str]:
     return [
         f"Proposed by `dpgrad data describe {path}`, which reads the data: that is OUTSIDE THE GUARANTEE.",
         "Names, bounds and categories below may reveal private rows. Replace them by what is publicly known, and write",
         "public = true in each entry you confirm. dpgrad refuses the file until every entry in use is confirmed.",
-        'Rows of one person: write unit = "NAME" here, and kind = "id" under that column.',
+        'Rows of one person: write unit = "NAME" here, and kind = "id" under that column.'
+        if unit is None
+        else "Rows of one person: so that at most K of them count, write rows_per_unit = K here.",
     ]
 
 

@@ -16,6 +16,7 @@ IMAGE, FOLDER = "image", "folder"  # the names of the two columns
 FILE = "file"  # what the path of an image within its folder is called, where predictions name it
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
+_LITTER = ("thumbs.db", "desktop.ini")  # what Windows leaves in folders of images
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others call programs of their own
 _ROWS = 64  # in a chunk
 UNNAMED = "its file"  # in messages: the name may say whose image it is
@@ -52,8 +53,10 @@ def place(number: int, folder: int) -> str:
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted by name, without what a system leaves there unasked."""
     with os.scandir(path) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        kept = (entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in _LITTER)
+        return sorted(kept, key=lambda entry: entry.name)
 
 
 def _images(path: Path, folder: str, at: int) -> list[str]:
