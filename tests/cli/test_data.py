@@ -108,6 +108,19 @@ class TestDescribe:
             assert len(found.y_train) + len(found.y_test) == 20, name
             assert len(found.classes or ()) == 2, name
 
+    def test_nested_values_and_bytes_are_left_out(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.jsonl"
+        rows = [{"visit": {"ward": row}, "age": row % 7, "ill": row % 2} for row in range(40)]
+        path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+        schema, notes = data.describe(path, "ill")
+        assert {column.name: column.kind for column in schema.columns} == {"visit": "ignored", "age": "number"}
+        assert notes["visit"] == ["nested values, or bytes that are no image"]
+        with pytest.raises(data.DataError, match="the target, column 1, has no numbers or texts, one a row"):
+            data.describe(path, "visit")
+        path.write_text("\n".join(map(json.dumps, [{"age": 3, "ill": 0}, {"age": {"x": 1}, "ill": 1}])), "utf-8")
+        with pytest.raises(data.DataError, match="line 2, column 'age' is nested or of bytes, and others before it"):
+            data.describe(path, "ill")
+
     def test_ids_are_left_out_and_named(self, tmp_path: Path) -> None:
         draw, path = random.Random(1), tmp_path / "a.csv"
         rows = [f"{row},{7 * row % 60},{row // 3},{draw.randint(0, 9)},{row % 2}" for row in range(60)]

@@ -215,6 +215,13 @@ def test_labels_beyond_the_classes(tmp_path: Path) -> None:
     assert "98765" not in said
 
 
+@pytest.mark.parametrize("bounds", [{"classes": ("0", "1")}, {"bounds": (0, 1)}])
+def test_a_target_with_columns(tmp_path: Path, bounds: dict[str, Any]) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3)), y=np.array([[0], [1], [0], [1]]))
+    schema = Schema((Column("x", "number", shape=(3,), scale="none", public=True),), Target("y", public=True, **bounds))
+    assert "has shape (1,) in a row: save one value a row" in told(lambda: data.read(tmp_path / "a.npz", schema=schema))
+
+
 class TestArchives:
     def test_a_bomb_is_not_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:

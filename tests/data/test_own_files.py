@@ -536,6 +536,52 @@ class TestImages:
         schema = Schema((column,), Target("folder", classes=("cats", "dogs"), public=True))
         assert data.read(self.folder(tmp_path / "pets"), schema=schema).x_train.shape == (4, 3, 4, 6)
 
+    @pytest.mark.parametrize("kind", ["png", "tif", "ppm"])
+    def test_deep_pixels_keep_their_range(self, tmp_path: Path, kind: str) -> None:
+        """As X-rays have them: 16 bits are no 8 bits that overflow."""
+        image = pytest.importorskip("PIL.Image")
+        folder = self.folder(tmp_path / "pets")
+        path, shades = folder / "cats" / f"2.{kind}", np.linspace(0, 65535, 24).reshape(4, 6).astype(np.uint16)
+        image.fromarray(shades).save(path) if kind != "ppm" else path.write_bytes(
+            b"P5 6 4 65535 " + shades.astype(">u2").tobytes()
+        )
+        grey = data.read(folder, schema=self.schema()).x_train[2]
+        np.testing.assert_allclose(grey[0], shades / 65535, atol=1e-6)
+        column = Column("image", "image", shape=(3, 8, 12), resize="stretch", public=True)
+        colour = data.read(
+            folder, schema=Schema((column,), Target("folder", classes=("cats", "dogs"), public=True))
+        ).x_train[2]
+        assert np.ptp(colour, axis=0).max() == 0
+        assert 0 <= colour.min() < 0.05
+        assert 0.95 < colour.max() <= 1
+        assert data.describe(folder)[0].columns[0].shape == (1, 4, 6)
+
+    @pytest.mark.parametrize("kind", [np.int32, np.float32])
+    def test_pixels_of_no_known_range_are_refused(self, tmp_path: Path, refused: Refused, kind: type) -> None:
+        image = pytest.importorskip("PIL.Image")
+        folder = self.folder(tmp_path / "pets")
+        image.fromarray(np.ones((4, 6), kind)).save(folder / "dogs" / "2.tif")
+        with refused("image 3 of class 2 .* has pixels of 32 bits, whose range is not known: save it with 8 or 16"):
+            data.read(folder, schema=self.schema())
+
+    def test_images_are_turned_as_their_camera_says(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        folder = self.folder(tmp_path / "pets")
+        shades = np.linspace(0, 255, 24).reshape(4, 6).astype(np.uint8)
+        turned = image.Exif()
+        turned[0x0112] = 8  # taken with the camera on its side: to be turned by a quarter, against the clock
+        image.fromarray(np.rot90(shades, -1).copy()).save(folder / "cats" / "2.png", exif=turned)
+        found = data.read(folder, schema=self.schema()).x_train[2]
+        np.testing.assert_allclose(found[0], shades / 255, atol=1e-6)
+        assert data.describe(folder)[0].columns[0].shape == (1, 4, 6)
+
+    def test_enormous_images_are_named_as_such(self, tmp_path: Path, refused: Refused) -> None:
+        image = pytest.importorskip("PIL.Image")
+        folder = self.folder(tmp_path / "pets")
+        image.new("1", (20_000, 20_000)).save(folder / "cats" / "2.png")
+        with refused("image 3 of class 1 .* has more than 67,108,864 pixels: make it smaller first"):
+            data.read(folder, schema=self.schema(resize="crop"))
+
     def test_bytes_in_parquet(self, tmp_path: Path) -> None:
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet
@@ -545,6 +591,15 @@ class TestImages:
         parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
         found = data.read(tmp_path / "a.parquet", schema=self.schema())
         np.testing.assert_allclose(found.x_train, np.full((1, 1, 4, 6), 0.2), rtol=1e-6)
+
+    def test_a_damaged_name_in_parquet_asks_for_no_encoding(self, tmp_path: Path, refused: Refused) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        column = pyarrow.array([b"\xff"]).cast(pyarrow.string(), safe=False)
+        parquet.write_table(pyarrow.table({"image": ["x"], "folder": column}), tmp_path / "a.parquet")
+        with refused("cannot be read as parquet: it is damaged"):
+            data.read(tmp_path / "a.parquet", schema=self.schema())
 
 
 class TestText:

@@ -83,6 +83,19 @@ def test_expected_time_reads_shapes_and_leaves_the_model_alone() -> None:
     assert torch.equal(weights(model), before)
 
 
+def test_expected_time_of_texts() -> None:
+    """Rows of words must differ, as the check of a model asks for; they take the memory of about one row."""
+    plan = make("dpsgd", rows=60, batch_size=15, steps=4, noise_multiplier=1.0, delta=1e-3)
+    texts = torch.zeros(60, 2, 4, dtype=torch.int64), torch.zeros(60, dtype=torch.int64)
+    model = nn.Sequential(nn.Embedding(2, 3), nn.Flatten(), nn.Linear(24, 2))
+    assert prepare.expected_seconds(model, texts, NamedLoss("cross-entropy"), plan) > 0
+    found = prepare._made_up(texts[0][:1], 10**6, torch.device("cpu"))
+    assert found.shape == (10**6, 2, 4)
+    assert found.untyped_storage().nbytes() < 9 * 10**6
+    assert sorted(set(found[:4].flatten().tolist())) == [0, 1]
+    assert not torch.equal(found[0], found[1])
+
+
 def test_expected_time_counts_the_prices_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ε so far is priced twenty times; at a large ε that takes longer than the steps."""
     plan = make("dpsgd", rows=60, batch_size=15, steps=40, noise_multiplier=1.0, delta=1e-3)

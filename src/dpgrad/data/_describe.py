@@ -74,6 +74,7 @@ class _Seen:
     crowded: bool = False
     shape: tuple[int, ...] = ()
     images: set[tuple[int, int, int]] = field(default_factory=set)
+    strange: bool = False  # nested values, or bytes that are no image
 
     def add(self, cells: Any, comma: bool, fault: Callable[..., DataError]) -> None:
         """Take in the cells of a chunk; ``fault`` names the place of one that cannot be read."""
@@ -88,7 +89,11 @@ class _Seen:
                 try:
                     self.images.add(_folders.size(cell))
                 except DataError as error:
-                    raise fault(index, reason=str(error).removeprefix(f"{_folders.UNNAMED} ")) from None
+                    if isinstance(cell, Path) or self.images:
+                        raise fault(index, reason=str(error).removeprefix(f"{_folders.UNNAMED} ")) from None
+                    if self.rows:
+                        raise fault(index, reason="is nested or of bytes, and others before it are not") from None
+                    self.strange = True
                 continue
             self._one(cell, written_as(cell), comma)
 
@@ -275,6 +280,8 @@ def _goal(table: FileTable, target: str | None) -> str:
 
 def _column(name: str, seen: _Seen) -> tuple[Column, list[str]]:
     missing: dict[str, Any] = {"missing": tuple(sorted({"", *seen.missing}))} if seen.missing else {}
+    if seen.strange:
+        return Column(name, "ignored"), ["nested values, or bytes that are no image"]
     if seen.images:
         return _image(name, seen)
     if named := _id(name, seen):
@@ -366,7 +373,8 @@ def _target(table: FileTable, name: str, seen: _Seen, declared: Sequence[str] | 
     if seen.all_numbers and (seen.crowded or not seen.whole or len(seen.counts) > _MOST_CLASSES):
         return Target(name, bounds=rounded(seen.low, seen.high), missing=missing)
     if seen.crowded or len(seen.counts) < 2:
-        count = "more than 1,000 values" if seen.crowded else "fewer than two values"
+        few = "no numbers or texts, one a row" if seen.strange or seen.shape else "fewer than two values"
+        count = "more than 1,000 values" if seen.crowded else few
         raise DataError(
             f"{table.path}: the target, column {table.names.index(name) + 1}, has {count}: give --target NAME"
         )

@@ -73,6 +73,11 @@ train again
         target = self.schema.target
         assert target is not None
         cells = chunk.columns[target.column]
+        if isinstance(cells, np.ndarray) and cells.ndim > 1:
+            shape = cells.shape[1:]
+            raise self._fault(
+                chunk, 0, target.column, f"has shape {shape} in a row: save one value a row, as by ravel()"
+            )
         if target.bounds is None:
             return self._classes(target, cells, chunk)
         values, missing = self._numbers(cells, target.column, target.missing, chunk)

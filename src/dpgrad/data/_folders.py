@@ -21,6 +21,9 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others call p
 _ROWS = 64  # in a chunk
 UNNAMED = "its file"  # in messages: the name may say whose image it is
 _MOST_PIXELS = 1 << 26  # of one image, before it is resized
+_LARGE = f"has more than {_MOST_PIXELS:,} pixels: make it smaller first"
+_ORIENTATION, _ASIDE = 0x0112, (5, 6, 7, 8)  # an entry of EXIF, and those of its values that turn an image on its side
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 def table(path: Path) -> FileTable:
@@ -81,30 +84,53 @@ def _chunks(path: Path, found: list[tuple[str, str, str]]) -> Iterator[Chunk]:
 def size(image: object) -> tuple[int, int, int]:
     """Channels, height and width of an image file, without decoding it."""
     with _opened(image) as opened:
-        width, height = opened.size
-        return (1 if opened.mode in ("1", "L", "I", "I;16", "F") else 3), height, width
+        width, height = _upright(opened)
+        return (1 if opened.mode in ("1", "L", "I", "F") or opened.mode in _DEEP else 3), height, width
 
 
 def pixels(image: object, shape: tuple[int, ...], resize: str) -> NDArray[np.float32]:
-    """The pixels of an image file, or of its bytes, as (channels, height, width) in [0, 1]."""
+    """The pixels of an image file, or of its bytes, as (channels, height, width) in [0, 1], turned as its camera says.
+
+    Pixels of 16 bits are divided by 65,535, others by 255.
+    """
     channels, height, width = shape
     with _opened(image) as opened:
-        if opened.size != (width, height):
+        if (found := _upright(opened)) != (width, height):
             if resize == "refuse":
                 raise DataError(
                     f"is not of the declared size ({height} x {width} pixels): write "
                     'resize = "crop" or "stretch" under its column'
                 )
-            if opened.size[0] * opened.size[1] > _MOST_PIXELS:
-                raise DataError(f"has more than {_MOST_PIXELS:,} pixels: make it smaller first")
+            if found[0] * found[1] > _MOST_PIXELS:
+                raise DataError(_LARGE)
         with guarded(UNNAMED, "an image"):
             from PIL import ImageOps
 
-            plain = opened.convert("L" if channels == 1 else "RGB")
+            plain = _of_255(opened, channels)
             if plain.size != (width, height):
                 plain = ImageOps.fit(plain, (width, height)) if resize == "crop" else plain.resize((width, height))
-            found = np.asarray(plain, np.float32).reshape(height, width, channels) / np.float32(255)
-    return np.ascontiguousarray(found.transpose(2, 0, 1))
+            shown = np.asarray(plain, np.float32).reshape(height, width, -1) / np.float32(255)
+    return np.ascontiguousarray(np.broadcast_to(shown.clip(0, 1), (height, width, channels)).transpose(2, 0, 1))
+
+
+def _upright(opened: Any) -> tuple[int, int]:
+    """Width and height of an image once it is turned."""
+    with guarded(UNNAMED, "an image"):
+        width, height = opened.size
+        return (height, width) if opened.getexif().get(_ORIENTATION) in _ASIDE else (width, height)
+
+
+def _of_255(opened: Any, channels: int) -> Any:
+    """The upright image with pixels from 0 to 255, as whole numbers or, of 16 bits, as floats."""
+    from PIL import Image, ImageOps
+
+    deep = opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM"))  # these have 16 at most
+    if not deep and opened.mode in ("I", "F"):
+        raise DataError("has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
+    upright = ImageOps.exif_transpose(opened)
+    if deep:
+        return Image.fromarray(np.asarray(upright, np.float32) * np.float32(255 / 65535))
+    return upright.convert("L" if channels == 1 else "RGB")
 
 
 def _opened(image: object) -> Any:
@@ -120,4 +146,7 @@ def _opened(image: object) -> Any:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the declared size limits what is decoded
-            return Image.open(image if isinstance(image, Path) else io.BytesIO(image), formats=_FORMATS)
+            try:
+                return Image.open(image if isinstance(image, Path) else io.BytesIO(image), formats=_FORMATS)
+            except Image.DecompressionBombError:
+                raise DataError(_LARGE) from None

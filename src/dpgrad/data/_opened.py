@@ -10,6 +10,7 @@ from typing import IO, Any
 from dpgrad.errors import DataError, MissingFileError
 
 SAVE = "save it as UTF-8, or, where a schema tells how it is read"
+_BINARY = ("parquet", "npy", "npz", "an image", "a saved dataset")
 _LONGEST = 400  # characters of a path in a message
 
 
@@ -31,6 +32,8 @@ def guarded(path: object, kind: str, what: str = "") -> Iterator[None]:
         damaged = f"as {kind}: it is damaged or of another format"
         raise DataError(f"{named} cannot be read{f': {error.strerror}' if error.strerror else f' {damaged}'}") from None
     except UnicodeDecodeError as error:
+        if kind in _BINARY:  # the file names or holds texts, and is none
+            raise DataError(f"{named} cannot be read as {kind}: it is damaged or of another format") from None
         remedy = f'{SAVE}, write encoding = "latin-1", or the one it has, under [file]'
         raise DataError(f"{named} is not text in {error.encoding}: {remedy}") from None
     except ImportError as error:

@@ -119,6 +119,17 @@ def classes_of(model: nn.Module, loss: Loss, data: Any, collate: source.Collate)
     return int(outputs.shape[1]) if loss == NamedLoss("cross-entropy") else None
 
 
+def _made_up(leaf: Tensor, rows: int, device: torch.device) -> Tensor:
+    """Rows in the shape of one, in the memory of about one; numbers of words differ, as those of real texts do."""
+    if leaf.is_floating_point():
+        return torch.randn(leaf.shape).to(device, leaf.dtype).expand(rows, *leaf.shape[1:])
+    if leaf.ndim == 1:
+        return torch.zeros(rows, dtype=leaf.dtype, device=device)  # labels: the first class is always there
+    size = leaf[0].numel()
+    turns = (torch.arange(rows + size - 1, device=device) % 2).to(leaf.dtype)
+    return turns.unfold(0, size, 1).unflatten(1, leaf.shape[1:])
+
+
 def expected_seconds(
     model: nn.Module,
     data: Any,
@@ -147,11 +158,7 @@ def expected_seconds(
     device = device_of(trial)
     shape = source.gathered(forms.taken(data, model=model), torch.arange(1), torch.device("cpu"), collate)
 
-    def made_up(leaf: Tensor) -> Tensor:
-        row = torch.randn(leaf.shape) if leaf.is_floating_point() else torch.zeros(leaf.shape)
-        return row.to(device, leaf.dtype).expand(plan.dataset_size, *leaf.shape[1:])
-
-    rows = pytree.tree_map(made_up, shape)
+    rows = pytree.tree_map(lambda leaf: _made_up(leaf, plan.dataset_size, device), shape)
     named = plan.recipe
     private = PrivateGradient(
         trial, loss, plan.mechanism.with_steps(max(plan.steps, steps + 1)), rule=named.scaling(), engine=engine,
