@@ -253,7 +253,11 @@ def noise_alarms(repetitions: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for n in range(repetitions):
         seen = noise.Ratios(
-            alone[n * SLICE : (n + 1) * SLICE], apart[n * FEW : (n + 1) * FEW], SLICE, target.slices(), True
+            alone[n * SLICE : (n + 1) * SLICE],
+            apart[n * FEW : (n + 1) * FEW],
+            target.slices(),
+            True,
+            {name: noise.strides(p.shape) for name, p in target.model.named_parameters()},
         )
         for check in (
             noise.size("noise size", seen.alone, seen.parts),

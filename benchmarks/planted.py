@@ -5,6 +5,7 @@ A fault is a context manager that changes dpgrad within a block, or a loop of a 
 
 import contextlib
 import copy
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from dpgrad.accounting.events import NOTHING, Relation
 from dpgrad.audit.trials import PrivateSteps, Stepper, Trial
@@ -123,7 +125,110 @@ def parameters_share_noise() -> contextlib.AbstractContextManager[None]:
     return _drawn(_on_cpu=same)
 
 
+def _changed_noise(change: Callable[[Tensor, float], Tensor]) -> contextlib.AbstractContextManager[None]:
+    real = noise.gaussians
+
+    def changed(likes: Any, stds: Any, key: Any, step: int) -> Any:
+        return {name: change(drawn, float(stds[name])) for name, drawn in real(likes, stds, key, step).items()}
+
+    return _drawn(gaussians=changed)
+
+
+def noise_without_tails() -> contextlib.AbstractContextManager[None]:
+    """Noise ends at three standard deviations."""
+    return _changed_noise(lambda drawn, std: drawn.clamp(-3 * std, 3 * std))
+
+
+def noise_for_one_row() -> contextlib.AbstractContextManager[None]:
+    """The rows of a weight share their noise, up to a factor."""
+    factors = torch.tensor([1.0, 1.001, 1.002])[:, None]
+    return _changed_noise(lambda drawn, _: (drawn[:4] * factors).flatten() if len(drawn) == 12 else drawn)
+
+
+def laplace_noise() -> contextlib.AbstractContextManager[None]:
+    """Laplace noise of the standard deviation that Gaussian noise is to have."""
+
+    def drawn(likes: Any, stds: Any, key: Any, step: int) -> Any:
+        return {
+            name: torch.from_numpy(_random(key, step, name).laplace(0, float(stds[name]) / 2**0.5, like.shape)).to(like)
+            for name, like in likes.items()
+        }
+
+    return _drawn(gaussians=drawn)
+
+
+def noise_fades() -> contextlib.AbstractContextManager[None]:
+    """From the middle of a long run on, noise is half of what is claimed."""
+
+    def quieter(totals: Any, stds: Any, key: Any, step: int, divisor: float) -> Any:
+        return totals, {name: std * (0.5 if step >= 500 else 1) for name, std in stds.items()}, key, step, divisor
+
+    return _noised(quieter)()
+
+
+def empty_batch_without_noise() -> contextlib.AbstractContextManager[None]:
+    """A batch without rows releases zeros."""
+    seen, real, means = {"empty": False}, bodies.Bodies.empty, noise.noisy_means
+
+    def empty(own: Any) -> None:
+        seen["empty"] = True
+        real(own)
+        seen["empty"] = False
+
+    def plain(totals: Any, stds: Any, key: Any, step: int, divisor: float) -> Any:
+        found = means(totals, stds, key, step, divisor)
+        return {name: torch.zeros_like(each) for name, each in found.items()} if seen["empty"] else found
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(patched(bodies.Bodies, empty=empty))
+    stack.enter_context(_drawn(noisy_means=plain))
+    return stack
+
+
+def few_keys() -> contextlib.AbstractContextManager[None]:
+    """A run without a seed has one of 65,536 keys."""
+
+    def fresh(kind: type[keys.Key]) -> keys.Key:
+        return kind(secrets.token_bytes(2) + bytes(keys.SIZE - 2), reproducible=False)
+
+    return patched(keys.Key, fresh=classmethod(fresh))
+
+
 # ---------------------------------------------------------------- clipping
+def norm_without_biases() -> contextlib.AbstractContextManager[None]:
+    """Norms leave out the biases, which are few numbers."""
+    real = vars(PerExample)["_measured"]
+
+    def measured(own: PerExample, groups: Any) -> Any:
+        weights = PerExample({name: use for name, use in own.uses.items() if not name.endswith("bias")})
+        return real(weights, groups)[0], real(own, groups)[1]
+
+    return patched(PerExample, _measured=measured)
+
+
+def nothing_dropped() -> contextlib.AbstractContextManager[None]:
+    """Rows whose gradients are not finite are not left out."""
+    module = sys.modules[PerExample.__module__]
+    real = vars(module)["_factors"]
+
+    def factors(norms: Tensor, scale: Any) -> tuple[Tensor, Tensor]:
+        found, keep = real(norms, scale)
+        return found, torch.ones_like(keep)
+
+    return patched(module, _factors=factors)
+
+
+def buffer_from_rows() -> contextlib.AbstractContextManager[None]:
+    """A step keeps the mean of its rows in a buffer of the model."""
+    real = private.PrivateGradient.step
+
+    def step(own: Any, data: Any) -> None:
+        real(own, data)
+        own.model.register_buffer("seen", pytree.tree_leaves(data)[0].mean())
+
+    return patched(private.PrivateGradient, step=step)
+
+
 def _scaled(change: Callable[[Any, Tensor], Tensor]) -> Fault:
     return lambda: patched(scaling.Bounded, __call__=change)
 
@@ -293,6 +398,16 @@ def shuffled() -> contextlib.AbstractContextManager[None]:
         epoch, place = divmod(step, max(1, rows // size))
         order = _random(key, epoch).permutation(rows)
         return np.sort(order[place * size : (place + 1) * size])
+
+    return _batches(drawn)()
+
+
+def batches_come_again() -> contextlib.AbstractContextManager[None]:
+    """From step 400 on there are three batches, again and again."""
+
+    def drawn(sampler: sampling.Poisson, rows: int, step: int, key: Any) -> Any:
+        random = _random(key, step if step < 400 else 400 + step % 3)
+        return np.flatnonzero(random.random(rows) < sampler.sampling_rate_at(step))
 
     return _batches(drawn)()
 
@@ -601,6 +716,19 @@ CASES = (
     Case("ledger short by a step", short_ledger, subject, "ledger"),
     Case("sampling with replacement", with_replacement, subject, "sampling"),
     Case("fixed-size batches accounted as Poisson", fixed_batches, subject, "sampling"),
+    Case("noise fades late in a run", noise_fades, lambda: subject(steps=1000), "noise"),
+    Case(
+        "empty batch without noise", empty_batch_without_noise,
+        lambda: subject(sampler=sampling.Poisson(0.05), batch_size=2.0), "noise",
+    ),
+    Case("noise without tails", noise_without_tails, wide_subject, "noise"),
+    Case("rows of a weight share noise", noise_for_one_row, subject, "noise"),
+    Case("Laplace noise", laplace_noise, subject, "noise"),
+    Case("norm without the biases", norm_without_biases, wide_subject, "sensitivity"),
+    Case("row that is not finite kept", nothing_dropped, subject, "overflow"),
+    Case("buffer computed from rows", buffer_from_rows, subject, "sensitivity"),
+    Case("batches come again late in a run", batches_come_again, lambda: subject(steps=1000), "sampling"),
+    Case("one of 65,536 keys", few_keys, subject, "keys"),
     Case("adaptive clip: count not noised", count_not_noised, following_subject, "noise"),
     Case("adaptive clip: count noise × 0.5", count_noise(0.5), following_subject, "noise"),
     Case("adaptive clip: row counts 0 or 1", count_from_zero, following_subject, "sensitivity"),
@@ -618,8 +746,11 @@ CASES = (
 
 
 # ---------------------------------------------------------------- a user's own loop
-def own_loop(trial: Trial, *, noise_factor: float = 1.0) -> list[dict[str, Tensor]]:
-    """DP-SGD written out: one backward pass per row, and torch's own generator; no step of an optimizer."""
+def own_loop(trial: Trial, *, noise_factor: float = 1.0, by_value: bool = False) -> list[dict[str, Tensor]]:
+    """DP-SGD written out: one backward pass per row, and torch's own generator; no step of an optimizer.
+
+    ``by_value``: rows with a positive first number are drawn twice as often.
+    """
     random = torch.Generator().manual_seed(trial.seed)
     parts = trial.data if isinstance(trial.data, tuple) else (trial.data,)
     count, clip, found = _length(parts), trial.mechanism.clip_at(0), []
@@ -627,7 +758,8 @@ def own_loop(trial: Trial, *, noise_factor: float = 1.0) -> list[dict[str, Tenso
         taken = range(count)
         if not trial.full_batch:
             rate = 1 / trial.mechanism.sampler.steps_per_epoch
-            taken = torch.nonzero(torch.rand(count, generator=random) < rate)[:, 0].tolist()
+            often = 1 + (pytree.tree_leaves(trial.data)[0][:, 0] > 0).float() if by_value else 1
+            taken = torch.nonzero(torch.rand(count, generator=random) < rate * often)[:, 0].tolist()
         sums = {name: torch.zeros_like(p) for name, p in trial.model.named_parameters()}
         for row in taken:
             trial.model.zero_grad()

@@ -105,7 +105,9 @@ def audited(subject: planted.Subject) -> None:
         subject.model, subject.loss, subject.mechanism, subject.data, canaries=1, steps=24, **subject.options
     )
     found.assert_held()
-    assert found.words.startswith("Not refuted. This does not prove the claim; tried: sensitivity, noise size")
+    assert found.words.startswith(
+        "Not refuted. This does not prove the claim; tried: sensitivity, overflow, noise size"
+    )
     assert found.measured_multiplier is not None
     assert found.measured_multiplier > 0.9 * subject.mechanism.multiplier_at(0)
 

@@ -35,6 +35,19 @@ def test_loop_with_less_noise_is_refuted() -> None:
     assert audited(partial(planted.own_loop, noise_factor=0.8), ["noise"]).refuted
 
 
+def test_loop_that_draws_rows_by_their_values_is_refuted() -> None:
+    found = audited(partial(planted.own_loop, by_value=True), ["sensitivity"])
+    assert found.refuted
+    assert "a row with other values is not in the same batches" in found.words
+
+
+def test_loop_that_keeps_rows_that_are_not_finite_is_refuted() -> None:
+    """The loop is honest about rows that are finite."""
+    found = audited(planted.own_loop, ["overflow"])
+    assert found.refuted
+    assert "a row whose gradient is inf makes the release one that is not finite" in found.words
+
+
 def test_loop_without_a_seed_cannot_be_audited() -> None:
     def unseeded(trial: Trial) -> list[dict[str, Tensor]]:
         return [{name: torch.randn_like(p) for name, p in trial.model.named_parameters()} for _ in trial.steps]

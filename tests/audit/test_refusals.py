@@ -120,7 +120,7 @@ def test_record_is_frozen_and_plain() -> None:
 def test_what_was_not_tried_is_said() -> None:
     found = stepped()
     assert {"sensitivity", "noise", "sampling", "price"} <= set(found.not_tried)
-    assert "not tried: sensitivity, noise, sampling, price" in found.words
+    assert "not tried: sensitivity, overflow, noise, sampling, price, keys" in found.words
 
 
 def test_level_is_divided_among_the_checks_with_chance() -> None:

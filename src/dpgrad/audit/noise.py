@@ -4,7 +4,7 @@ It is seen alone where every loss is 0, and in the difference of two seeds on th
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import special
@@ -13,14 +13,17 @@ from dpgrad.audit import exact, moving
 from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Check, bonferroni
 from dpgrad.audit.trials import UnderAudit, rows_of
+from dpgrad.grads.sums import trainable
+from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["NoiseFound", "Ratios", "check", "independence", "law", "precision", "seen", "size"]
+__all__ = ["NoiseFound", "Ratios", "check", "independence", "law", "precision", "seen", "size", "strides"]
 
 _VALUES = 4_000_000
 _MOST_SEEDS = 8
 _QUIET = 2  # rows whose losses are all 0
 _LAW = 40_000  # values whose law and precision are looked at
+_NEAR, _FAR = 0.2, 3.0  # claimed deviations within which noise lies too often, and beyond which too rarely
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +32,9 @@ class Ratios:
 
     alone: Array
     differences: Array
-    steps: int  # of one seed: the rows of ``alone`` are those of several seeds one after another
     parts: dict[str, slice]
     single: bool
+    lags: dict[str, frozenset[int]] = field(default_factory=dict)  # distances that the shapes of parameters suggest
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,44 @@ class NoiseFound:
 
 
 def seen(target: UnderAudit, wanted: int) -> Ratios:
-    """Run about ``wanted`` steps with all losses 0, and a sixth as many twice on real rows."""
+    """Run about ``wanted`` steps with all losses 0, and a sixth as many twice on real rows.
+
+    Every second part of them is of batches as they are drawn, some of which are empty, where that is Poisson's way.
+    """
     mechanism = moving.drifting(target.full, up=True)
     size = sum(part.stop - part.start for part in target.slices().values())
     wanted = max(2, min(wanted, _VALUES // size))
-    steps = range(min(wanted, mechanism.steps, *([moving.limit(mechanism, _QUIET)] if target.counts else [])))
-    seeds = max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
-    rows = rows_of(target.data, slice(0, _QUIET))
-    quiet = target.columns(rows, 0.0, 0.0)
-    found = [target.released(quiet, target.seed + 100 + n, steps, mechanism, canaried=True) for n in range(seeds)]
-    alone = np.concatenate([(each.sums - target.quiet(_QUIET)) / target.stds(steps) for each in found])
-    differences = _differences(target, mechanism, max(1, min(len(steps), wanted // 6)))
-    return Ratios(alone, differences, len(steps), target.slices(), all(each.single for each in found))
+    parts = _parts(target, mechanism, wanted)
+    quiet = target.columns(rows_of(target.data, slice(0, _QUIET)), 0.0, 0.0)
+    drawn = isinstance(target.mechanism.sampler, sampling.Poisson) and not target.counts
+    found = [
+        target.released(
+            quiet, target.seed + 100 + n, steps, target.mechanism if drawn and n % 2 else mechanism, canaried=True
+        )
+        for n, steps in enumerate(parts)
+    ]
+    alone = np.concatenate([
+        (each.sums - target.quiet(_QUIET)) / target.stds(steps) for each, steps in zip(found, parts, strict=True)
+    ])  # fmt: skip
+    differences = _differences(target, mechanism, max(1, min(len(parts[0]), wanted // 6)))
+    lags = {name: strides(parameter.shape) for name, parameter in trainable(target.model).items()}
+    return Ratios(alone, differences, target.slices(), all(each.single for each in found), lags)
+
+
+def _parts(target: UnderAudit, mechanism: Mechanism, wanted: int) -> list[range]:
+    """The steps that are run under one seed each: the first and the last ones, or all of them again and again."""
+    if target.counts:
+        steps = range(min(wanted, mechanism.steps, moving.limit(mechanism, _QUIET)))
+    elif mechanism.steps >= wanted:
+        return [range(wanted - wanted // 2), range(mechanism.steps - wanted // 2, mechanism.steps)]
+    else:
+        steps = range(mechanism.steps)
+    return [steps] * max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
+
+
+def strides(shape: tuple[int, ...]) -> frozenset[int]:
+    """How far apart neighbours along each dimension lie."""
+    return frozenset(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def _differences(target: UnderAudit, mechanism: Mechanism, wanted: int) -> Array:
@@ -109,11 +138,20 @@ def size(name: str, noise: Array, parts: dict[str, slice]) -> Check:
 
 
 def law(noise: Array) -> Check:
-    """Whether the noise is Gaussian, whatever its size: Kolmogorov-Smirnov on ratios, and a count of signs."""
+    """Whether the noise is Gaussian: Kolmogorov-Smirnov on ratios and a count of signs, whatever its size.
+
+    And whether it has more values near 0, or fewer far off, than Gaussian noise of the claimed size or more.
+    """
     values = np.ascontiguousarray(noise.T).ravel()[:_LAW]
     ratios = exact.uniform(exact.even(values))
     signs = exact.count(int((values > 0).sum()), len(values), 0.5)
-    p, where = bonferroni([(ratios, "ratios of squares"), (signs, "signs")])
+    size, distance = noise.size, np.abs(noise)
+    near = exact.above(int((distance <= _NEAR).sum()), size, float(special.erf(_NEAR / math.sqrt(2))))
+    far = exact.below(int((distance > _FAR).sum()), size, float(special.erfc(_FAR / math.sqrt(2))))
+    p, where = bonferroni([
+        (ratios, "ratios of squares"), (signs, "signs"), (near, f"values within {_NEAR:g} claimed deviations"),
+        (far, f"values beyond {_FAR:g} claimed deviations"),
+    ])  # fmt: skip
     return Check("noise law", p, f"least Gaussian in {where}")
 
 
@@ -131,7 +169,7 @@ def independence(noise: Ratios) -> Check:
     along = [
         (exact.lagged(alone[:, part], lag), f"{name} at lag {lag}")
         for name, part in parts.items()
-        for lag in sorted({1, 2, (part.stop - part.start) // 2})
+        for lag in sorted({1, 2, (part.stop - part.start) // 2} | noise.lags.get(name, frozenset()))
         if 0 < lag < part.stop - part.start
     ]
     if along:

@@ -24,6 +24,7 @@ __all__ = ["check", "ledger", "losses"]
 _NUMBERS = 12_000_000  # drawn in all
 _MOST_RUNS = 40_000
 _POINTS = 6
+_CHARGED = 8  # steps that are taken
 
 
 def check(target: UnderAudit, claim: Claimed, runs: int | None = None) -> Check:
@@ -112,8 +113,9 @@ def _sampling_rate(mechanism: Mechanism, step: int) -> float:
 
 def ledger(target: UnderAudit, ours: PrivateSteps) -> Check:
     """Whether every step that was taken is in the ledger, at its price."""
-    mechanism = target.full
-    steps = min(mechanism.steps, 3)
+    poisson = isinstance(target.mechanism.sampler, sampling.Poisson)
+    mechanism = target.mechanism if poisson else target.full  # also of steps whose batch is empty
+    steps = min(mechanism.steps, _CHARGED if poisson else 3)
     data = target.columns(rows_of(target.data, slice(0, 2)), 0.0, 0.0)
     trial = Trial(target.model, Canaried(target.loss, target.directions), mechanism, data, target.seed, range(steps))
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ exact. The rates of a schedule are thinned to the least of them by coins of the 
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class Batches:
 
     counts: _Counts
     span: int
+    steps: tuple[int, ...] = ()  # the number of each step
 
 
 def steep(model: nn.Module, batch: Batch) -> Tensor:
@@ -54,7 +56,7 @@ def check(target: UnderAudit, wanted: int) -> Check | None:
     if (most := int(batches.counts.max(initial=0))) > 1:
         return Check("sampling", None, f"a row was {most} times in one batch", violated=True)
     if isinstance(sampler, sampling.Poisson):
-        rates = np.array([sampler.sampling_rate_at(t % batches.span) for t in range(len(batches.counts))])
+        rates = np.array([sampler.sampling_rate_at(t) for t in batches.steps])
         p, says = poisson(batches.counts, rates, target.seed)
     elif isinstance(sampler, sampling.FixedSize):
         p, says = fixed_size(batches.counts, sampler.batch_size)
@@ -70,15 +72,22 @@ def drawn(target: UnderAudit, wanted: int) -> Batches:
     values = max(rows, mechanism.secure_values) if mechanism.secure_values else 0  # the probe has one for each row
     shown = replace(mechanism, noise_multiplier=_NOISE, clip=1.0, noise=1.0, hold_noise=False, groups=(),
                     batch_size=mechanism.divisor, secure_values=values, adaptive_clip=None)  # fmt: skip
-    steps = range(min(wanted, mechanism.steps))
-    seeds = max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
+    parts = _parts(mechanism, wanted)
     probe = nn.Linear(rows, 1, bias=False)
     run: Stepper = target.run if target.ours is None else target.ours.plain()
     found = []
-    for number in range(seeds):
+    for number, steps in enumerate(parts):
         trial = Trial(probe, steep, shown, torch.eye(rows), target.seed + 300 + number, steps)
         found.append(read(run(trial), ["weight"], len(steps), shown.divisor).sums)
-    return Batches(np.rint(np.concatenate(found)).astype(np.int64), len(steps))
+    return Batches(np.rint(np.concatenate(found)).astype(np.int64), len(parts[0]), tuple(chain(*parts)))
+
+
+def _parts(mechanism: Mechanism, wanted: int) -> list[range]:
+    """The steps that are run under one seed each: the first and the last ones, or all of them again and again."""
+    if mechanism.steps > wanted and not isinstance(mechanism.sampler, sampling.Shuffle):  # which has epochs
+        return [range(wanted - wanted // 2), range(mechanism.steps - wanted // 2, mechanism.steps)]
+    steps = range(min(wanted, mechanism.steps))
+    return [steps] * max(1, min(_MOST_SEEDS, -(-wanted // len(steps))))
 
 
 def _rows(mechanism: Mechanism) -> int:

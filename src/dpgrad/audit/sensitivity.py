@@ -19,13 +19,13 @@ from dpgrad.accounting.events import Relation
 from dpgrad.audit import moving
 from dpgrad.audit.exact import Array
 from dpgrad.audit.record import Check
-from dpgrad.audit.trials import UnderAudit, joined, rows_of
+from dpgrad.audit.trials import NotFiniteError, UnderAudit, joined, rows_of
 from dpgrad.errors import AuditError
 from dpgrad.grads.sums import trainable
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["SCALES", "Reached", "ascended", "check"]
+__all__ = ["SCALES", "Reached", "ascended", "check", "overflow"]
 
 SCALES = (1e-3, 1.0, 30.0, 1e3)  # by which a real row is multiplied
 SLACK = 1e-3  # of the clip bound
@@ -77,6 +77,19 @@ def check(target: UnderAudit, canaries: int) -> Reached:
         says += f"; {search.elsewhere}"
     violated = search.largest > 1 + SLACK or search.elsewhere is not None
     return Reached(Check("sensitivity", None, says, violated=violated), search.largest, tuple(search.not_tried))
+
+
+def overflow(target: UnderAudit) -> Check:
+    """Whether a row whose gradient is infinite, or no number, contributes no more than any other row."""
+    search = _Search(target)
+    for push in (math.inf, math.nan):
+        try:
+            search.contribution(search.pushed(push), _two_from(0, target.mechanism.steps))
+        except NotFiniteError:
+            says = f"a row whose gradient is {push} makes the release one that is not finite"
+            return Check("overflow", None, says, violated=True)
+    says = f"largest contribution {search.largest:.4f} of the clip bound, of rows whose gradients are not finite"
+    return Check("overflow", None, says, violated=search.largest > 1 + SLACK)
 
 
 class _Search:
@@ -138,11 +151,11 @@ class _Search:
                 "weights where they are (learning rate 0)"
             )
 
-    def pushed(self) -> _Pair:
+    def pushed(self, push: float = 1.0) -> _Pair:
         target, company = self.target, self._company[True]
         row = rows_of(target.data, slice(0, 1))
         absent = company if self._may_be_absent else joined(company, target.columns(row, 0.0, 0.0))
-        present = joined(company, target.columns(row, 1.0, 1.0))  # code that sees layers alone sees the row's own loss
+        present = joined(company, target.columns(row, 1.0, push))  # code that sees layers alone sees the row's own loss
         return _Pair("gradient canary", absent, present, canaried=True)
 
     def silent(self) -> None:
@@ -240,6 +253,8 @@ class _Search:
             if any(pair.one is company for company in self._company.values()):  # which lives as long as this search
                 self._released[key] = one
         other = target.released(pair.other, target.seed, steps, how, canaried=pair.canaried, few=few)
+        if one.left is not None and other.left is not None and not _same(one.left, other.left):
+            self.elsewhere = f"what a step leaves in the weights and buffers of the model shows a row ({pair.name})"
         moved, rounding = other.sums - one.sums, max(one.rounding, other.rounding)
         if not other.single and _NARROW not in self.not_tried:
             self.not_tried.append(_NARROW)
@@ -281,13 +296,29 @@ class _Search:
         self.contribution(pair, range(count), target.mechanism, few=False)
         if target.counts:
             self.counted_elsewhere(pair, range(count))
+        self.drawn_by_value(pair, data, own, range(count))
+
+    def drawn_by_value(self, pair: _Pair, data: Any, own: Tensor, steps: range) -> None:
+        """Whether the canary is drawn into the same batches where its own numbers are others, and its loss larger."""
+        target = self.target
+        turned = pytree.tree_map(lambda leaf: torch.cat([_turned(leaf), leaf[1:]]), data)
+        other = _Pair(pair.name, pair.other, target.columns(turned, own, 3 * own), canaried=True)
+        moved, _ = self._moved(other, steps, target.mechanism, few=False)
+        apart = np.sqrt(np.square(moved[:, : moved.shape[1] - target.counts]).sum(1))
+        elsewhere = np.flatnonzero(apart > 0.5 * self._least_clips(steps))
+        if len(elsewhere):
+            self.elsewhere = f"a row with other values is not in the same batches (step {steps[int(elsewhere[0])]})"
+
+    def _least_clips(self, steps: range) -> Array:
+        """The smallest clip bound of each step."""
+        least: Array = np.min([self.target.mechanism.clips(steps, group) for group in self.target.places()], axis=0)
+        return least
 
     def counted_elsewhere(self, pair: _Pair, steps: range) -> None:
         """Whether the canary was counted where it was in no batch."""
         moved, _ = self._moved(pair, steps, self.target.mechanism, few=False)
-        drawn = np.sqrt(np.square(moved[:, : moved.shape[1] - self.target.counts]).sum(1)) > 0.5 * np.min(
-            [self.target.mechanism.clips(steps, group) for group in self.target.places()], axis=0
-        )
+        apart = np.sqrt(np.square(moved[:, : moved.shape[1] - self.target.counts]).sum(1))
+        drawn = apart > 0.5 * self._least_clips(steps)
         elsewhere = np.flatnonzero((self._counted(moved).max(0) > moving.MOVED / 2) & ~drawn)
         if len(elsewhere):
             self.elsewhere = f"a row that was not in the batch of step {steps[int(elsewhere[0])]} was counted"
@@ -296,6 +327,18 @@ class _Search:
 def _two_from(step: int, steps: int) -> range:
     """The step and the one before it, so what is kept from step to step takes part."""
     return range(min(max(step - 1, 0), max(steps - 2, 0)), min(max(step + 1, 2), steps))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _turned(leaf: Tensor) -> Tensor:
+    """The first row with its numbers negated; of whole numbers, the last row that differs from it."""
+    if leaf.is_floating_point():
+        return -leaf[:1]
+    others = leaf[(leaf != leaf[:1]).flatten(1).any(1)] if leaf.ndim > 1 else leaf[leaf != leaf[:1]]
+    return others[-1:] if len(others) else leaf[:1]
 
 
 def _changed(leaf: Tensor, column: Tensor, turn: int, generator: torch.Generator) -> Tensor:

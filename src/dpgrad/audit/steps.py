@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from dpgrad import _validate
-from dpgrad.audit import moving, noise, price, sampled, sensitivity
+from dpgrad.audit import keyed, moving, noise, price, sampled, sensitivity
 from dpgrad.audit.claims import AnyClaim, Claimed, claimed
 from dpgrad.audit.record import Audit, Check, judged
 from dpgrad.audit.trials import PrivateSteps, Stepper, UnderAudit
@@ -19,12 +19,12 @@ from dpgrad.training.losses import loss_named
 
 __all__ = ["CHECKS", "step"]
 
-CHECKS = ("sensitivity", "noise", "sampling", "price", "ledger")
+CHECKS = ("sensitivity", "overflow", "noise", "sampling", "price", "ledger", "keys")
 _NOT_TRIED = (
     "rows and weights other than those tried",
     "timing and errors",
     "attacks on floating-point noise",
-    "whether randomness without a seed is as good as with one",
+    "whether randomness without a seed is as good as with one, but for keys that come again",
 )
 
 
@@ -98,6 +98,8 @@ class _Auditor:
             self.checks.append(found.check)
             self.not_tried += found.not_tried
             largest = found.largest
+        if "overflow" in wanted:
+            self.checks.append(sensitivity.overflow(target))
         if "noise" in wanted:
             seen = noise.check(target, steps, self.level / 7)
             self.checks += seen.checks
@@ -112,6 +114,8 @@ class _Auditor:
             self.checks.append(price.check(target, self.claim))
         if "ledger" in wanted and target.ours is not None:
             self.checks.append(price.ledger(target, target.ours))
+        if "keys" in wanted and target.ours is not None:
+            self.checks.append(keyed.check(target, target.ours))
         return self._record(largest, most)
 
     def _record(self, largest: float | None, most: float | None) -> Audit:

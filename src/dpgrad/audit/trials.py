@@ -6,6 +6,7 @@
 import copy
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,12 +26,28 @@ from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Group, Mechanism
 from dpgrad.training.private import PrivateGradient
 
-__all__ = ["Canaried", "Gradients", "NoisySums", "PrivateSteps", "Stepper", "Trial", "UnderAudit", "joined", "rows_of"]
+__all__ = [
+    "Canaried",
+    "Gradients",
+    "NoisySums",
+    "NotFiniteError",
+    "PrivateSteps",
+    "Stepper",
+    "Trial",
+    "UnderAudit",
+    "joined",
+    "rows_of",
+]
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]  # by name, or in the order of the model's trained parameters
 BIG = 1e4  # norm of the gradient of a canary, far beyond any clip bound in use
 _SINGLE = 2.0**-23  # of float32
 _WALK = 0.1  # how far the weights are moved between steps, by a public rule
+_LEFT = ".left"  # no parameter's name begins with a dot
+
+
+class NotFiniteError(AuditError):
+    """Gradients with an infinity or a NaN."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class Trial:
     loss: Loss
     mechanism: Mechanism
     data: Any
-    seed: int
+    seed: int | None
     steps: range
 
     @property
@@ -85,7 +102,7 @@ class PrivateSteps:
         private = self.private(trial)
         parameters = trainable(private.model)
         kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        found: list[Gradients] = []
+        found: list[dict[str, Tensor]] = []
         try:
             for step in trial.steps:
                 private.step(trial.data)
@@ -94,11 +111,13 @@ class PrivateSteps:
                     gradients[moving.CLIP] = torch.tensor([bounds.at(step), bounds.at(step + 1)], dtype=torch.float64)
                 found.append(gradients)
                 _walk(parameters, step)
+            if found:
+                found[-1][_LEFT] = _state(private.model)
         finally:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(kept[name])
-        return found
+        return [*found]
 
     def private(self, trial: Trial) -> PrivateGradient:
         """The steps of a trial, none taken yet."""
@@ -130,6 +149,12 @@ class PrivateSteps:
             return made, *(column[:, None].expand(-1, copies) for column in columns)
 
         return replace(self, options={**self.options, "augment": widened})
+
+
+def _state(model: nn.Module) -> Tensor:
+    """All weights and buffers of a model, in a row."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return torch.cat([each.detach().cpu().double().flatten() for each in tensors])
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:
@@ -179,6 +204,7 @@ class NoisySums:
 
     sums: Array
     precision: float  # the distance from 1 to the next number in the narrowest type of a gradient
+    left: Tensor | None = None  # the weights and buffers of the model after the steps
 
     @property
     def single(self) -> bool:
@@ -307,7 +333,9 @@ class UnderAudit:
             run = replace(ours, options={"capture": False, **ours.options}) if few else ours
         trial = Trial(self.model, loss, mechanism, data, seed, steps)
         found = list(run(trial))
-        sums = read(found, self.names, len(steps), mechanism.divisor)
+        last = found[-1] if found else None
+        left = last[_LEFT] if isinstance(last, Mapping) and _LEFT in last else _state(self.model)
+        sums = replace(read(found, self.names, len(steps), mechanism.divisor), left=left)
         return self._steady(sums, found[-len(steps) :], mechanism) if self.counts else sums
 
     def _steady(self, sums: NoisySums, found: Sequence[Gradients], mechanism: Mechanism) -> NoisySums:
@@ -334,7 +362,7 @@ def read(found: Iterable[Gradients], names: Sequence[str], steps: int, divisor: 
         raise AuditError(f"run must return the gradients of {steps:,} steps, got {len(rows):,}")
     sums = np.stack(rows[-steps:])
     if not np.isfinite(sums).all():
-        raise AuditError("run left gradients that are not finite: every private step releases finite numbers")
+        raise NotFiniteError("run left gradients that are not finite: every private step releases finite numbers")
     return NoisySums(sums, precision)
 
 
@@ -364,17 +392,16 @@ def _tensors(data: Any) -> Any:
 
 
 def _directions(model: nn.Module, mechanism: Mechanism) -> dict[str, Tensor]:
-    """A random direction, of norm 1 within each group: the worst example is at its bound in every group at once."""
+    """A random direction, of norm 1 within each group: the worst example is at its bound in every group at once.
+
+    Every tensor of a group has the same share, so that one which a norm leaves out shows, however small it is.
+    """
     generator = torch.Generator().manual_seed(1)
     parameters = trainable(model)
     drawn = {name: torch.randn(p.shape, generator=generator, dtype=torch.float64) for name, p in parameters.items()}
     if not drawn:
         raise OptionError("model has no trainable parameter: set requires_grad on the parameters to train")
-    squares: dict[Group | None, float] = {}
     groups = {name: mechanism.group_of(name) if mechanism.groups else None for name in drawn}
-    for name, way in drawn.items():
-        squares[groups[name]] = squares.get(groups[name], 0.0) + float(way.square().sum())
-    return {
-        name: (way / math.sqrt(squares[groups[name]])).to(parameters[name].device, parameters[name].dtype)
-        for name, way in drawn.items()
-    }
+    tensors = Counter(groups.values())
+    lengths = {name: float(way.norm()) * math.sqrt(tensors[groups[name]]) for name, way in drawn.items()}
+    return {name: (way / lengths[name]).to(parameters[name]) for name, way in drawn.items()}

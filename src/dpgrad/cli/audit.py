@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _ROWS = 512  # of the data that are looked at
-_OF_MECHANISM = ("sampling", "price")  # the same for every method with that mechanism
+_OF_MECHANISM = ("sampling", "price", "keys")  # the same for every method with that mechanism
 
 
 def add(commands: "Commands") -> None:
