@@ -11,15 +11,15 @@ class Clock:
         self.now = 0.0
         monkeypatch.setattr(again.time, "monotonic", lambda: self.now)
 
-    def run(self, steps: int, each: float, comparison: float, first: float = 0.0) -> list[int]:
-        """The steps before which a comparison is due, in a run whose first step takes longer."""
+    def run(self, steps: int, each: float, comparison: float, first: float = 0.0, third: float = 1.0) -> list[int]:
+        """The steps before which a comparison is due, in a run whose first and third steps take longer."""
         found, when = [], Again()
         for step in range(steps):
             if when.due():
                 found.append(step)
                 with when.timed():
                     self.now += comparison
-            self.now += first if not step else each
+            self.now += {0: first, 2: third}.get(step, each)
         return found
 
 
@@ -38,6 +38,11 @@ def test_a_dear_one_comes_once_in_a_thousand_steps(clock: Clock) -> None:
 
 def test_what_the_first_step_sets_up_pays_for_none(clock: Clock) -> None:
     assert clock.run(1000, each=1.0, comparison=20.0, first=10_000.0) == [1]
+
+
+def test_a_step_that_makes_what_others_need_pays_for_none(clock: Clock) -> None:
+    """Code that was made at the third step let steps seem long, and comparisons took 1.3 % of a run."""
+    assert clock.run(1000, each=1.0, comparison=4.0, third=100.0) == [1]
 
 
 def test_beside_the_first_they_take_a_hundredth_at_most(clock: Clock) -> None:
