@@ -12,7 +12,8 @@ class Again:
     """When to `compare` once more: after the first step, and after 4, 16, ... where it costs little.
 
     A comparison that takes longer than the quickest step waits until all comparisons are a two-hundredth of the time
-    since the first step. Over 1,000 steps they then take about a hundredth of the time. They do not change what a step returns.
+    since the first step. Over 1,000 steps they then take about a hundredth of the time. They do not change what a step
+    returns.
     """
 
     def __init__(self) -> None:
