@@ -154,7 +154,7 @@ def test_commands_are_accepted(page: str) -> None:
     """The command line reads every option with its value. Those that take seconds also run: tests/test_guides.py."""
     for command in commands(page, "sh"):
         words = shlex.split(command)[1:]
-        given = cli._parser().parse_args(words)
+        given = cli.parser().parse_args(words)
         for name in given.names if words[0] == "reproduce" else ():
             assert name == "all" or catalogue.named(name)[0]
 

@@ -59,7 +59,7 @@ def test_no_name_means_two_things() -> None:
 @pytest.mark.parametrize("name", sorted(declared()))
 def test_the_command_line_has_every_option_as_it_is_declared(name: str) -> None:
     field = declared()[name]
-    commands = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    commands = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
     (action,) = [a for a in commands.choices["train"]._actions if f"--{name.replace('_', '-')}" in a.option_strings]
     assert action.dest == name
     assert action.help == field.metadata["help"]
