@@ -177,10 +177,16 @@ def sizes(model: nn.Module, steps: int, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 
 def test_no_place_stays_empty_where_products_take_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024))
-    places, filled = sizes(wide, 1000, monkeypatch)
+    places, filled = sizes(nn.Sequential(nn.Linear(2048, 2048)), 1000, monkeypatch)
     assert places == filled
     assert len(places) > 3
+
+
+def test_few_places_stay_empty_where_products_take_as_long_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    middle = nn.Sequential(nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 512))
+    places, filled = sizes(middle, 1000, monkeypatch)
+    assert places != filled
+    assert max(min(size - count for size in places if size >= count) for count in filled) <= 2  # half a deviation
 
 
 @pytest.mark.parametrize(("steps", "few"), [(1000, True), (100, False)])

@@ -12,7 +12,7 @@ from dpgrad.distributed.share import WHOLE, Share
 from dpgrad.mechanism import sampling
 from dpgrad.mechanism.mechanism import Mechanism
 
-__all__ = ["CALLED", "CODE", "GRAPHS", "Grain", "Sizes", "capacity"]
+__all__ = ["CALLED", "CODE", "GRAPHS", "MORE_CODE", "Grain", "Sizes", "capacity"]
 
 
 class Grain(NamedTuple):
@@ -25,6 +25,7 @@ class Grain(NamedTuple):
 
 GRAPHS = Grain(1.0, 0.5)  # a size is captured, and takes memory
 CODE = Grain(2.0, 2.0)  # code is recorded per size, and an empty place costs little compared with Python
+MORE_CODE = Grain(2.0, 0.5)  # code is recorded per size, and an empty place costs more in the long run
 CALLED = Grain(2.0, 0.0, 1 / 32)  # a size costs little, and an empty place as much as an example
 
 # A full piece holds most batches, or a second, small piece would cost time, and takes little more memory than one.

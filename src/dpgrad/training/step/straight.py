@@ -16,15 +16,16 @@ from dpgrad.grads.traced import CannotTraceError, Traced
 from dpgrad.grads.ways import Attributed
 from dpgrad.training.step.bodies import Bodies, Form
 from dpgrad.training.step.pieces import Graph, Pieces
-from dpgrad.training.step.sizes import CALLED, CODE, Grain, Sizes
+from dpgrad.training.step.sizes import CALLED, CODE, MORE_CODE, Grain, Sizes
 from dpgrad.training.step.work import Work
 
 __all__ = ["Straight"]
 
 _SHORT = 0.1  # seconds; in a longer body Python's share does not matter
 _LONG = 200  # steps; in a shorter run trying is not worth while
-_DENSE = 6e6  # multiply-adds per operation of torch; with more, Python's share does not matter
-_FASTER = 0.8  # the code may take at most this share of the body's time
+_SPARSE = 1e6  # multiply-adds per operation of torch; with fewer, an empty place costs little
+_DENSE = 2e7  # the same; with more, Python's share does not matter
+_FASTER = 0.9  # the code may take at most this share of the body's time
 _OFTEN = 2  # uses of a body in the drawn steps from which on its code is made ahead
 
 
@@ -36,7 +37,7 @@ class Straight(Pieces):
     def __init__(self, work: Work, data: Any, rows: int, workers: int = 0) -> None:
         super().__init__(work, data, rows, workers)
         self._draws = True
-        self.worth = self._grain(rows) is CODE
+        self.worth = self._grain(rows) is not CALLED
         if not self.worth:
             self.form = "pieces of the sizes of batches"  # which round differently
         self.faster = False  # whether code has proved faster
@@ -51,7 +52,9 @@ class Straight(Pieces):
             return CALLED
         places = Sizes.of(work.mechanism, rows, work.microbatch, CODE, work.share).most
         density = work.engine.density if isinstance(work.engine, Attributed) else math.inf
-        return CODE if density * places < _DENSE else CALLED
+        if density * places >= _DENSE:
+            return CALLED
+        return CODE if density * places < _SPARSE else MORE_CODE
 
     def _made(self, form: Form) -> Graph:
         return _Body(self, self._work, self._bodies, form)
