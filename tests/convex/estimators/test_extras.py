@@ -137,6 +137,9 @@ class TestIntervals:
         ) as no:
             fitted.confidence_intervals()
         assert re.search(r"more rows \((at least [\d,]+|[\d,]+ to [\d,]+) of this kind\)", str(no.value))
+        measured = fitted.inference_
+        assert measured._wanted(0.5 * measured.std) == " (at least 640 of this kind)"
+        assert measured._wanted(2.4 * measured.std) == ""  # those that are there might do, for all that noise tells
 
     def test_too_few_rows_for_any_data_are_refused_before_anything_is_charged(self) -> None:
         ledger = Ledger()

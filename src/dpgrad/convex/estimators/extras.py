@@ -207,8 +207,9 @@ class Measured:
         least = self.rows * CLEAR * self.std / (max(smallest, 0.0) + 2 * self.std)
         most = self.rows * (CLEAR + 2) * self.std / (smallest - 2 * self.std) if smallest > 2.5 * self.std else math.inf
         least, most = (float(f"{max(number, self.rows):.2g}") for number in (least, most))
-        known = f"{least:,.0f} to {most:,.0f}" if math.isfinite(most) else f"at least {least:,.0f}"
-        return f" ({known} of this kind)"
+        if math.isfinite(most):
+            return f" ({least:,.0f} to {most:,.0f} of this kind)"
+        return f" (at least {least:,.0f} of this kind)" if least > self.rows else ""
 
 
 class Inferred:
