@@ -231,11 +231,12 @@ class DPLogisticRegression(extras.Inferred, LinearClassifier):
     processes. Sample weights and warm starts are not offered.
 
     **What ``"auto"`` is for.** Its gradients are clipped well below what the loss allows, which keeps noise small and
-    predictions good, and biases the model at any n and ε: ``coef_`` is too large, by a third to two thirds where rows
-    follow a logistic model, and so is `decision_function`. `predict` is hardly touched. `predict_proba` allows for it
-    where the fit released a second moment (``privacy_`` lists it: few columns for the rows and ε); elsewhere its
-    probabilities may be too sure of themselves, or, where the budget cut the descent short, not sure enough. Calibrate
-    them on public rows. To read coefficients or odds use ``"gd"``, ``"sgd"`` or ``"objective"``, which clip nothing.
+    predictions good, and biases the model at any n and ε: ``coef_`` is too large where rows follow a logistic model,
+    the more so the less the columns tell, and so is `decision_function`. `predict` is hardly touched. `predict_proba`
+    allows for it where the fit released a second moment (``privacy_`` lists it: few columns for the rows and ε);
+    elsewhere its probabilities may be too sure of themselves, or, where the budget cut the descent short, not sure
+    enough. Calibrate them on public rows. To read coefficients or odds use ``"gd"``, ``"sgd"`` or ``"objective"``,
+    which clip nothing.
 
     **Reading coefficients.** ``"gd"`` comes within 5 % of the coefficients without privacy where the budget allows it:
     100,000 rows of 10 columns in [0, 1], with ``data_norm`` √10, at ε = 1. Where they had not settled a

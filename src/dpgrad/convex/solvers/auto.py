@@ -20,10 +20,10 @@ Before the descent two releases may be made, each where public numbers (n, p, μ
   (2023), but released once.
 
 **Clipped gradients are biased.** The clip bound cuts what rows on the wrong side of the boundary say, at any ε and n:
-the descent does not end at the minimiser of the loss. Where the boundary lies hardly changes, but scores are too large,
-by a third to two thirds where rows follow a logistic model. Accuracy gains by it, since the noise is that of the clip
-bound. `fitted_chances` gives probabilities that allow for it. For the coefficients of a logistic model take `gd` at
-the pace of `pace`, or `objective`: they can do without clipping.
+the descent does not end at the minimiser of the loss. Where the boundary lies hardly changes, but scores are too large
+where rows follow a logistic model, the more so the less the columns tell. Accuracy gains by it, since the noise is that
+of the clip bound. `fitted_chances` gives probabilities that allow for it. For the coefficients of a logistic model take
+`gd` at the pace of `pace`, or `objective`: they can do without clipping.
 
 All releases are Gaussian, so together they are exactly μ-GDP with μ² the sum of theirs (Dong, Roth and Su 2019):
 nothing is lost by there being several.
