@@ -1,4 +1,7 @@
-"""Whom a waiting rank takes for silent: ranks whose counts stand still, or the store where it does not answer."""
+"""Whom a waiting rank takes for silent: ranks whose counts stand still, or the store where it does not answer.
+
+The clock is the tests' own: a machine that stalls makes no rank silent.
+"""
 
 import threading
 import time
@@ -13,11 +16,19 @@ from dpgrad.distributed import pulse
 from dpgrad.distributed.pulse import Pulse
 from dpgrad.distributed.ranks import Ranks
 
-LIMIT = 1.0
+LIMIT = 1.0  # seconds of `Clock`
 
 
 class Group:
     group_name = "a group"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Store:
@@ -25,7 +36,7 @@ class Store:
 
     def __init__(self) -> None:
         self.lives = True
-        self.open, self.asked, self.slow = threading.Event(), 0, 0
+        self.open, self.asked, self.slow, self.clock = threading.Event(), 0, 0, Clock()
         self.open.set()
 
     def set(self, name: str, value: str) -> None:
@@ -43,7 +54,8 @@ class Store:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pulse, Store]]:
     store, group = Store(), Group()
-    monkeypatch.setattr(pulse, "EVERY", LIMIT / 40)
+    monkeypatch.setattr(pulse, "EVERY", 1e-3)
+    monkeypatch.setattr(pulse, "time", store.clock)
     monkeypatch.setattr(pulse, "_store", lambda: store)
     monkeypatch.setattr(pulse.c10d, "PrefixStore", lambda name, of: of)
     monkeypatch.setattr(dist, "get_rank", lambda _: 1)
@@ -57,13 +69,16 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pulse, Store]]:
         del group
 
 
-def waited(made: Pulse) -> str:
-    """Who is told of first."""
-    since = time.monotonic()
+def waited(made: Pulse, store: Store) -> str:
+    """Who is told of first, where the counts are read twice between two looks at the clock if the store answers."""
+    since = store.clock.now
     for _ in range(400):
         if found := made.silent(since, LIMIT):
             return found
-        time.sleep(LIMIT / 40)
+        store.clock.now += LIMIT / 40
+        asked = store.asked
+        while store.open.is_set() and store.asked < asked + 2:
+            time.sleep(1e-4)
     return "nobody"
 
 
@@ -71,19 +86,19 @@ def waited(made: Pulse) -> str:
 def test_a_rank_whose_count_stands_still_is_named(lives: bool, named: str, heard: tuple[Pulse, Store]) -> None:
     made, store = heard
     store.lives = lives
-    assert waited(made) == named
+    assert waited(made, store) == named
 
 
 def test_no_rank_is_named_where_the_store_does_not_answer(heard: tuple[Pulse, Store]) -> None:
     made, store = heard
     store.open.clear()
-    assert waited(made) == pulse._STORE
+    assert waited(made, store) == pulse._STORE
 
 
 def test_a_store_that_was_slow_is_asked_again(heard: tuple[Pulse, Store]) -> None:
     made, store = heard
     store.slow = 3
-    assert waited(made) == "rank 2"
+    assert waited(made, store) == "rank 2"
     assert store.asked > 4
 
 
