@@ -81,6 +81,18 @@ def test_a_failed_append_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert Lines.read(path).records == [{"a": 1}, {"torn": True}, {"c": 3}]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_of_a_link_the_link_alone_is_removed(there: bool, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if there:
+        elsewhere.mkdir()
+        (elsewhere / "kept").write_text("kept", "utf-8")
+    (tmp_path / "link").symlink_to(elsewhere)
+    _files.remove(tmp_path / "link")
+    assert not (tmp_path / "link").is_symlink()
+    assert (elsewhere / "kept").exists() == there
+
+
 def test_folders_are_made_published_and_removed(tmp_path: Path) -> None:
     _files.make_folder(tmp_path / "a" / "b", 0o700)
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700

@@ -181,6 +181,8 @@ def publish(partial: Path, path: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder and what is in it, of a link the link alone; nothing happens where it is missing."""
+    if folder.is_symlink():
+        unlink(folder)
     if not folder.exists():
         return
     with told(folder, "removed"):
