@@ -24,7 +24,10 @@ from dpgrad.runs.checkpoint import Run
 from dpgrad.runs.replay import Identity
 from dpgrad.training import pca
 
-LAUNCHERS = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"]
+LAUNCHERS = [
+    "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE",
+    "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE",
+]  # fmt: skip
 SEVERAL = "this runs in one process"
 DATA = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 

@@ -12,8 +12,12 @@ from threading import RLock
 from dpgrad.errors import RunError, UnsupportedSystemError
 
 RANK_TIMEOUT = 45.0  # seconds without a sign of life of a rank: with the rest of a step, all end within a minute
-# What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin, MVAPICH, srun.
-_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+# What the launchers of distributed jobs tell each process: torchrun, Open MPI, MPICH and its kin, MVAPICH, srun,
+# horovodrun, jsrun, flux.
+_LAUNCHERS = (
+    "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE",
+    "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE",
+)  # fmt: skip
 
 
 def refuse_several() -> None:
