@@ -669,6 +669,26 @@ def test_dropout_is_each_examples_own() -> None:
     assert len(masks.unique(dim=0)) == 8
 
 
+class Ruled(torch.autograd.Function):
+    """Nothing, with a rule for vmap of its own."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        return Ruled.apply(x), dims[0]
+
+
 REASONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     **{name: (forward, "by their values") for name, forward in SHAPES.items()},
     "numpy": (lambda own, x: own.a(x) * float(x.detach().numpy().sum()), "other code"),
@@ -677,6 +697,15 @@ REASONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "reentrant checkpoint": (lambda own, x: checkpoint(own.a, x, use_reentrant=True), "setup_context"),
     "buffer": (lambda own, x: own.a(x) + own.held.copy_(x.detach().mean()), "common to all"),
     "own vmap": (lambda own, x: torch.func.vmap(own.a)(x), "parameter a.weight is used inside a vmap"),
+    "rule in an own vmap": (
+        lambda own, x: torch.func.vmap(torch.func.vmap(Ruled.apply))(own.a(x)[None]), "Ruled has its own rule"
+    ),
+    "resized": (lambda own, x: own.a(x.clone().resize_(1, *x.shape[1:])), "the memory of others"),
+    "resized in an own vmap": (
+        lambda own, x: own.a(torch.func.vmap(lambda row: row.clone().resize_(5))(x[0])), "the memory of others"
+    ),
+    "strided": (lambda own, x: own.a(x.clone().as_strided_(x.shape, x.stride())), "the memory of others"),
+    "set": (lambda own, x: own.a(x.clone().set_(x.flip(1))), "the memory of others"),
     "parameter in place": (lambda own, x: own.a(x) + own.a.bias.data.mul_(1).sum(), "mul_ changes in place"),
 }  # fmt: skip
 

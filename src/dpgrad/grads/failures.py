@@ -37,10 +37,12 @@ class Failures(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.first = ""
+        self.exchanged = False  # whether a tensor was given the memory of another
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.exchanged |= getattr(func, "_opname", "") == "set_"
         try:
             return cleared(func, func(*args, **(kwargs or {})))
         except Exception:

@@ -67,6 +67,9 @@ _FACTORIES = {
     for name in names.split()
 }
 _COMMON = {*_FACTORIES, Tensor.new_tensor}  # whose results may hold no example
+# Whose rules for vmap exchange the memory of all examples for one in another shape, or for none.
+_MEMORY = {Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_, torch.as_strided_}
+_OTHERS = "vmap gives examples the memory of others ({})"
 # Functions that vmap lets examples meet in, and those that do the same.
 _PLAINER: dict[Callable[..., Any], Callable[..., Any]] = {
     torch._is_all_true: torch.all, torch._is_any_true: torch.any,
@@ -141,6 +144,7 @@ class _Lifting(TorchFunctionMode):
         return result
 
     def _done(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], shared: bool) -> Any:
+        _refuse_meeting(func, args, kwargs)
         if _C.maybe_current_level() != self.level:
             return self._deeper(func, args, kwargs) if shared else func(*args, **kwargs)
         if func in REWRITES:
@@ -150,15 +154,6 @@ class _Lifting(TorchFunctionMode):
             return self._layer(args[0])
         if func in _ASKING:
             return self._asked(func, args, kwargs)
-        if has_own_rule(func, args):
-            raise CannotLiftError(f"{_name(args[0] if isinstance(args[0], type) else func)} has its own rule for vmap")
-        if func is Tensor.__repr__ and is_batched(args[0]):
-            raise CannotLiftError("it prints values of all examples")
-        if kwargs.get("generator") not in (None, torch.default_generator):
-            raise _RefusedError(
-                f"{_name(func)} draws from a generator of the model's own, which gives examples numbers by their place "
-                "in the batch: draw from torch's default generators"
-            )
         if shared:
             return self._with_parameters(func, args, kwargs)
         return self._on_data(func, args, kwargs)
@@ -372,6 +367,21 @@ class _Lifting(TorchFunctionMode):
         return self._on_data(func, args, kwargs)
 
 
+def _refuse_meeting(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse what lets examples meet inside vmap, or inside a vmap of the model's own within it."""
+    if has_own_rule(func, args):
+        raise CannotLiftError(f"{_name(args[0] if isinstance(args[0], type) else func)} has its own rule for vmap")
+    if func in _MEMORY and is_batched(args[0]):
+        raise CannotLiftError(_OTHERS.format(_name(func)))
+    if func is Tensor.__repr__ and is_batched(args[0]):
+        raise CannotLiftError("it prints values of all examples")
+    if kwargs.get("generator") not in (None, torch.default_generator):
+        raise _RefusedError(
+            f"{_name(func)} draws from a generator of the model's own, which gives examples numbers by their place "
+            "in the batch: draw from torch's default generators"
+        )
+
+
 def _is_common(result: object) -> bool:
     """Whether a result is a tensor in which no example is, or the first of several is."""
     first = result[0] if isinstance(result, list | tuple) and result else result
@@ -480,6 +490,8 @@ def _forward(model: nn.Module, loss: Loss, batch: Batch, rows: int, tape: Tape, 
     try:
         with _without_hooks(), _quiet_fallback(), Failures() as failures:
             values: Tensor = torch.func.vmap(one, randomness="different")(grouped)
+        if failures.exchanged:  # no torch function, but an operation
+            raise CannotLiftError(_OTHERS.format("set_"))
         if failures.first:
             raise CannotLiftError(CAUGHT.format(failures.first))
         questions.seen.keep(lifting.made)
