@@ -3,6 +3,11 @@
 Use `Follower` for schedules fixed in advance: the last admissible step is certified before the run. Use `RdpFilter` if
 the noise or the sampling rate depends on earlier outputs. Such a run cannot be priced in advance, and the ε spent so
 far (an odometer) is not a guarantee.
+
+>>> from dpgrad import events, online
+>>> run = online.Follower(lambda n: events.Repeat(events.Gaussian(10.0), n), epsilon=1.0, delta=1e-5)
+>>> run.last  # steps within the budget
+7
 """
 
 import math

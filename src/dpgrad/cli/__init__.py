@@ -3,6 +3,11 @@
 One file per command, with a function ``add(commands)`` that registers its parser and the function that answers it.
 Heavy modules are imported when first used: questions about a budget do not load torch. An answer is complete before
 any of it is written, so a refusal leaves standard output empty.
+
+>>> from dpgrad import cli
+>>> cli.main("steps --epsilon 1 --delta 1e-5 --sampling-rate 0.01 --noise-multiplier 1 --json".split())
+{"epsilon": 0.99965..., "steps": 254, ...}
+0
 """
 
 import codecs

@@ -3,6 +3,11 @@
 `read` takes a file and the schema that describes it. Every public module of this package is one dataset; a new file is
 found by its name and needs no registration.
 Files are read from `root` or from the folder named by `DPGRAD_DATA`.
+
+>>> from dpgrad import data
+>>> digits = data.load("digits")
+>>> digits.x_train.shape, digits.x_test.shape
+((1437, 1, 8, 8), (360, 1, 8, 8))
 """
 
 import importlib

@@ -1,4 +1,9 @@
-"""The processes of torch.distributed that take the steps of one run together, and the sum over them."""
+"""The sum over several processes (ranks) that take the steps of one run together.
+
+>>> from dpgrad import distributed
+>>> distributed.share.Share(rank=1, size=2).bounds(5)  # the part of a batch of five that the second of two ranks takes
+(2, 5)
+"""
 
 from typing import TYPE_CHECKING
 

@@ -4,6 +4,14 @@
 (`ways`). `single` passes one example at a time. `clipped_sum` returns the `ClippedSum` of a batch, in pieces that fit
 in memory. `check` refuses models that mix examples or that an engine gets wrong. `convert` replaces BatchNorm by
 GroupNorm. `InnerMomentum` scales a momentum of each example's gradients in place of the gradient.
+
+>>> import torch
+>>> from dpgrad import grads, scaling
+>>> model = torch.nn.Linear(1, 1, bias=False)
+>>> rows = torch.tensor([[0.5], [2.0]])
+>>> total = grads.clipped_sum(model, lambda model, x: model(x)[:, 0], rows, lambda norms: scaling.Hard()(norms, 1.0))
+>>> round(float(total.sums["weight"]), 2)  # gradients 0.5 and 2; the second is shortened to 1
+1.5
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,9 @@
-"""Other libraries' training loops, made private. Optional: nothing else imports these modules."""
+"""Other libraries' training loops, made private. Optional: nothing else imports these modules.
+
+>>> from dpgrad.integrations import tensorboard
+>>> tensorboard.TensorBoard.__name__
+'TensorBoard'
+"""
 
 from typing import TYPE_CHECKING
 

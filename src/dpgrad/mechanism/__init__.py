@@ -1,4 +1,10 @@
-"""What will be done: the run as accounted, its samplers and schedules, and the key that all randomness comes from."""
+"""What will be done: the run as it is accounted, its samplers, its schedules, and the key of all randomness.
+
+>>> from dpgrad import mechanism
+>>> plan = mechanism.mechanism.Mechanism(mechanism.sampling.Poisson(0.01), steps=1000, noise_multiplier=1.0)
+>>> round(plan.profile().epsilon(1e-5), 2)
+1.83
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,9 @@
-"""The published tables and figures, and by which code a result was made."""
+"""The published tables and figures as experiments, and the code with which each result was made.
+
+>>> from dpgrad import papers
+>>> "yu2018-figure2-softmax" in papers.catalogue.experiments()
+True
+"""
 
 from typing import TYPE_CHECKING
 

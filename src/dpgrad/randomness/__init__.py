@@ -1,4 +1,9 @@
-"""One law of noise and of sampling: (secret key, step, name) to numbers, the same on a CPU and on a CUDA device."""
+"""One law of noise and sampling: (secret key, step, name) to numbers, the same on a CPU and on a CUDA device.
+
+>>> from dpgrad import randomness, sampling
+>>> randomness.draw.chosen(sampling.Poisson(0.5), 6, step=0, key=7, device="cpu").tolist()
+[1, 3]
+"""
 
 from typing import TYPE_CHECKING
 

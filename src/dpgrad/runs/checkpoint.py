@@ -17,6 +17,10 @@ A run keeps its plan: another mechanism, δ or accountant, or another ``also_rel
 The ledger of a new run takes its name when the first checkpoint is on the disk: until then the folder can be begun
 again, since no step was reserved. A new key is written to the ledger with its first checkpoint: a resume that is
 refused before it costs nothing. Run folders need a POSIX system.
+
+>>> from dpgrad import checkpoint
+>>> checkpoint.finished("no such folder")
+False
 """
 
 import dataclasses

@@ -1,4 +1,9 @@
-"""Training: the private step and its captured form, data sources, methods of the papers, the plan, and `fit`."""
+"""Training: the private step and its captured form, data sources, the papers' methods, the plan, and `fit`.
+
+>>> from dpgrad import training
+>>> "psasc" in training.recipes.RECIPES
+True
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,12 @@
-"""Several rows made of each example at every step: their gradients are averaged before the mean is scaled.
+"""Several rows made from each example at every step: their mean gradient is scaled once.
 
 De, Berrada, Hayes, Smith and Balle, "Unlocking high-accuracy differentially private image classification through scale"
 (2022), call it augmentation multiplicity.
+
+>>> from dpgrad import augment
+>>> images, labels = augment.Shifts(4)((torch.rand(1, 3, 8, 8), torch.tensor([5])), torch.Generator())
+>>> images.shape  # four shifted copies of one image
+torch.Size([1, 4, 3, 8, 8])
 """
 
 from collections.abc import Callable, Iterator
