@@ -127,7 +127,7 @@ def _made_up(leaf: Tensor, rows: int, device: torch.device) -> Tensor:
         return torch.zeros(rows, dtype=leaf.dtype, device=device)  # labels: the first class is always there
     size = leaf[0].numel()
     turns = (torch.arange(rows + size - 1, device=device) % 2).to(leaf.dtype)
-    return turns.unfold(0, size, 1).unflatten(1, leaf.shape[1:])
+    return turns.unfold(0, size, 1).view(rows, *leaf.shape[1:])
 
 
 def expected_seconds(
