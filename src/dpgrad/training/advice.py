@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from dpgrad.mechanism.schedules import Schedule
     from dpgrad.training.plan import Plan
 
-__all__ = ["batches", "cautions", "learning_rate", "over", "power", "usual_delta"]
+__all__ = ["batches", "cautions", "duration", "learning_rate", "over", "power", "usual_delta"]
 
 _NEAR = 0.1  # n·δ, above which δ is not far below 1/n
-_USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and classes have to be told apart
+_USEFUL = 50.0  # of `Plan.reach`: gradients agree in part, and the classes must be separated
 
 
 def usual_delta(size: int) -> float:
@@ -28,6 +28,17 @@ def usual_delta(size: int) -> float:
 def power(value: float) -> str:
     """The nearest power of ten, as it is written in code."""
     return f"1e{round(math.log10(value))}"
+
+
+def duration(seconds: float) -> str:
+    """A time in words: in seconds, minutes or hours.
+
+    >>> duration(12.5), duration(1550), duration(40_000)
+    ('12.5 s', '26 min', '11.1 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def cautions(plan: "Plan") -> Iterator[tuple[str, str]]:

@@ -332,19 +332,10 @@ class Plan:
         if named.chosen:
             found.append(f"chosen by us      {', '.join(named.chosen)}: not printed in the paper")
         if self.seconds is not None:
-            found.append(f"expected time     {_lasting(self.seconds)}, measured on random rows of the same shape")
+            found.append(
+                f"expected time     {advice.duration(self.seconds)}, measured on random rows of the same shape"
+            )
         return found
-
-
-def _lasting(seconds: float) -> str:
-    """Seconds, or minutes or hours where they are many.
-
-    >>> _lasting(12.5), _lasting(1550), _lasting(40_000)
-    ('12.5 s', '26 min', '11.1 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 _ADAPTIVE = {"adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta"}
