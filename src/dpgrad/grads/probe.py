@@ -316,4 +316,5 @@ def length(tensor: Tensor) -> float:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN is left as it was, too
+    # NaN is left as it was, too.
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
