@@ -37,7 +37,7 @@ class Scratch:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Within the block `room` takes tensors from here. After it there is room for all that were asked for, and more."""
+        """Within the block `room` takes tensors from here. After it there is room for as many and more."""
         self._taken = 0
         token = _open.set(self)
         try:
