@@ -43,11 +43,6 @@ def add_own(parser: Any) -> None:
 
 def load(name: str, args: argparse.Namespace, preprocessing: str | None, tokens: Any = None) -> "Dataset":
     """Load the dataset, or read a user's own file or folder by its schema; missing files are named."""
-    with _options.late(f"reading {name}"):
-        return _loaded(name, args, preprocessing, tokens)
-
-
-def _loaded(name: str, args: argparse.Namespace, preprocessing: str | None, tokens: Any) -> "Dataset":
     from dpgrad import data
 
     own = {"target": None, "schema": None, "classes": None} | vars(args)

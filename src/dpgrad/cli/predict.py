@@ -96,11 +96,12 @@ def _answer(args: argparse.Namespace) -> str:
             "trained it"
         )
     _refuse_outputs(args.run, found)
-    source = _blueprint(Path(args.run), found, args.model)
-    model = _model(Path(args.run), found, source, args.model is not None)
-    with source.told("on the rows of --input", private=True), _options.late(f"predicting the rows of {args.input}"):
-        blocks, names = _read(found, source, args)
-        outputs = _applied(model, blocks, found, args)
+    with _options.late(f"predicting the rows of {args.input}"):
+        source = _blueprint(Path(args.run), found, args.model)
+        model = _model(Path(args.run), found, source, args.model is not None)
+        with source.told("on the rows of --input", private=True):
+            blocks, names = _read(found, source, args)
+            outputs = _applied(model, blocks, found, args)
     names = names or {_ROW: list(range(1, len(outputs) + 1))}
     if args.output is None:
         return _json(found, outputs, names) if args.json else _csv(found, outputs, names)

@@ -59,14 +59,16 @@ def _answer(args: argparse.Namespace, parser: "Parser") -> str:
 
 def _trained(args: argparse.Namespace, typed: argparse.Namespace, parser: "Parser", ranks: "Ranks") -> str:
     """Train, on all ranks; the answer, on rank 0, and nothing on the others."""
-    from dpgrad.training import jobs
+    with _options.late(f"reading {args.data or 'digits'} and building the model"):
+        from dpgrad.training import jobs
 
-    dataset = dataset_of(args)
-    training = Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)), ranks)
-    with jobs.threads(training.job):
+        dataset = dataset_of(args)
+        training = Training(args, dataset, list(dict.fromkeys(args.method or jobs.job(dataset).methods)), ranks)
         training.check()
+    with jobs.threads(training.job):
         if args.plan:
-            plans = {method: training.plan(method) for method in training.methods}
+            with _options.late("computing the noise and measuring the time of a step"):
+                plans = {method: training.plan(method) for method in training.methods}
             return _planned(plans, bool(args.json)) if ranks.first else ""
         ranks.from_first(training.prepare)
         typed.out, typed.resume = str(training.out), True

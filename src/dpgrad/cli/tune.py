@@ -95,9 +95,10 @@ def _choice(parser: "Parser") -> None:
 
 
 def _answer(args: argparse.Namespace) -> str:
-    from dpgrad.training import jobs
+    with _options.late(f"reading {args.data or 'digits'}"):
+        from dpgrad.training import jobs
 
-    tuning = _Tuning(args)
+        tuning = _Tuning(args)
     with jobs.threads(tuning.job):
         if args.plan:
             found = tuning.plan()
