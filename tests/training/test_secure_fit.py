@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import dpgrad
+from dpgrad import recipes
 from dpgrad.accounting.events import Inexact, Repeat
-from dpgrad.mechanism import secure
+from dpgrad.accounting.inexact import parted
+from dpgrad.mechanism import normal, secure
+from dpgrad.mechanism.adaptive import AdaptiveClip
+from dpgrad.mechanism.keys import Key
 from dpgrad.training.plan import make
 
 
@@ -44,6 +48,32 @@ def test_what_it_costs_and_reports() -> None:
     assert said not in done.outside
     assert "secure source: ChaCha20" in done.report().text()
     assert not torch.equal(weights(done), weights(ordinary))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [recipes.dpsgd(), recipes.dpsgd(adaptive_clip=AdaptiveClip()), recipes.auto(temperature=0.1)],
+    ids=["gradients", "adaptive clip", "temperature"],
+)
+def test_every_value_is_secure_and_paid_for_once(method: dpgrad.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    fill = secure.fill
+
+    def spied(key: Key, wanted: Any, threads: int = 1) -> None:
+        wanted = list(wanted)
+        drawn.extend(len(each.values) for each in wanted)
+        fill(key, wanted, threads)
+
+    def refused(*given: object) -> None:
+        raise AssertionError("ordinary noise was drawn, or ordinary batches")
+
+    monkeypatch.setattr(secure, "fill", spied)
+    monkeypatch.setattr(normal, "fill", refused)
+    monkeypatch.setattr("dpgrad.mechanism.sampling._philox", refused)
+    privacy = dpgrad.Privacy(noise="secure")
+    done = fitted(method=method, privacy=privacy, epsilon=50.0, seed=None)
+    assert parted(done.guarantee.event)[1] == pytest.approx(sum(drawn) * secure.DISTANCE, rel=1e-9)
+    assert len(drawn) >= 6
 
 
 def test_noisy_counts_are_paid_for() -> None:
