@@ -1,6 +1,7 @@
 """dp-accounting's events as trees: every event that both have goes there and back, and costs the same."""
 
 import json
+import math
 from typing import Any
 
 import dp_accounting
@@ -25,11 +26,13 @@ from dpgrad.accounting.events import (
     RandomizedResponse,
     Relation,
     Repeat,
+    Selection,
     Shifted,
     Shuffle,
     TruncatedPoisson,
 )
 from dpgrad.accounting.interchange import RELATIONS, from_dp_accounting, relation_of, to_dp_accounting
+from dpgrad.accounting.trials import PoissonTrials
 from dpgrad.errors import AccountingError, OptionError
 
 SHARED: list[tuple[dp_event.DpEvent, Event, str]] = [
@@ -96,6 +99,44 @@ def test_costs_the_same(theirs: dp_event.DpEvent, ours: Event, name: str) -> Non
     assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-4, abs=1e-4)  # its grid
 
 
+TRIAL, THEIR_TRIAL = (
+    Repeat(Poisson(0.1, Gaussian(2.0)), 20),
+    dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(2.0)), 20),
+)
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
+@pytest.mark.parametrize("mean", [2.0, 10.0])
+def test_selections_there_and_back(shape: float, mean: float) -> None:
+    theirs = dp_event.RepeatAndSelectDpEvent(THEIR_TRIAL, mean, shape)
+    ours = from_dp_accounting(theirs.to_named_tuple())
+    assert isinstance(ours, Selection)
+    assert ours.events == (TRIAL,)
+    assert ours.trials.mean == pytest.approx(mean, rel=1e-10)
+    assert ours.trials.mean >= mean
+    back = made(to_dp_accounting(ours))
+    assert (back.event, back.shape, back.mean) == (theirs.event, shape, ours.trials.mean)
+    again = from_dp_accounting(json.loads(json.dumps(to_dp_accounting(ours))))
+    found = account(ours, Relation.ADD_REMOVE, "rdp").epsilon(1e-6)
+    assert account(again, Relation.ADD_REMOVE, "rdp").epsilon(1e-6) == pytest.approx(found, rel=1e-9)
+    accountant = dp_accounting.rdp.RdpAccountant()
+    accountant.compose(theirs)
+    assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=0.02)  # its orders are few
+    assert found <= accountant.get_epsilon(1e-6) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("mean", "shape"), [("2", 1.0), (math.nan, 1.0), (0.5, 1.0), (3.0, -2.0), (3.0, -math.inf)])
+def test_selections_that_are_none(mean: Any, shape: float) -> None:
+    tree = {**to_dp_accounting(Selection((TRIAL,), PoissonTrials(3.0))), "mean": mean, "shape": shape}
+    with pytest.raises((AccountingError, OptionError)):
+        from_dp_accounting(tree)
+
+
+def test_a_selection_among_several_settings_is_refused() -> None:
+    with pytest.raises(AccountingError, match=r"^Selection has no event in dp-accounting"):
+        to_dp_accounting(Selection((Gaussian(1.0), Gaussian(2.0)), PoissonTrials(3.0)))
+
+
 def test_their_renyi_accountant_needs_half_the_multiplier() -> None:
     """Under REPLACE_ONE it reads it as noise over the distance of neighbours, unlike their PLD accountant."""
 
@@ -120,6 +161,7 @@ def test_every_relation_has_a_name() -> None:
 KNOWN = {
     "NoOpDpEvent", "GaussianDpEvent", "LaplaceDpEvent", "RandomizedResponseDpEvent", "PoissonSampledDpEvent",
     "SampledWithoutReplacementDpEvent", "TruncatedSubsampledGaussianDpEvent", "SelfComposedDpEvent", "ComposedDpEvent",
+    "RepeatAndSelectDpEvent",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ event of dp-accounting, and a tree that went through JSON can be read where dp-a
 | SampledWithoutReplacementDpEvent of a Gaussian | `FixedSize` |
 | TruncatedSubsampledGaussianDpEvent | `TruncatedPoisson` |
 | SelfComposedDpEvent, ComposedDpEvent | `Repeat`, `Compose` |
+| RepeatAndSelectDpEvent | `Selection` of one event |
 
 Everything else is refused by name. Both libraries define the noise multiplier as noise over the bound on one
 row's contribution, under every neighbouring relation. dp-accounting's PLD accountant reads it so. Its Rényi accountant
@@ -27,6 +28,7 @@ understates ε.
 True
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,14 +44,17 @@ from dpgrad.accounting.events import (
     RandomizedResponse,
     Relation,
     Repeat,
+    Selection,
     TruncatedPoisson,
 )
+from dpgrad.accounting.trials import NegativeBinomial, PoissonTrials, Trials
 from dpgrad.errors import AccountingError
 
 __all__ = ["MODULE", "RELATIONS", "from_dp_accounting", "relation_of", "to_dp_accounting"]
 
 MODULE = "dp_accounting.dp_event"
 _HEAD = ("module_name", "class_name")
+_MORE = 1 + 1e-11  # of the mean of a law that is found from below, by a part in 10¹²
 
 RELATIONS = {
     "ADD_OR_REMOVE_ONE": Relation.ADD_REMOVE,
@@ -68,6 +73,7 @@ _FIELDS = {
         "dataset_size", "sampling_probability", "truncated_batch_size", "noise_multiplier",
     ),
     "SelfComposedDpEvent": ("event", "count"),
+    "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
     "ComposedDpEvent": ("events",),
 }  # fmt: skip
 
@@ -115,6 +121,8 @@ def _read(tree: object) -> Event:
             return TruncatedPoisson(given["sampling_probability"], *sizes, Gaussian(given["noise_multiplier"]))
         case "SelfComposedDpEvent":
             return Repeat(_read(given["event"]), given["count"])
+        case "RepeatAndSelectDpEvent":
+            return Selection((_read(given["event"]),), _law(given["mean"], given["shape"]))
         case _:
             if not isinstance(given["events"], list | tuple):
                 raise AccountingError(f"events of {name} must be a list, got {_validate.shown(given['events'])}")
@@ -148,6 +156,14 @@ def _gaussian(name: str, tree: object) -> Gaussian:
     return inner
 
 
+def _law(mean: object, shape: object) -> Trials:
+    """The law of a number of trials; of a truncated negative binomial one with that mean or a little more."""
+    _validate.number(shape=shape if shape != math.inf else 0.0, mean=mean)
+    if shape == math.inf:
+        return PoissonTrials(float(mean))  # type: ignore[arg-type]
+    return NegativeBinomial.of_mean(float(mean) * _MORE, float(shape))  # type: ignore[arg-type]
+
+
 def to_dp_accounting(event: Event) -> dict[str, Any]:
     """Return the event as a tree of dp-accounting; refuse by name what dp-accounting has no event for.
 
@@ -166,6 +182,9 @@ def to_dp_accounting(event: Event) -> dict[str, Any]:
             return _tree("SampledWithoutReplacementDpEvent", rows, size, to_dp_accounting(inner))
         case TruncatedPoisson(sampling_rate, rows, size, Gaussian(z)):
             return _tree("TruncatedSubsampledGaussianDpEvent", rows, sampling_rate, size, z)
+        case Selection((inner,), law):
+            shape = math.inf if isinstance(law, PoissonTrials) else law.eta
+            return _tree("RepeatAndSelectDpEvent", to_dp_accounting(inner), law.mean, shape)
         case Repeat(inner, count):
             return _tree("SelfComposedDpEvent", to_dp_accounting(inner), count)
         case Compose(()):
@@ -175,7 +194,7 @@ def to_dp_accounting(event: Event) -> dict[str, Any]:
         case _:
             raise AccountingError(
                 f"{type(event).__name__} has no event in dp-accounting: export Gaussian, Laplace, RandomizedResponse, "
-                "Poisson, FixedSize and TruncatedPoisson, and compositions of them"
+                "Poisson, FixedSize and TruncatedPoisson, compositions of them, and selections with a single event"
             )
 
 
