@@ -128,6 +128,10 @@ class TestTables:
         given = answer["predictions"]
         assert answer["rows"] == {"row": [1, 2, 3]}
         write("known.csv", "town,size,code\nA,20,h7\nB,3,x\n")
+        Path("none.csv").write_text(Path("new.csv").read_text("utf-8").splitlines()[0] + "\n", "utf-8")
+        none = refused("predict run --input none.csv --out none.jsonl", capsys)
+        assert "--input none.csv holds no rows that the schema keeps" in none
+        assert not Path("none.jsonl").exists()
         answered("predict run --input known.csv --out known.jsonl", capsys)
         answered("predict run --input known.csv --out known.csv.csv", capsys)
         assert [json.loads(line)["code"] for line in Path("known.jsonl").read_text("utf-8").splitlines()] == ["h7", "x"]

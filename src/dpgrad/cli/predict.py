@@ -240,6 +240,8 @@ def _read(report: "Report", source: "Blueprint", args: argparse.Namespace) -> "t
         raise OptionError("--header and --separator are for prepared rows: the schema says how this file is read")
     tokens = source.tokens(shape[0]) if isinstance(source, Checkpoint) and source.kind == "text" else None
     found, names = data.identified(args.input, schema, tokens)
+    if not len(found):
+        raise DataError(f"--input {args.input} holds no rows that the schema keeps")
     if found.shape[1:] != shape:
         raise ReportError(f"{args.run}: its schema makes rows of shape {found.shape[1:]}, and its model takes {shape}")
     return iter([found[start : start + _BLOCK] for start in range(0, len(found), _BLOCK)]), names
