@@ -509,7 +509,7 @@ def test_random_numbers_that_a_model_seeds() -> None:
         out: Tensor = m.second(m.first(x) * torch.rand(len(x), 1, device=x.device))
         return out
 
-    with pytest.raises(ValueError, match=r"take torch\.manual_seed out"):
+    with pytest.raises(ValueError, match=r"remove torch\.manual_seed"):
         check(Body(body), squares, torch.rand(8, 3))
 
 

@@ -498,7 +498,7 @@ def test_average_runs_on_full_batches_only() -> None:
     for _ in range(STEPS):
         private.step(rows())
     assert_written(model, by_hand(model, private.mechanism, STEPS - 1, private.key, Hard()))  # the weights stood still
-    with pytest.raises(ValueError, match="average is for full batches"):
+    with pytest.raises(ValueError, match="average needs FullBatch sampling"):
         PrivateGradient(network(), loss, mechanism(), average=0.3)
 
 
@@ -559,7 +559,7 @@ def test_autocast_and_optimizers() -> None:
         ({"microbatch": 0}, "microbatch must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"key": 7}, r"key must be a Key, got a int: give Key.from_seed\(\.\.\.\), or seed="),
-        ({"average": 0.5, "inner_momentum": InnerMomentum(0.5, 1)}, "average is for full batches"),
+        ({"average": 0.5, "inner_momentum": InnerMomentum(0.5, 1)}, "average needs FullBatch sampling"),
         ({"rule": Hard}, "rule must be a rule of dpgrad.scaling such as"),
         ({"rule": "psasc"}, "rule must be a rule of dpgrad.scaling such as"),
         ({"inner_momentum": 0.9}, "inner_momentum must be an InnerMomentum"),
@@ -950,7 +950,7 @@ def test_augmentations_are_averaged_within_the_example_before_scaling(engine: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": jittered, "several_rows": True}, "augment makes the rows of an example"),
+        ({"augment": jittered, "several_rows": True}, "augment makes several rows of each example"),
         ({"seed": 1, "key": Key.from_seed(1)}, "give seed or key, not both"),
         ({"start": 4}, "start must be at most 3"),
     ],
