@@ -1,12 +1,14 @@
 """The clipped sum of per-example gradients against the same sum written out: every factor is that of its example."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpgrad.grads import clip
+from dpgrad.grads import bookkeeping, clip
 from dpgrad.grads.clip import PerExample
 from dpgrad.grads.precision import SUMMED_AT_ONCE, norm_error
 from dpgrad.grads.scaling import Bounded, Hard
@@ -83,3 +85,34 @@ def test_a_group_without_gradients_has_norm_zero() -> None:
     assert norms.shape == (2, 5)
     assert not norms[0].any()
     assert bool((norms[1] > 0).all())
+
+
+class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations that are called within the block."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+def test_norms_send_nothing_to_the_device() -> None:
+    """Numbers of Python that become a tensor on a CUDA device wait for it, and such a step cannot be captured."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.PReLU(3), nn.Linear(3, 2)), torch.randn(5, 4)
+    groups = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+
+    def squares(model: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = model(x).square().sum(1)
+        return out
+
+    layouts = bookkeeping.find_layouts(model, squares, x)
+    found = bookkeeping.gradients(model, squares, x, torch.ones(5), layouts=layouts)
+    with Called() as called:
+        together = found.norms()
+    assert "stack" in called.names
+    assert "lift_fresh" not in called.names
+    assert "_to_copy" not in called.names
+    torch.testing.assert_close(together[0], found.norms(groups).norm(dim=0))

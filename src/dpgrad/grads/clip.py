@@ -96,9 +96,8 @@ def _in_order(parts: Sequence[Tensor | Outer]) -> Tensor:
     found = products([*outers.values()])
     if not others:
         return found
-    places = [*outers, *others]
-    order = torch.tensor(sorted(range(len(places)), key=places.__getitem__), device=found.device)
-    return torch.cat([found, torch.stack([*others.values()])]).index_select(0, order)
+    norms = {**others, **dict(zip(outers, found.unbind(), strict=True))}
+    return torch.stack([norms[place] for place in range(len(parts))])  # an index would have to reach the device
 
 
 def _together(every: Tensor, squares: int) -> Tensor:
