@@ -42,9 +42,12 @@ class Failures(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.exchanged |= getattr(func, "_opname", "") == "set_"
+        name = getattr(func, "_opname", "")
+        if name == "set_":
+            self.exchanged = True
         try:
-            return cleared(func, func(*args, **(kwargs or {})))
+            result = func(*args, **(kwargs or {}))
+            return cleared(func, result) if name in UNWRITTEN else result
         except Exception:
             self.first = self.first or failing(func)
             raise
