@@ -1,9 +1,11 @@
 """A clip bound that follows a noisy quantile of the gradient norms, charged in the same step.
 
 Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning with adaptive clipping" (2021). In addition to
-the clipped gradients, a step sums bᵢ − ½, where bᵢ says whether the norm of example i is at most the clip bound C. With
-noise of standard deviation σ_b on that count, the next clip bound is C·exp(−η(b̃ − γ)), where b̃ is the noisy share and
-γ the quantile that is aimed at.
+the clipped gradients, a step sums bᵢ − ½, where bᵢ says whether the norm of example i is at most the clip bound C: it
+falls from 1 at 0.95·C to 0 at 1.05·C. If it fell at once, as in the paper, the rounding of norms, which may depend on
+the number of rows in a batch, could change the answers of all rows at the bound when one row is added. With noise of
+standard deviation σ_b on that count, the next clip bound is C·exp(−η(b̃ − γ)), where b̃ is the noisy share and γ the
+quantile that is aimed at.
 
 Guarantee: one example adds at most C to the sum and ½ to the count, and the count is one more coordinate of the sum. A
 step of noise multiplier z remains one of noise multiplier z where the gradients get z_Δ = (z⁻² − (2σ_b)⁻²)^(−½).
@@ -24,10 +26,11 @@ from dpgrad import _validate
 from dpgrad.errors import OptionError
 from dpgrad.mechanism.schedules import Array
 
-__all__ = ["FAR", "AdaptiveClip"]
+__all__ = ["FAR", "WIDTH", "AdaptiveClip"]
 
 _SHARE = 20  # the paper's σ_b is the expected batch size over this
 FAR = 1e6  # the clip bound stays within this factor of its start
+WIDTH = 0.05  # relative, of the norms on each side of the bound that count in part
 _ROUNDING = 1e-14  # what rounding may have taken from the noise of the gradients, many times over
 
 

@@ -17,6 +17,7 @@ import dpgrad
 from dpgrad import Mechanism, Relation, recipes
 from dpgrad.errors import OptionError, ResumeError, UnsupportedModelError
 from dpgrad.grads import ENGINES
+from dpgrad.grads.clip import Scaled
 from dpgrad.grads.history import InnerMomentum
 from dpgrad.mechanism import sampling, schedules, secure
 from dpgrad.mechanism.adaptive import AdaptiveClip
@@ -25,7 +26,7 @@ from dpgrad.mechanism.mechanism import Group
 from dpgrad.randomness import noise
 from dpgrad.training.options import RunFolder
 from dpgrad.training.private import Observed, PrivateGradient
-from dpgrad.training.step import straight
+from dpgrad.training.step import bodies, straight
 from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.quantile import Quantile
 from dpgrad.training.step.sizes import Sizes
@@ -67,6 +68,25 @@ def descend(model: nn.Module) -> None:
             parameter -= 0.1 * parameter.grad
 
 
+def share_below(norm: float, clip: float) -> float:
+    """1 for norms well below the clip bound, 0 well above it, and what lies between on a line, in parts of 2^-20."""
+    return round(min(1.0, max(0.0, 0.5 + (1 - norm / clip) / 0.1)) * 2**20) / 2**20
+
+
+def test_rounding_of_other_rows_hardly_moves_a_count() -> None:
+    """Norms at the bound are rounded as the number of rows in the batch asks for; all of them together."""
+
+    def counted(norms: Tensor) -> float:
+        scaled = Scaled(norms[None], norms[None], torch.ones(len(norms), dtype=torch.bool), {}, None)
+        ones = torch.ones(len(norms), 1, dtype=torch.float64)
+        return float(vars(bodies)["_below"](scaled, ones, torch.ones(1, 1, dtype=torch.float64)))
+
+    at = torch.ones(300)
+    up, down = (torch.nextafter(at, torch.tensor(end)) for end in (2.0, 0.0))
+    assert abs(counted(up) - counted(down)) < 1e-3
+    assert [counted(norm * torch.ones(2)) for norm in (0.0, 0.9, 1.0, 1.1, torch.inf)] == [1.0, 1.0, 0.0, -1.0, -1.0]
+
+
 class ByHand:
     """The same run, one example at a time, from the formulas of the paper."""
 
@@ -85,7 +105,7 @@ class ByHand:
             for g, clip in enumerate(self.clips):
                 own = [name for name in names if place[name] == g]
                 norm = torch.cat([each[name].flatten() for name in own]).norm()
-                below[g] += float(norm <= clip) - 0.5
+                below[g] += share_below(float(norm), clip) - 0.5
                 for name in own:
                     total[name] += min(1.0, clip / norm) * each[name]
         multipliers = [0.7 * (1.0 if group is None else group.noise_multiplier) for group in plan.groups or (None,)]
@@ -316,7 +336,7 @@ def test_inner_momentum_and_several_rows() -> None:
     for step in range(2):
         private.step(wide)
         norms, clip = seen[step].norms[0], private.clip_bounds[step][0]
-        below = float(((norms <= clip).double() - 0.5).sum())
+        below = sum(share_below(norm, clip) - 0.5 for norm in norms.tolist())
         drawn = float(noise.gaussian(torch.zeros(1, dtype=torch.float64), 1.5, private.key, step, ".clip")[0])
         assert private.clip_after(step + 1) == pytest.approx(RULE.following(clip, below + drawn, DIVISOR), rel=1e-12)
 

@@ -22,6 +22,7 @@ from dpgrad.grads.batch import as_rows
 from dpgrad.grads.clip import PerExample, Scaled, ZeroRows
 from dpgrad.grads.sums import Batch, Scale, sum_dtype, trainable
 from dpgrad.grads.watch import held
+from dpgrad.mechanism.adaptive import WIDTH
 from dpgrad.randomness.device_noise import Segment
 from dpgrad.training.step.release import Figures, Sharded, release
 from dpgrad.training.step.work import Work, width
@@ -29,6 +30,7 @@ from dpgrad.training.step.work import Work, width
 __all__ = ["Bodies", "Form"]
 
 
+_FINE = 1 << 20  # parts of a count
 _SMALL = 1 << 18  # values of a sum that is small enough to be formed on a side stream
 
 
@@ -265,10 +267,11 @@ class Bodies:
 def _below(scaled: Scaled, weights: Tensor, clips: Tensor) -> Tensor:
     """Σ(bᵢ − ½) of each group, where bᵢ says whether the norm of example i is at most its clip bound: (groups,).
 
-    Padding and examples that are left out add nothing. Halves add up without rounding.
+    Padding and examples that are left out add nothing. Multiples of 2^-20 add up without rounding.
     """
-    counted = (scaled.keep & (weights[:, 0] > 0)).to(torch.float64)
-    return (((scaled.norms <= clips).to(torch.float64) - 0.5) * counted).sum(1)
+    counted = scaled.keep & (weights[:, 0] > 0)
+    below = (0.5 + (1 - scaled.norms / clips) / (2 * WIDTH)).clamp(0, 1)
+    return torch.where(counted, (below * _FINE).round() / _FINE - 0.5, 0).sum(1)
 
 
 class _Noted:
