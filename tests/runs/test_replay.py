@@ -137,6 +137,13 @@ def test_variables_that_choose_kernels_tell_devices_apart(name: str, monkeypatch
     assert device_kind("cpu") != found
 
 
+@pytest.mark.parametrize(("holder", "name"), [(torch.backends.cpu, "get_cpu_capability"), (replay, "processor")])
+def test_other_processors_are_other_devices(holder: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = device_kind("cpu")
+    monkeypatch.setattr(holder, name, lambda: "another")
+    assert device_kind("cpu") != found
+
+
 def test_devices_are_told_by_what_moves_a_bit() -> None:
     threads = torch.get_num_threads()
     found = device_kind("cpu")
