@@ -38,6 +38,7 @@ HEADINGS: dict[ArmKind, str] = {
     "ours": "Our aims and checks",
     "construction": "True by construction (a check of the code)",
 }
+_ROUNDING = 1e-9  # of a value: an error below it is that of floats, not of trials
 _NONE = "–"
 # what LaTeX reads as a command
 _LATEX = {
@@ -55,10 +56,12 @@ def number(value: float, error: float = math.nan) -> str:
 
     >>> number(97.3512, 0.043), number(97.3512), number(45220.0), number(0.000363), number(float("nan"))
     ('97.35 ± 0.04', '97.35', '45,220', '0.000363', '–')
+    >>> number(2.99992, 3e-13)  # computed on two machines
+    '3'
     """
     if math.isnan(value):
         return _NONE
-    if math.isnan(error) or error == 0:
+    if math.isnan(error) or error <= _ROUNDING * abs(value):
         if abs(value) > 100 and _counts([(value, error)]):
             return f"{value:,.0f}"
         return f"{value:.2f}" if 10 <= abs(value) < 1e5 else f"{value:.4g}"
