@@ -25,7 +25,7 @@ from benchmarks import environment
 
 TESTS = environment.ROOT / "tests"
 ALWAYS = ("grads/test_*.py", "training/test_private*.py", "randomness/test_*.py", "training/step/test_*.py")
-NEEDED = ("pytest", "hypothesis")
+NEEDED = ("pytest", "hypothesis", "cryptography")
 RESULT = environment.RESULTS / "gpu_tests.json"
 ALLOCATED = "CUDA allocations"  # what a worker tells of each test
 
@@ -141,8 +141,8 @@ def refusal() -> str:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return (
-            f"{' and '.join(missing)} cannot be imported: pip install pytest pytest-xdist hypothesis, or the same with "
-            "--target FOLDER and FOLDER on PYTHONPATH"
+            f"these packages cannot be imported: {', '.join(missing)}: pip install pytest pytest-xdist hypothesis "
+            "cryptography, or the same with --target FOLDER and FOLDER on PYTHONPATH"
         )
     return ""
 

@@ -89,4 +89,4 @@ def test_without_a_device_it_refuses(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert gpu_tests.refusal().startswith("pytest and hypothesis cannot be imported: pip install pytest pytest-xdist")
+    assert gpu_tests.refusal().startswith("these packages cannot be imported: pytest, hypothesis, cryptography: pip")
