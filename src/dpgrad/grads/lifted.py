@@ -490,10 +490,8 @@ def _forward(model: nn.Module, loss: Loss, batch: Batch, rows: int, tape: Tape, 
     try:
         with _without_hooks(), _quiet_fallback(), Failures() as failures:
             values: Tensor = torch.func.vmap(one, randomness="different")(grouped)
-        if failures.exchanged:  # no torch function, but an operation
-            raise CannotLiftError(_OTHERS.format("set_"))
-        if failures.first:
-            raise CannotLiftError(CAUGHT.format(failures.first))
+        if failures.exchanged or failures.first:  # set_ is no torch function, but an operation
+            raise CannotLiftError(_OTHERS.format("set_") if failures.exchanged else CAUGHT.format(failures.first))
         questions.seen.keep(lifting.made)
         return values.reshape(-1)
     except (CannotLiftError, _RefusedError, KeptError):
