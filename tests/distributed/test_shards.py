@@ -261,7 +261,7 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path, folder: Path) -> None:
     for found in ranked.results(folder, "peaks", ranks):
         *steps, writing = found
         assert max(steps) < (1 + 2) / ranks + 8 / units
-        assert writing < 6 / 64  # pieces of a 64th: as they are sent, received and written, and those before
+        assert writing < 6.5 / 64  # six pieces as they are sent, received and written, and single numbers
     assert min(jobs.peaks(0, 1, tmp_path)) > 4
 
 

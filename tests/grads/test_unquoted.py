@@ -136,7 +136,7 @@ def of_an_operation_on_a_kept_place(model: Any, batch: Any) -> Tensor:
 
 
 def of_a_distribution_on_kept_rates(model: Any, batch: Any) -> Tensor:
-    return torch.distributions.Poisson(torch.full((1,), -5431.0)).log_prob(model(batch[0])[:, 0])
+    return torch.distributions.Poisson(torch.full((1,), -5431.0), validate_args=True).log_prob(model(batch[0])[:, 0])
 
 
 @pytest.mark.parametrize(
