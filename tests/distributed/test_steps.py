@@ -89,7 +89,7 @@ class TestSteps:
             ("other loss on parts", "RanksError: ranks 0 and {last} do not have the same loss on the same rows", ""),
             ("other loss later", "RanksError: ranks 0 and {last} do not have the same loss on the same rows", ""),
             ("another run", "RanksError: ranks are not at the same place .*run 2", ""),
-            ("charged twice", "RunError: a charged step was not computed", "RanksError: rank {last} failed"),
+            ("charged twice", "RunError: the step charged last was not computed yet", "RanksError: rank {last} failed"),
         ],
     )
     def test_every_rank_raises(self, name: str, own: str, others: str, folder: Path) -> None:

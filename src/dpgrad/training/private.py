@@ -57,12 +57,14 @@ from dpgrad.training.same_data import SameData
 from dpgrad.training.step.graphed import Graphed
 from dpgrad.training.step.pieces import FEWEST_STEPS, Pieces
 from dpgrad.training.step.release import of_source
-from dpgrad.training.step.sizes import CALLED, GRAPHS, Sizes
+from dpgrad.training.step.sizes import Sizes, capacity
 from dpgrad.training.step.straight import Straight
 from dpgrad.training.step.taped import Taped
 from dpgrad.training.step.work import Observed, Work
 
 __all__ = ["Observed", "PrivateGradient"]
+
+_LARGE = 1 << 24  # parameters; a larger model is tried on at most as many examples as one of its passes takes
 
 
 class PrivateGradient:
@@ -517,10 +519,9 @@ class PrivateGradient:
             )
         warn_of_size(self.mechanism, rows)
         probe = self._probe(data, self._data.from_all_over())
-        most = work.share.most(rows)
-        if self._in_pieces():  # no pass of a step has more examples than its largest piece
-            grain = GRAPHS if work.device.type == "cuda" else CALLED
-            most = Sizes.of(self.mechanism, rows, work.microbatch, grain, work.share).most
+        most = min(work.share.most(rows), capacity(self.mechanism, rows))  # pieces of a batch have fewer still
+        if self._in_pieces() and sum(each.numel() for each in self.model.parameters()) > _LARGE:
+            most = Sizes.of(self.mechanism, rows, work.microbatch, share=work.share).most
         work.engine, self.way = prepared(
             self.model, work.loss, probe, self._engine_name, work.several_rows, most, self._sharded
         )
