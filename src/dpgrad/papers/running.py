@@ -286,17 +286,17 @@ def _tried(experiment: Experiment, job: Job, place: Place) -> _Figures | DpgradE
 
 def _at_once(experiment: Experiment, jobs: list[Job], place: Place, pool: ProcessPoolExecutor) -> Iterator[Finished]:
     """The same in the processes of a pool, each of which may hold a model on the same device."""
-    waiting = {pool.submit(_elsewhere, experiment.name, job, place): job for job in jobs}
-    while waiting:
-        for future in sorted(wait(waiting, return_when=FIRST_COMPLETED).done, key=list(waiting).index):
-            job = waiting.pop(future)
-            try:
+    try:
+        waiting = {pool.submit(_elsewhere, experiment.name, job, place): job for job in jobs}
+        while waiting:
+            for future in sorted(wait(waiting, return_when=FIRST_COMPLETED).done, key=list(waiting).index):
+                job = waiting.pop(future)
                 yield job, future.result()
-            except BrokenProcessPool:
-                raise RunError(
-                    f"{experiment.name}: a process that ran trials has died, perhaps for want of memory: finished "
-                    "trials are kept; run the command again with fewer --processes"
-                ) from None
+    except BrokenProcessPool:
+        raise RunError(
+            f"{experiment.name}: a process that ran trials has died, perhaps for want of memory: finished "
+            "trials are kept; run the command again with fewer --processes"
+        ) from None
 
 
 @contextmanager
